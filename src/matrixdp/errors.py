@@ -1,0 +1,29 @@
+"""Every error that matrixdp raises on purpose, in one tree."""
+
+
+class MatrixDPError(Exception):
+    """Anything that matrixdp refuses or cannot do."""
+
+
+class InvalidInput(MatrixDPError, ValueError):
+    """An argument cannot be used; the message names it, shows its value and says what to do instead."""
+
+
+class NotApplicable(InvalidInput):
+    """A mechanism has no theorem for this setting; another mechanism may."""
+
+
+class NotCertifiable(MatrixDPError):
+    """No finite guarantee can be proven for this noise on this sensitivity set."""
+
+
+class GuaranteeViolated(MatrixDPError):
+    """The noise is known not to keep the promised budget."""
+
+
+class BudgetExceeded(MatrixDPError):
+    """The spend would pass the budget; nothing was spent or released."""
+
+
+class NumericalFailure(MatrixDPError):
+    """A computation lost too much precision for its result to be trusted."""
