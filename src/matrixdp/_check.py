@@ -48,7 +48,7 @@ def probability(name: str, value: Any) -> float:
 
 def count(name: str, value: Any) -> int:
     """A whole number, 1 or above."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not value >= 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not int(value) >= 1:
         raise InvalidInput(f"{name} must be a whole number, 1 or above, got {value!r}")
     return int(value)
 

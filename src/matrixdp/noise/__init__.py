@@ -1,0 +1,1 @@
+"""Noise laws and how they are drawn."""

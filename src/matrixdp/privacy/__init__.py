@@ -1,0 +1,1 @@
+"""What noise guarantees: profiles, certificates."""

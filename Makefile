@@ -1,0 +1,29 @@
+# Two commands are enough: `make demo` and `make test`. Both set up what they need in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint clean
+
+demo: .venv/core
+	$(BIN)/matrixdp demo --out demo-output
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+.venv/core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/dev: .venv/core
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

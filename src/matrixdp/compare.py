@@ -1,0 +1,160 @@
+"""All mechanisms side by side: what each would add, and what each truly guarantees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.errors import NotApplicable, NotCertifiable
+from matrixdp.mechanisms import proposals
+from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.table import Table
+
+# A claim is called exact when the true delta is this close to it.
+TIGHT = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mechanism on one setting; numbers are NaN where it has nothing to propose."""
+
+    mechanism: str
+    source: str
+    std: float
+    expected_squared_error: float
+    claimed_delta: float
+    exact_delta: float
+    verdict: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a comparison, the least error first."""
+
+    shape: Shape
+    sensitivity: Sensitivity
+    budget: Budget
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries, with None for what has no value."""
+        return [{k: None if v != v else v for k, v in asdict(row).items()} for row in self.rows]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a data frame."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.rows])
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        sides = " x ".join(str(side) for side in self.shape)
+        table = Table(
+            title=f"{sides}, {self.sensitivity} ({self.sensitivity.relation}), {self.budget}",
+            caption="delta: claimed by the mechanism, and true at the same epsilon",
+        )
+        table.add_column("mechanism", no_wrap=True)
+        for heading in ("std", "E||Z||^2", "x best", "claimed", "true"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("verdict")
+        best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
+        for row in self.rows:
+            if row.note:
+                table.add_row(row.mechanism, *[""] * 5, f"[dim]{row.note}[/dim]")
+                continue
+            table.add_row(
+                row.mechanism,
+                f"{row.std:.4g}",
+                f"{row.expected_squared_error:.4g}",
+                f"{row.expected_squared_error / best:.3g}",
+                f"{row.claimed_delta:.3g}",
+                f"{row.exact_delta:.3g}",
+                f"[{_COLOURS[row.verdict]}]{row.verdict}[/]",
+            )
+        return table
+
+    def __str__(self) -> str:
+        import io
+
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=120).print(self)
+        return text.getvalue()
+
+
+KEEPS = ("exact", "loose")
+_COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red"}
+
+
+def compare(
+    shape: Any,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    mechanisms: Sequence[str] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Calibrates every mechanism to one budget and certifies what each proposes.
+
+    Args:
+        shape: the shape of the value to release.
+        sensitivity: what a neighbour can change.
+        budget: the promise that each mechanism claims to keep.
+        mechanisms: names; all by default.
+        **options: options, each given to the mechanisms that know it.
+
+    Returns:
+        Rows with the verdicts "exact" (the claim is the truth), "loose" (it holds, with room to spare), "violated",
+        or "unproven" (a bound, not known to be attained, lies above the claim).
+    """
+    rows = []
+    for recipe, law in proposals(shape, sensitivity, budget, options, mechanisms):
+        if isinstance(law, NotApplicable):
+            rows.append(_absent(recipe.name, recipe.source, str(law)))
+            continue
+        try:
+            certificate = certify(law, sensitivity, budget)
+        except NotCertifiable as reason:
+            rows.append(_absent(recipe.name, recipe.source, str(reason)))
+            continue
+        rows.append(
+            Row(
+                mechanism=recipe.name,
+                source=recipe.source,
+                std=law.std,
+                expected_squared_error=law.expected_squared_error(options.get("weights")),
+                claimed_delta=budget.delta,
+                exact_delta=certificate.delta(budget.epsilon),
+                verdict=_verdict(certificate, budget),
+            )
+        )
+    rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
+    return Comparison(shape=_check.shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
+
+
+def _absent(name: str, source: str, reason: str) -> Row:
+    return Row(name, source, math.nan, math.nan, math.nan, math.nan, "not applicable", note=reason)
+
+
+def _verdict(certificate: Certificate, budget: Budget) -> str:
+    true_delta = certificate.delta(budget.epsilon)
+    if true_delta > budget.delta:
+        return "violated" if certificate.exact else "unproven"
+    return "exact" if certificate.exact and true_delta >= budget.delta * (1 - TIGHT) else "loose"

@@ -1,0 +1,67 @@
+"""What a mechanism is here: a recipe that proposes a noise law, and claims nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.noise.laws import NoiseLaw
+from matrixdp.sensitivity import Sensitivity
+
+# Recipes that are tight leave this much room for the certificate, which rounds mu up.
+HEADROOM = 1 + 4e-12
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named mechanism.
+
+    Attributes:
+        name: how users ask for it.
+        source: the paper and the theorem it follows.
+        propose: (shape, sensitivity, budget, **options) -> noise law; raises NotApplicable where it has no theorem.
+    """
+
+    name: str
+    source: str
+    propose: Callable[..., NoiseLaw]
+
+    @property
+    def options(self) -> Mapping[str, inspect.Parameter]:
+        """The options that the recipe takes, by name."""
+        parameters = inspect.signature(self.propose).parameters
+        return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def calibrate(self, shape: Shape, sensitivity: Sensitivity, budget: Budget, **options: Any) -> NoiseLaw:
+        """The noise that the recipe proposes."""
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            known = ", ".join(self.options) or "none"
+            raise InvalidInput(f"{self.name} has no option {unknown[0]!r}; its options: {known}")
+        missing = sorted(n for n, p in self.options.items() if p.default is p.empty and n not in options)
+        if missing:
+            raise InvalidInput(f"{self.name} needs the option {missing[0]!r}: {_summary(self.propose, missing[0])}")
+        return self.propose(shape, sensitivity, budget, **options)
+
+
+def recipe(name: str, *, source: str) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
+    """Makes a Recipe of the function that follows."""
+
+    def wrap(propose: Callable[..., NoiseLaw]) -> Recipe:
+        return Recipe(name=name, source=source, propose=propose)
+
+    return wrap
+
+
+def _summary(function: Callable[..., Any], argument: str) -> str:
+    """What a docstring's Args section says of an argument."""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        name, colon, text = line.strip().partition(":")
+        if colon and name == argument:
+            return text.strip()
+    return "see its documentation"

@@ -1,0 +1,85 @@
+"""The least Gaussian noise for a sensitivity set and a task."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.budget import Budget
+from matrixdp.covariance import Covariance, Diagonal, Isotropic, Symmetric
+from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.mechanisms.base import HEADROOM, recipe
+from matrixdp.noise.laws import Gaussian
+from matrixdp.privacy import gaussian
+from matrixdp.sensitivity import Entrywise, Frobenius, RankOne, Sensitivity
+
+# Entries that the task ignores get noise as if their weight were this share of the largest (in the root).
+LEAST_WEIGHT = 1e-3
+# Entries that no neighbour can change get this share of the least noise elsewhere.
+LEAST_STD = 1e-6
+
+
+@recipe("optimal", source="matrixdp, docs/optimal-noise.md")
+def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: Any = None) -> Gaussian:
+    """Minimises the expected (weighted) squared error over all Gaussian noise that keeps the budget.
+
+    Args:
+        weights: how much the squared error of each entry counts, an array of the value's shape; all alike by default.
+    """
+    bound = float(gaussian.mu(budget.epsilon, budget.delta)) / HEADROOM
+    if isinstance(sensitivity, Frobenius):
+        _weights(weights, shape)
+        covariance: Covariance = Isotropic(shape, sensitivity.radius / bound)
+    elif isinstance(sensitivity, Entrywise):
+        covariance = _entrywise(sensitivity.bounds(shape), _weights(weights, shape), bound)
+    elif isinstance(sensitivity, RankOne) and weights is None:
+        covariance = _rank_one(shape[0], sensitivity, bound)
+    else:
+        kind = type(sensitivity).__name__ + ("" if weights is None else " with weights")
+        raise NotApplicable(f"optimal has no closed form for {kind}; use 'analytic'")
+    return Gaussian(covariance)
+
+
+def _weights(weights: Any, shape: Shape) -> Array:
+    given = np.ones(shape) if weights is None else _check.broadcast("weights", weights, shape)
+    if not (np.all(given >= 0) and np.any(given > 0)):
+        raise InvalidInput("weights must be 0 or above everywhere and above 0 somewhere")
+    return given
+
+
+def _entrywise(bounds: Array, weights: Array, bound: float) -> Diagonal:
+    """Variances (R_i/w_i)(sum_j R_j w_j)/B^2 with w the roots of the weights, by the Cauchy-Schwarz inequality.
+
+    A correlated covariance cannot do better: the set is unchanged when signs flip, so averaging over sign flips
+    keeps the constraint (it is convex in the covariance) and the error, and leaves a diagonal.
+    """
+    roots = np.sqrt(weights)
+    roots = np.maximum(roots, LEAST_WEIGHT * roots.max())
+    variances = bounds / roots * (float(np.sum(bounds * roots)) / bound**2)
+    std = np.sqrt(variances)
+    return Diagonal(np.where(bounds > 0, std, LEAST_STD * std[bounds > 0].min()))
+
+
+def _rank_one(dimension: int, sensitivity: RankOne, bound: float) -> Symmetric:
+    """Noise on symmetric matrices with one scale on the trace and one on the traceless part.
+
+    The set is unchanged by rotations x -> O x, so averaging a covariance over rotations keeps the constraint and the
+    error; what is left acts as a number on each of the two invariant parts, the multiples of the identity and the
+    traceless matrices (dimension D). With a = radius^4/B^2:
+    add/remove: (1/d)/t + (1 - 1/d)/s <= 1/a, so t and s are in the ratio sqrt(1/d) : sqrt((1 - 1/d)/D).
+    Replace: also 2/s <= 1/a (two orthogonal records have no trace), which is the tighter one; it leaves t = 2a/(d+1).
+    """
+    d, least = dimension, sensitivity.radius**4 / bound**2
+    if d == 1:
+        return Symmetric(1, math.sqrt(least))
+    if sensitivity.relation == "replace":
+        return Symmetric(d, math.sqrt(2 * least), math.sqrt(2 * least / (d + 1)))
+    traceless = d * (d + 1) / 2 - 1
+    total = math.sqrt(1 / d) + math.sqrt(traceless * (1 - 1 / d))
+    trace_variance = least * math.sqrt(1 / d) * total
+    variance = least * math.sqrt((1 - 1 / d) / traceless) * total
+    return Symmetric(d, math.sqrt(variance), math.sqrt(trace_variance))

@@ -1,0 +1,334 @@
+"""What a neighbour can change: the sets of differences V = f(X) - f(X') that a query allows.
+
+A set carries the neighbouring relation it was derived for: "add/remove" one record, or "replace" one. All sets are
+symmetric (V and -V together) and contain every shorter multiple of their members, so only their extreme points matter.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.errors import InvalidInput
+
+RELATIONS = ("add/remove", "replace")
+
+
+class Sensitivity(ABC):
+    """A set of differences between the query's values on neighbouring datasets."""
+
+    relation: str
+    """The neighbouring relation, one of RELATIONS."""
+
+    @abstractmethod
+    def fits(self, shape: Shape) -> None:
+        """Raises InvalidInput unless the set makes sense for values of this shape."""
+
+    @abstractmethod
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The largest Frobenius norm in the set: the l2 sensitivity."""
+
+    @abstractmethod
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Whether a difference lies in the set, up to a relative tolerance."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for people."""
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+@dataclass(frozen=True, eq=False)
+class Frobenius(Sensitivity):
+    """All differences with Frobenius norm at most the radius."""
+
+    radius: float
+    relation: str = "add/remove"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", _check.positive("radius", self.radius))
+        _check.choice("relation", self.relation, RELATIONS)
+
+    def fits(self, shape: Shape) -> None:
+        """Any shape."""
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The radius itself."""
+        return self.radius
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Norm at most the radius."""
+        return bool(np.linalg.norm(np.asarray(difference)) <= self.radius * (1 + tolerance))
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"any change of Frobenius norm at most {self.radius:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Entrywise(Sensitivity):
+    """All differences with |V_ij| <= bound_ij; the bound is one number or an array of the value's shape."""
+
+    bound: Any
+    relation: str = "add/remove"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", _widths("bound", self.bound))
+        _check.choice("relation", self.relation, RELATIONS)
+
+    def fits(self, shape: Shape) -> None:
+        """The bound is a number or has the value's shape."""
+        self.bounds(shape)
+
+    def bounds(self, shape: Shape) -> Array:
+        """The bound of every entry, as an array of this shape."""
+        return _check.broadcast("bound", self.bound, shape)
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The norm of the array of bounds."""
+        return float(np.linalg.norm(self.bounds(shape)))
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Every entry within its bound."""
+        change = np.abs(np.asarray(difference))
+        return bool(np.all(change <= self.bounds(change.shape) * (1 + tolerance)))
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"every entry may change, each by at most {_span(self.bound)}"
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class _OneLine(Sensitivity):
+    """One record, stored as a line (row or column) of the value, changes: by norm, or inside a box."""
+
+    radius: float | None
+    width: Array | None
+    relation: str
+
+    axis: ClassVar[int]
+    line: ClassVar[str]
+
+    def __init__(
+        self,
+        *bounds: Any,
+        radius: float | None = None,
+        low: Any = None,
+        high: Any = None,
+        relation: str = "replace",
+    ) -> None:
+        if len(bounds) == 1 and radius is None:
+            (radius,) = bounds
+        elif len(bounds) == 2 and low is None and high is None:
+            low, high = bounds
+        elif bounds:
+            raise InvalidInput(f"{type(self).__name__} takes a radius, or low and high, got {bounds!r}")
+        if (radius is None) == (low is None and high is None):
+            raise InvalidInput(f"{type(self).__name__} needs either a radius, or low and high, and not both")
+        object.__setattr__(self, "relation", _check.choice("relation", relation, RELATIONS))
+        if radius is not None:
+            object.__setattr__(self, "radius", _check.positive("radius", radius))
+            object.__setattr__(self, "width", None)
+            return
+        ends = [np.asarray(_check.number(n, v)) if np.ndim(v) == 0 else _check.finite(n, v, ndim=1)
+                for n, v in (("low", low), ("high", high))]  # fmt: skip
+        if ends[0].ndim and ends[1].ndim and ends[0].shape != ends[1].shape:
+            raise InvalidInput(f"low and high must have one shape, got {ends[0].shape} and {ends[1].shape}")
+        if not np.all(ends[1] > ends[0]):
+            raise InvalidInput(f"high must be above low in every entry, got low {low!r}, high {high!r}")
+        object.__setattr__(self, "radius", None)
+        object.__setattr__(self, "width", ends[1] - ends[0])
+
+    def fits(self, shape: Shape) -> None:
+        """A matrix whose lines are as long as the box has entries."""
+        if len(shape) != 2:
+            raise InvalidInput(f"{type(self).__name__} needs a value with rows and columns, got shape {shape}")
+        if self.width is not None:
+            self.widths(shape)
+
+    def widths(self, shape: Shape) -> Array:
+        """How far each entry of the changed line may move (box form)."""
+        return _check.broadcast("high - low", self.width, (shape[1 - self.axis],))
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The longest change of one line."""
+        self.fits(shape)
+        return self.radius if self.radius is not None else float(np.linalg.norm(self.widths(shape)))
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """At most one line is not zero, and that line is short enough."""
+        change = np.asarray(difference)
+        lines = np.moveaxis(change, self.axis, 0)
+        changed = lines[np.any(lines != 0, axis=1)]
+        if len(changed) != 1:
+            return len(changed) == 0
+        if self.radius is not None:
+            return bool(np.linalg.norm(changed) <= self.radius * (1 + tolerance))
+        return bool(np.all(np.abs(changed[0]) <= self.widths(change.shape) * (1 + tolerance)))
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.radius is not None:
+            return f"one {self.line} changes, by norm at most {self.radius:g}"
+        return f"one {self.line} changes, each of its entries by at most {_span(self.width)}"
+
+
+class OneColumn(_OneLine):
+    """One column changes: `OneColumn(radius)` by norm, or `OneColumn(low, high)` anywhere inside a box."""
+
+    axis = 1
+    line = "column"
+
+
+class OneRow(_OneLine):
+    """One row changes: `OneRow(radius)` by norm, or `OneRow(low, high)` anywhere inside a box."""
+
+    axis = 0
+    line = "row"
+
+
+@dataclass(frozen=True, eq=False)
+class Counts(Sensitivity):
+    """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace)."""
+
+    cells: int
+    bound: float = 1.0
+    relation: str = "add/remove"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cells", _check.count("cells", self.cells))
+        object.__setattr__(self, "bound", _check.positive("bound", self.bound))
+        _check.choice("relation", self.relation, RELATIONS)
+
+    def fits(self, shape: Shape) -> None:
+        """Any shape; more cells than there are means all of them."""
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """As many cells as there are, each moved by the bound."""
+        return self.bound * math.sqrt(min(self.cells, math.prod(shape)))
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Few enough entries are not zero, and none is too large."""
+        change = np.abs(np.asarray(difference))
+        return bool(np.count_nonzero(change) <= self.cells and np.all(change <= self.bound * (1 + tolerance)))
+
+    def describe(self) -> str:
+        """One line for people."""
+        cells = "one cell changes" if self.cells == 1 else f"at most {self.cells} cells change"
+        return f"{cells}, by at most {self.bound:g}" + (" each" if self.cells > 1 else "")
+
+
+@dataclass(frozen=True, eq=False)
+class RankOne(Sensitivity):
+    """Second moments of records x with norm at most the radius.
+
+    Add/remove: V = x x^T or its negative. Replace: V = x x^T - y y^T, of Frobenius norm at most sqrt(2) radius^2.
+    """
+
+    radius: float
+    relation: str = "add/remove"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", _check.positive("radius", self.radius))
+        _check.choice("relation", self.relation, RELATIONS)
+
+    def fits(self, shape: Shape) -> None:
+        """Square matrices only."""
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise InvalidInput(f"RankOne needs a square matrix, got shape {shape}; use Frobenius for other values")
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The square of the radius, times sqrt(2) when two records can be orthogonal."""
+        self.fits(shape)
+        both = self.relation == "replace" and shape[0] > 1
+        return self.radius**2 * (math.sqrt(2) if both else 1.0)
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Symmetric, with one eigenvalue of each sign at most (add/remove: one in all), each at most radius^2."""
+        change = np.asarray(difference, dtype=np.float64)
+        slack = tolerance * self.radius**2
+        if not np.allclose(change, change.T, rtol=0, atol=slack):
+            return False
+        values = np.linalg.eigvalsh(change)
+        up, down = int(np.sum(values > slack)), int(np.sum(values < -slack))
+        few = up <= 1 and down <= 1 and (self.relation == "replace" or up + down <= 1)
+        return few and bool(np.max(np.abs(values)) <= self.radius**2 + slack)
+
+    def describe(self) -> str:
+        """One line for people."""
+        records = "x x^T" if self.relation == "add/remove" else "x x^T - y y^T"
+        return f"{records}, with records of norm at most {self.radius:g}"
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Vertices(Sensitivity):
+    """The convex hull of the listed differences and their negatives."""
+
+    differences: tuple[Array, ...]
+    relation: str
+
+    def __init__(self, *differences: Any, relation: str = "add/remove") -> None:
+        listed: Sequence[Any] = differences
+        if len(differences) == 1 and (isinstance(differences[0], (list, tuple)) or np.ndim(differences[0]) == 3):
+            listed = list(differences[0])
+        if not listed:
+            raise InvalidInput("Vertices needs at least one difference, got none")
+        arrays = tuple(_check.finite(f"difference {i}", v) for i, v in enumerate(listed))
+        for i, array in enumerate(arrays):
+            if array.shape != arrays[0].shape:
+                raise InvalidInput(f"difference {i} has shape {array.shape}, the first has {arrays[0].shape}")
+        if not any(np.any(array) for array in arrays):
+            raise InvalidInput("Vertices needs at least one difference that is not zero")
+        object.__setattr__(self, "differences", arrays)
+        object.__setattr__(self, "relation", _check.choice("relation", relation, RELATIONS))
+
+    def fits(self, shape: Shape) -> None:
+        """The listed differences have the value's shape."""
+        if self.differences[0].shape != shape:
+            raise InvalidInput(f"the vertices have shape {self.differences[0].shape}, the value has {shape}")
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The longest vertex."""
+        self.fits(shape)
+        return max(float(np.linalg.norm(v)) for v in self.differences)
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """The difference is a combination of the vertices whose weights have absolute sum at most 1."""
+        vertices = np.stack([v.ravel() for v in self.differences], axis=1)
+        found = linprog(
+            np.ones(2 * vertices.shape[1]),
+            A_eq=np.hstack([vertices, -vertices]),
+            b_eq=np.asarray(difference, dtype=np.float64).ravel(),
+        )
+        return bool(found.success and np.sum(np.asarray(found.x)) <= 1 + tolerance)
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"the convex hull of {len(self.differences)} listed changes"
+
+
+def _widths(name: str, value: Any) -> Any:
+    """A positive number, or an array of numbers at least 0 that are not all 0."""
+    if np.ndim(value) == 0:
+        return _check.positive(name, value)
+    array = _check.finite(name, value)
+    if not (np.all(array >= 0) and np.any(array > 0)):
+        raise InvalidInput(f"{name} must be 0 or above everywhere and above 0 somewhere, got {value!r}")
+    array.flags.writeable = False
+    return array
+
+
+def _span(values: Any) -> str:
+    low, high = float(np.min(values)), float(np.max(values))
+    return f"{high:g}" if low == high else f"{low:g} to {high:g}"

@@ -1,0 +1,124 @@
+"""Positive definite matrices by their spectra, checked once and then trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.errors import InvalidInput, NumericalFailure
+
+ROUNDOFF = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """A positive definite matrix as variances along orthonormal directions (columns), the axes when none are given."""
+
+    variances: Array
+    directions: Array | None = None
+    slack: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        variances = _check.finite("variances", self.variances, ndim=1)
+        if not np.all(variances > 0):
+            raise InvalidInput(f"variances must be above 0, the smallest is {variances.min()!r}")
+        skew = 0.0
+        if self.directions is not None:
+            directions = _check.finite("directions", self.directions, ndim=2)
+            size = len(variances)
+            if directions.shape != (size, size):
+                raise InvalidInput(f"directions must be {size} x {size}, got shape {directions.shape}")
+            skew = float(np.linalg.norm(directions.T @ directions - np.eye(size)))
+            if not skew <= 1e-8:
+                raise InvalidInput(f"directions must have orthonormal columns, W^T W is off the identity by {skew:.3g}")
+            object.__setattr__(self, "directions", directions)
+        object.__setattr__(self, "variances", variances)
+        object.__setattr__(self, "slack", skew)
+
+    @classmethod
+    def _trusted(cls, variances: Array, directions: Array | None, slack: float) -> Spectrum:
+        """Skips the checks, for parts that come from another Spectrum or from eigh."""
+        spectrum = object.__new__(cls)
+        for name, value in (("variances", variances), ("directions", directions), ("slack", slack)):
+            object.__setattr__(spectrum, name, value)
+        return spectrum
+
+    @classmethod
+    def of(cls, name: str, matrix: Any) -> Spectrum:
+        """The spectrum of a Spectrum, of a vector of variances, or of a symmetric positive definite matrix."""
+        if isinstance(matrix, Spectrum):
+            return matrix
+        array = _check.finite(name, matrix)
+        if array.ndim == 1:
+            return cls(array)
+        size = len(array)
+        if array.shape != (size, size):
+            raise InvalidInput(f"{name} must be square or a vector of variances, got shape {array.shape}")
+        rounding = 8 * size * ROUNDOFF
+        if not np.max(np.abs(array - array.T)) <= rounding * np.max(np.abs(array)):
+            raise InvalidInput(f"{name} must be symmetric, got a matrix that differs from its transpose")
+        variances, directions = np.linalg.eigh((array + array.T) / 2)
+        if not variances[0] > rounding * variances[-1]:
+            raise InvalidInput(
+                f"{name} must be positive definite, its smallest eigenvalue is {variances[0]:.3g} "
+                f"(largest {variances[-1]:.3g}); noise that is flat in a direction hides nothing there"
+            )
+        # eigh is backward stable: the computed spectrum is exact for a matrix within rounding * largest eigenvalue
+        slack = rounding * variances[-1] / variances[0]
+        if not slack <= 1e-3:
+            raise NumericalFailure(
+                f"{name} is too ill-conditioned to certify (condition number {variances[-1] / variances[0]:.3g})"
+            )
+        return cls._trusted(variances, directions, float(slack))
+
+    def color(self, normal: Array) -> Array:
+        """Multiplies the first axis by a factor of the matrix."""
+        stretched = along_first(np.sqrt(self.variances), normal) * normal
+        return stretched if self.directions is None else self.directions @ stretched
+
+    def whiten(self, difference: Array) -> Array:
+        """Multiplies the first axis by the inverse of that factor."""
+        turned = difference if self.directions is None else self.directions.T @ difference
+        return turned / along_first(np.sqrt(self.variances), turned)
+
+    def diagonal(self, powers: Array) -> Array:
+        """The diagonal of the matrix with these eigenvalues in place of the variances."""
+        return powers if self.directions is None else np.square(self.directions) @ powers
+
+    def inverse(self) -> Array:
+        """The inverse matrix; a vector when the directions are the axes."""
+        return 1 / self.variances if self.directions is None else (self.directions / self.variances) @ self.directions.T
+
+    def inverted(self, extra_slack: float) -> Spectrum:
+        """The spectrum of the inverse matrix."""
+        return Spectrum._trusted(1 / self.variances, self.directions, self.slack + extra_slack)
+
+    def softest_direction(self) -> Array:
+        """The unit direction with the least variance."""
+        least = int(np.argmin(self.variances))
+        return unit((len(self.variances),), (least,)) if self.directions is None else self.directions[:, least].copy()
+
+    def scaled(self, factor: float) -> Spectrum:
+        """The matrix with every standard deviation multiplied by the factor."""
+        return Spectrum._trusted(self.variances * factor**2, self.directions, self.slack)
+
+
+def unit(shape: Shape, place: tuple[Any, ...]) -> Array:
+    """The array that is 1 in one place and 0 elsewhere."""
+    unit = np.zeros(shape)
+    unit[place] = 1.0
+    return unit
+
+
+def along_first(vector: Array, like: Array) -> Array:
+    """A vector shaped so that it multiplies the first axis of an array."""
+    return vector.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def times(matrix: Array, array: Array) -> Array:
+    """A matrix, or a vector standing for a diagonal one, times the first axis of an array."""
+    return along_first(matrix, array) * array if matrix.ndim == 1 else matrix @ array

@@ -1,0 +1,174 @@
+"""Every sensitivity set with every covariance: the witness is a member, attains an exact mu, and nothing beats it."""
+
+import json
+
+import numpy as np
+import pytest
+from cases import COVARIANCES, SETS, SHAPE, spd
+from scipy.optimize import minimize
+
+from matrixdp import Budget, certify
+from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
+from matrixdp.errors import InvalidInput, NotCertifiable
+from matrixdp.noise.laws import Gaussian
+from matrixdp.privacy import gaussian
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+
+PAIRS = [(s, c) for s in SETS for c in COVARIANCES]
+SYMMETRIC_ONLY = ("RankOne, add", "RankOne, replace", "Vertices")
+TOLERANCE = 1e-7
+
+
+def certifiable(set_name, covariance_name):
+    return isinstance(COVARIANCES[covariance_name].covariance, FullCovariance) or set_name in SYMMETRIC_ONLY
+
+
+@pytest.mark.parametrize(("set_name", "covariance_name"), PAIRS)
+def test_supremum(set_name, covariance_name):
+    case, cov = SETS[set_name], COVARIANCES[covariance_name]
+    law = Gaussian(cov.covariance)
+    if not certifiable(set_name, covariance_name):
+        with pytest.raises(NotCertifiable, match="symmetric"):
+            certify(law, case.sensitivity)
+        return
+    certificate = certify(law, case.sensitivity)
+    inverse = np.linalg.pinv(cov.oracle)
+
+    def mu(v):
+        return np.sqrt(v.ravel() @ inverse @ v.ravel())
+
+    assert case.sensitivity.contains(certificate.witness, tolerance=1e-8)
+    assert mu(certificate.witness) <= certificate.mu
+    if certificate.exact:
+        assert mu(certificate.witness) >= certificate.mu * (1 - TOLERANCE)
+    rng = np.random.default_rng(11)
+    members = [case.member(rng) for _ in range(3000)]
+    assert all(case.sensitivity.contains(v) for v in members[:50])
+    best = max(members, key=mu)
+    assert mu(best) <= certificate.mu
+    # The search comes close, so a supremum that is much too large would show as a certificate that is not exact.
+    assert mu(best) >= (0.8 if certificate.exact else 0.3) * certificate.mu
+
+
+EXACT = {
+    "Frobenius": set(COVARIANCES),
+    "OneColumn, norm": set(COVARIANCES),
+    "OneRow, norm": set(COVARIANCES),
+    "Counts, one": set(COVARIANCES),
+    "Vertices": set(COVARIANCES),
+    "Entrywise": {"isotropic", "diagonal", "kronecker diagonal"},
+    "Entrywise, one bound": {"isotropic", "diagonal", "kronecker diagonal"},
+    "OneColumn, box": {"isotropic", "diagonal", "kronecker diagonal"},
+    "OneRow, box": {"isotropic", "diagonal", "kronecker diagonal"},
+    "Counts, two": {"isotropic", "diagonal", "kronecker diagonal", "dense"},
+    "Counts, four": {"isotropic", "diagonal", "kronecker diagonal"},
+    "RankOne, add": {"isotropic", "symmetric", "symmetric, two scales"},
+    "RankOne, replace": {"isotropic", "symmetric", "symmetric, two scales"},
+}
+
+
+@pytest.mark.parametrize(("set_name", "covariance_name"), [p for p in PAIRS if p[1] in EXACT[p[0]]])
+def test_closed_forms_are_marked_exact(set_name, covariance_name):
+    if certifiable(set_name, covariance_name):
+        law = Gaussian(COVARIANCES[covariance_name].covariance)
+        assert certify(law, SETS[set_name].sensitivity).exact
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "covariance", "mu"),
+    [
+        (Frobenius(3.0), Isotropic((2, 5), 1.5), 2.0),
+        (Frobenius(3.0), Kronecker(np.array([4.0, 9.0]), np.array([0.25, 1.0])), 3.0 / (2 * 0.5)),
+        (Entrywise(np.array([[1.0, 2.0]])), Diagonal(np.array([[1.0, 4.0]])), np.sqrt(1 + 0.25)),
+        (OneColumn(2.0), Diagonal(np.array([[1.0, 0.5], [4.0, 2.0]])), 4.0),
+        (OneRow(0.0, 1.0), Diagonal(np.array([[1.0, 0.5], [0.25, 2.0]])), np.sqrt(16 + 0.25)),
+        (OneColumn(0.0, 1.0), Diagonal(np.array([[1.0, 0.5], [0.25, 2.0]])), np.sqrt(1 + 16)),
+        (Counts(2, 3.0), Diagonal(np.array([1.0, 0.5, 0.25])), 3 * np.sqrt(16 + 4)),
+        (Counts(5), Isotropic((2,), 1.0), np.sqrt(2)),
+        (RankOne(2.0), Symmetric(3, 2.0), 2.0),
+        (RankOne(2.0, relation="replace"), Symmetric(3, 2.0), 2.0 * np.sqrt(2)),
+        (RankOne(2.0), Symmetric(3, 2.0, 1.0), 4 * np.sqrt((1 / 3) + (2 / 3) / 4)),
+        (RankOne(2.0, relation="replace"), Symmetric(3, 2.0, 0.1), 4 * np.sqrt((1 / 3) * 100 + (2 / 3) / 4)),
+        (RankOne(2.0), Symmetric(1, 2.0, 0.5), 8.0),
+        (RankOne(2.0, relation="replace"), Isotropic((2, 2), 1.0), 4 * np.sqrt(2)),
+        (Vertices([np.eye(2), 3 * np.ones((2, 2))]), Isotropic((2, 2), 2.0), 3.0),
+    ],
+)
+def test_closed_forms(sensitivity, covariance, mu):
+    got = certify(Gaussian(covariance), sensitivity)
+    assert mu <= got.mu <= mu * (1 + 1e-10)
+    assert got.exact
+
+
+def test_kronecker_one_column_uses_the_inverse_diagonal():
+    rows, columns = spd(3, 8), spd(4, 9)
+    got = certify(Gaussian(Kronecker(rows, columns)), OneColumn(2.0)).mu
+    exact = 2 * np.sqrt(np.diag(np.linalg.inv(columns)).max() / np.linalg.eigvalsh(rows)[0])
+    assert exact <= got <= exact * (1 + 1e-9)
+
+
+def test_entrywise_is_exact_when_the_precision_has_no_negative_entry():
+    precision = np.eye(3) + 0.3 * np.ones((3, 3))
+    got = certify(Gaussian(Dense(np.linalg.inv(precision))), Entrywise(1.0))
+    assert got.exact
+    assert got.mu == pytest.approx(np.sqrt(precision.sum()))
+
+
+def test_entrywise_bound_is_marked_when_it_is_not_attained():
+    # Every pair of entries pulls apart: no choice of signs satisfies all three.
+    precision = np.eye(3) + 0.3 * (np.ones((3, 3)) - np.eye(3)) * np.array([[1, 1, 1], [1, 1, -1], [1, -1, 1]])
+    got = certify(Gaussian(Dense(np.linalg.inv(precision))), Entrywise(1.0))
+    best = max(np.array(s) @ precision @ np.array(s) for s in np.ndindex(2, 2, 2) for s in [2 * np.array(s) - 1])
+    assert not got.exact
+    assert np.sqrt(best) < got.mu < 1.5 * np.sqrt(best)
+    assert np.linalg.norm(np.linalg.cholesky(precision).T @ got.witness) == pytest.approx(np.sqrt(best))
+
+
+@pytest.mark.parametrize("relation", ["add/remove", "replace"])
+def test_rank_one_with_symmetric_noise_over_all_pairs(relation):
+    """Optimises over x and y directly, from many starts."""
+    law = Gaussian(Symmetric(4, 1.0, 0.4))
+    got = certify(law, RankOne(1.0, relation=relation)).mu
+    rng = np.random.default_rng(12)
+
+    def loss(z):
+        x, y = (v / max(1.0, np.linalg.norm(v)) for v in (z[:4], z[4:]))
+        second = np.outer(y, y) if relation == "replace" else 0.0
+        return -np.linalg.norm(law.covariance.whiten(np.outer(x, x) - second))
+
+    starts = [np.concatenate([rng.standard_normal(4), 10 ** rng.uniform(-3, 1) * rng.standard_normal(4)]) for _ in range(20)]
+    best = max(-minimize(loss, start, method="Nelder-Mead").fun for start in starts)
+    assert best == pytest.approx(got, rel=1e-3)
+    assert best <= got
+
+
+def test_the_certificate_is_the_gaussian_profile_of_mu():
+    certificate = certify(Gaussian(Isotropic((6, 248), 2.0)), Frobenius(1.0))
+    assert certificate.delta(0.5) == gaussian.delta(certificate.mu, 0.5)
+    assert certificate.epsilon(1e-6) == gaussian.epsilon(certificate.mu, 1e-6)
+    assert certificate.meets(Budget(certificate.epsilon(1e-6), 1e-6))
+    assert not certificate.meets(Budget(certificate.epsilon(1e-6) * 0.999, 1e-6))
+
+
+def test_printing_is_for_people_and_never_rounds_the_guarantee_down():
+    budget = Budget(1.0, 1e-6)
+    certificate = certify(Gaussian(Isotropic((6, 8), 5.0), source="somewhere"), Counts(2, relation="replace"), budget)
+    text = str(certificate)
+    for word in ("replace", "mu =", "at delta = 1e-06", "exact", "i.i.d. Gaussian", "somewhere", "6 x 8"):
+        assert word in text
+    printed = float(text.split("epsilon = ")[1].split()[0])
+    assert certificate.epsilon(1e-6) <= printed <= certificate.epsilon(1e-6) * 1.002
+    assert json.loads(json.dumps(certificate.to_dict()))["relation"] == "replace"
+
+
+def test_a_set_that_does_not_fit_is_refused():
+    with pytest.raises(InvalidInput, match="square"):
+        certify(Gaussian(Isotropic((2, 3), 1.0)), RankOne(1.0))
+    with pytest.raises(InvalidInput, match="rows and columns"):
+        certify(Gaussian(Isotropic((3,), 1.0)), OneRow(1.0))
+    with pytest.raises(InvalidInput, match="shape"):
+        certify(Gaussian(Isotropic(SHAPE, 1.0)), Entrywise(np.ones((2, 2))))
+    with pytest.raises(InvalidInput, match="noise law"):
+        certify(1.0, Frobenius(1.0))
+    with pytest.raises(InvalidInput, match=r"matrixdp\.sensitivity"):
+        certify(Gaussian(Isotropic(SHAPE, 1.0)), 1.0)

@@ -1,0 +1,144 @@
+"""release(): the certificate comes before the spend, the spend before the noise."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from matrixdp import Budget, calibrate, compare, release
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
+from matrixdp.noise.laws import Gaussian
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, RankOne
+
+BUDGET = Budget(1.0, 1e-6)
+
+
+class Book:
+    """A ledger that records, and refuses when told to."""
+
+    def __init__(self, refuse=False):
+        self.entries, self.refuse = [], refuse
+
+    def spend(self, certificate, note=""):
+        if self.refuse:
+            raise BudgetExceeded("nothing left")
+        self.entries.append((certificate, note))
+
+
+def test_release_carries_value_certificate_and_law():
+    value = np.arange(12.0).reshape(4, 3)
+    out = release(value, Frobenius(1.0), BUDGET)
+    assert out.value.shape == (4, 3)
+    assert out.certificate.meets(BUDGET)
+    assert out.noise.shape == (4, 3)
+    assert str(BUDGET) in str(out)
+    assert not np.any(out.value == value)
+
+
+def test_noise_has_the_calibrated_std():
+    """Chi-square at false alarm 1e-6; noise 5 % short is told apart."""
+    value = np.zeros((200, 200))
+    out = release(value, Frobenius(1.0), BUDGET, rng=np.random.default_rng(5))
+    std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).std
+    threshold = norm.isf(0.5e-6)
+
+    def z_score(noise):
+        return (np.sum((noise / std) ** 2) - noise.size) / np.sqrt(2 * noise.size)
+
+    assert abs(z_score(out.value)) < threshold
+    assert abs(z_score(0.95 * out.value)) > threshold
+
+
+def test_two_releases_never_share_noise():
+    value = np.zeros((5, 5))
+    assert not np.any(release(value, Frobenius(1.0), BUDGET).value == release(value, Frobenius(1.0), BUDGET).value)
+
+
+def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
+    drawn = []
+    sample = Gaussian.sample
+    monkeypatch.setattr(Gaussian, "sample", lambda self, rng=None: drawn.append(1) or sample(self, rng))
+    with pytest.raises(BudgetExceeded):
+        release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, ledger=Book(refuse=True))
+    assert not drawn
+    book = Book()
+    out = release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, ledger=book, note="zeros")
+    assert drawn
+    assert book.entries == [(out.certificate, "zeros")]
+
+
+@pytest.mark.parametrize(
+    ("value", "sensitivity", "options", "words"),
+    [
+        (np.array([[1.0, np.nan]]), Frobenius(1.0), {}, r"value must be finite, got nan at \(0, 1\)"),
+        (np.array([[np.inf]]), Frobenius(1.0), {}, "finite"),
+        (np.zeros((0, 3)), Frobenius(1.0), {}, "empty"),
+        (np.zeros((2, 2, 2)), Frobenius(1.0), {}, "dimensions"),
+        (np.array([["a"]]), Frobenius(1.0), {}, "real numbers"),
+        (np.array([[1j]]), Frobenius(1.0), {}, "real numbers"),
+        (np.array([[None]], dtype=object), Frobenius(1.0), {}, "real numbers"),
+        (np.zeros((2, 3)), RankOne(1.0), {}, "square"),
+        (np.zeros((2, 3)), Entrywise(np.ones((3, 2))), {}, "shape"),
+        (np.zeros((2, 2)), Frobenius(1.0), {"sigma": 1.0}, "option"),
+        (np.zeros((2, 2)), Frobenius(1.0), {"mechanism": "magic"}, "mechanism"),
+        (np.zeros((2, 2)), Frobenius(1.0), {"rng": 7}, "rng"),
+    ],
+)
+def test_bad_input_releases_and_spends_nothing(value, sensitivity, options, words):
+    book = Book()
+    with pytest.raises(InvalidInput, match=words):
+        release(value, sensitivity, BUDGET, ledger=book, **options)
+    assert not book.entries
+
+
+def test_a_law_that_breaks_the_promise_is_refused(monkeypatch):
+    from matrixdp.covariance import Isotropic
+    from matrixdp.mechanisms import RECIPES
+    from matrixdp.mechanisms.base import recipe
+
+    @recipe("short", source="nowhere")
+    def short(shape, sensitivity, budget):
+        return Gaussian(Isotropic(shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).std))
+
+    monkeypatch.setitem(RECIPES, "short", short)
+    with pytest.raises(GuaranteeViolated, match="nothing was released"):
+        release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, mechanism="short")
+    with pytest.raises(GuaranteeViolated):
+        release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, mechanism="short", accept_violation="yes")
+    out = release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, mechanism="short", accept_violation=True)
+    assert not out.certificate.meets(BUDGET)
+    assert out.certificate.delta(1.0) > 1e-6
+    row = next(row for row in compare((2, 2), Frobenius(1.0), BUDGET) if row.mechanism == "short")
+    assert row.verdict == "violated"
+    assert calibrate("auto", shape=(2, 2), sensitivity=Frobenius(1.0), budget=BUDGET).source.startswith("analytic")
+
+
+def test_compare_table():
+    table = compare(shape=(89, 89), sensitivity=Counts(1), budget=Budget(0.5, 1e-7))
+    rows = {row.mechanism: row for row in table}
+    assert rows["analytic"].verdict == "exact"
+    assert rows["classic"].verdict == "loose"
+    assert rows["classic"].expected_squared_error > rows["analytic"].expected_squared_error
+    assert rows["optimal"].verdict == "not applicable"
+    assert rows["optimal"].note
+    errors = [row.expected_squared_error for row in table if not row.note]
+    assert errors == sorted(errors)
+    columns = ["mechanism", "source", "std", "expected_squared_error", "claimed_delta", "exact_delta", "verdict"]
+    assert list(table.to_pandas().columns)[:7] == columns
+    assert "classic" in str(table)
+    assert "loose" in str(table)
+    assert table.to_dicts()[-1]["std"] is None
+
+
+def test_compare_on_chosen_mechanisms_and_with_options():
+    table = compare((3,), Entrywise(1.0), BUDGET, mechanisms=["analytic", "optimal"], weights=np.array([1.0, 2.0, 3.0]))
+    assert [row.mechanism for row in table] == ["optimal", "analytic"]
+    with pytest.raises(InvalidInput, match="mechanism"):
+        compare((3,), Entrywise(1.0), BUDGET, mechanisms=["magic"])
+    with pytest.raises(InvalidInput, match="option"):
+        compare((3,), Entrywise(1.0), BUDGET, magic=1)
+
+
+def test_compare_ranks_rows_that_do_not_apply_last():
+    table = compare((2, 2), Frobenius(1.0), Budget(2.0, 1e-6))
+    assert table.rows[-1].mechanism == "classic"
+    assert "below 1" in table.rows[-1].note
