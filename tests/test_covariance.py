@@ -48,6 +48,12 @@ def test_variances_and_traces(case):
     assert Gaussian(case.covariance).std == pytest.approx(np.sqrt(np.trace(case.oracle) / 9))
 
 
+@pytest.mark.parametrize("power", [1, 2, 3, 4])
+def test_power_traces(case, power):
+    expected = np.trace(np.linalg.matrix_power(case.oracle, power))
+    assert case.covariance.power_trace(power) == pytest.approx(expected, rel=1e-9)
+
+
 def test_smallest_std_is_the_smallest_singular_value_of_a_factor(case):
     values = np.linalg.eigvalsh(case.oracle)
     least = values[values > 1e-9 * values.max()].min()

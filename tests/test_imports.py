@@ -13,7 +13,7 @@ LEVELS = [
     {"budget", "sensitivity", "covariance", "spectrum", "postprocess"},
     {"noise", "privacy"},
     {"mechanisms", "queries"},
-    {"release", "compare"},
+    {"release", "compare", "claims"},
     {"plots"},
     {"demo"},
     {"cli"},

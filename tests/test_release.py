@@ -58,10 +58,10 @@ def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
     sample = Gaussian.sample
     monkeypatch.setattr(Gaussian, "sample", lambda self, rng=None: drawn.append(1) or sample(self, rng))
     with pytest.raises(BudgetExceeded):
-        release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, ledger=Book(refuse=True))
+        release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, mechanism="analytic", ledger=Book(refuse=True))
     assert not drawn
     book = Book()
-    out = release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, ledger=book, note="zeros")
+    out = release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, mechanism="analytic", ledger=book, note="zeros")
     assert drawn
     assert book.entries == [(out.certificate, "zeros")]
 
@@ -109,7 +109,16 @@ def test_a_law_that_breaks_the_promise_is_refused(monkeypatch):
     assert out.certificate.delta(1.0) > 1e-6
     row = next(row for row in compare((2, 2), Frobenius(1.0), BUDGET) if row.mechanism == "short")
     assert row.verdict == "violated"
-    assert calibrate("auto", shape=(2, 2), sensitivity=Frobenius(1.0), budget=BUDGET).source.startswith("analytic")
+    assert not calibrate("auto", shape=(2, 2), sensitivity=Frobenius(1.0), budget=BUDGET).source.startswith("short")
+
+
+def test_r1smg_is_refused_unless_the_caller_says_so():
+    for size in (3, 100):
+        with pytest.raises(GuaranteeViolated, match="theorem that is false"):
+            release(np.zeros(size), Frobenius(1.0), Budget(0.005, 1e-5), mechanism="r1smg")
+    out = release(np.zeros(100), Frobenius(1.0), Budget(0.005, 1e-5), mechanism="r1smg", accept_violation=True)
+    assert out.certificate.delta(0.005) == pytest.approx(0.3635, rel=1e-3)
+    assert "refuted" in str(out.certificate)
 
 
 def test_compare_table():
@@ -118,9 +127,10 @@ def test_compare_table():
     assert rows["analytic"].verdict == "exact"
     assert rows["classic"].verdict == "loose"
     assert rows["classic"].expected_squared_error > rows["analytic"].expected_squared_error
-    assert rows["optimal"].verdict == "not applicable"
-    assert rows["optimal"].note
-    errors = [row.expected_squared_error for row in table if not row.note]
+    assert rows["r1smg"].verdict == "violated"
+    assert rows["matrix-mechanism"].verdict == "not applicable"
+    assert "workload" in rows["matrix-mechanism"].note
+    errors = [row.expected_squared_error for row in table if row.verdict in ("exact", "loose")]
     assert errors == sorted(errors)
     columns = ["mechanism", "source", "std", "expected_squared_error", "claimed_delta", "exact_delta", "verdict"]
     assert list(table.to_pandas().columns)[:7] == columns
@@ -140,5 +150,7 @@ def test_compare_on_chosen_mechanisms_and_with_options():
 
 def test_compare_ranks_rows_that_do_not_apply_last():
     table = compare((2, 2), Frobenius(1.0), Budget(2.0, 1e-6))
-    assert table.rows[-1].mechanism == "classic"
-    assert "below 1" in table.rows[-1].note
+    absent = [row for row in table if row.note]
+    assert list(table.rows[-len(absent) :]) == absent
+    assert "below 1" in next(row.note for row in absent if row.mechanism == "classic")
+    assert "gamma" in next(row.note for row in absent if row.mechanism == "mvg")

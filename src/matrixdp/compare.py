@@ -11,7 +11,7 @@ from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
 from matrixdp.errors import NotApplicable, NotCertifiable
-from matrixdp.mechanisms import proposals
+from matrixdp.mechanisms import expected_error, proposals
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.sensitivity import Sensitivity
 
@@ -85,8 +85,8 @@ class Comparison:
                 f"{row.expected_squared_error:.4g}",
                 f"{row.expected_squared_error / best:.3g}",
                 f"{row.claimed_delta:.3g}",
-                f"{row.exact_delta:.3g}",
-                f"[{_COLOURS[row.verdict]}]{row.verdict}[/]",
+                f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
             )
         return table
 
@@ -101,7 +101,7 @@ class Comparison:
 
 
 KEEPS = ("exact", "loose")
-_COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red"}
+COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red"}
 
 
 def compare(
@@ -139,10 +139,10 @@ def compare(
                 mechanism=recipe.name,
                 source=recipe.source,
                 std=law.std,
-                expected_squared_error=law.expected_squared_error(options.get("weights")),
+                expected_squared_error=expected_error(law, options),
                 claimed_delta=budget.delta,
                 exact_delta=certificate.delta(budget.epsilon),
-                verdict=_verdict(certificate, budget),
+                verdict=verdict(certificate, budget),
             )
         )
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
@@ -153,7 +153,8 @@ def _absent(name: str, source: str, reason: str) -> Row:
     return Row(name, source, math.nan, math.nan, math.nan, math.nan, "not applicable", note=reason)
 
 
-def _verdict(certificate: Certificate, budget: Budget) -> str:
+def verdict(certificate: Certificate, budget: Budget) -> str:
+    """Whether a claimed budget is the truth, holds with room to spare, or does not hold."""
     true_delta = certificate.delta(budget.epsilon)
     if true_delta > budget.delta:
         return "violated" if certificate.exact else "unproven"

@@ -62,6 +62,10 @@ class Covariance(ABC):
     def softest_direction(self) -> Array:
         """A unit difference that the noise hides worst."""
 
+    @abstractmethod
+    def power_trace(self, power: int) -> float:
+        """tr(S^power): the moments of the spectrum, which determine the law of ||Z||^2."""
+
     def trace(self) -> float:
         """The expected squared Frobenius norm of the noise."""
         return float(np.sum(self.variances()))
@@ -128,6 +132,10 @@ class _Independent(FullCovariance):
     def variances(self) -> Array:
         """The variance of each entry."""
         return np.broadcast_to(np.square(self.std), self.shape)
+
+    def power_trace(self, power: int) -> float:
+        """tr(S^power)."""
+        return float(np.sum(self.variances() ** power))
 
     def precision(self, difference: Array) -> Array:
         """Q applied to a difference."""
@@ -243,6 +251,10 @@ class Kronecker(FullCovariance):
         """The variance of each entry."""
         return np.outer(self.rows.diagonal(self.rows.variances), self.columns.diagonal(self.columns.variances))
 
+    def power_trace(self, power: int) -> float:
+        """tr(S^power)."""
+        return float(np.sum(self.rows.variances**power) * np.sum(self.columns.variances**power))
+
     def scaled(self, factor: float) -> Kronecker:
         """The same noise, larger by the factor."""
         return Kronecker(self.rows.scaled(factor), self.columns)
@@ -325,6 +337,11 @@ class Symmetric(Covariance):
         np.fill_diagonal(off, self.std**2 * (1 - 1 / d) + self.trace_std**2 / d)
         return off
 
+    def power_trace(self, power: int) -> float:
+        """tr(S^power)."""
+        free = self.dimension * (self.dimension + 1) / 2 - 1
+        return float(free * self.std ** (2 * power) + self.trace_std ** (2 * power))
+
     def scaled(self, factor: float) -> Symmetric:
         """The same noise, larger by the factor."""
         return Symmetric(self.dimension, self.std * factor, self.trace_std * factor)
@@ -382,6 +399,10 @@ class Dense(FullCovariance):
     def variances(self) -> Array:
         """The variance of each entry."""
         return np.reshape(self.matrix.diagonal(self.matrix.variances), self.shape)
+
+    def power_trace(self, power: int) -> float:
+        """tr(S^power)."""
+        return float(np.sum(self.matrix.variances**power))
 
     def scaled(self, factor: float) -> Dense:
         """The same noise, larger by the factor."""

@@ -11,7 +11,7 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import GuaranteeViolated
-from matrixdp.mechanisms import calibrate
+from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.noise.laws import NoiseLaw, generator
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.sensitivity import Sensitivity
@@ -64,15 +64,18 @@ def release(
     Guarantee: `result.certificate`, for neighbours under its relation whose values differ by a member of the set.
 
     Raises:
-        GuaranteeViolated: if the mechanism's noise does not keep the budget, and accept_violation is not set.
+        GuaranteeViolated: if the mechanism's noise does not keep the budget or its theorem is refuted, and
+            accept_violation is not set.
     """
     true_value = _check.finite("value", value)
     randomness = generator(rng)
     law = calibrate(mechanism, shape=true_value.shape, sensitivity=sensitivity, budget=budget, **options)
     certificate = certify(law, sensitivity, budget)
-    if not (certificate.meets(budget) or accept_violation is True):
+    refuted = mechanism in RECIPES and RECIPES[mechanism].refuted
+    if (refuted or not certificate.meets(budget)) and accept_violation is not True:
+        reason = "rests on a theorem that is false" if refuted else f"does not keep {budget}"
         raise GuaranteeViolated(
-            f"{law.source} does not keep {budget}: at that epsilon its delta is "
+            f"{law.source} {reason}: at epsilon {budget.epsilon:g} its delta is "
             f"{certificate.delta(budget.epsilon):.3g}{'' if certificate.exact else ' (an upper bound)'}; nothing was "
             "released. Use mechanism='auto', or accept_violation=True to release without the guarantee"
         )

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
@@ -36,6 +35,10 @@ class Sensitivity(ABC):
     @abstractmethod
     def frobenius_radius(self, shape: Shape) -> float:
         """The largest Frobenius norm in the set: the l2 sensitivity."""
+
+    @abstractmethod
+    def largest_entry(self, shape: Shape) -> float:
+        """The most that any single entry can change."""
 
     @abstractmethod
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -65,6 +68,10 @@ class Frobenius(Sensitivity):
 
     def frobenius_radius(self, shape: Shape) -> float:
         """The radius itself."""
+        return self.radius
+
+    def largest_entry(self, shape: Shape) -> float:
+        """The radius, all in one entry."""
         return self.radius
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -98,6 +105,10 @@ class Entrywise(Sensitivity):
     def frobenius_radius(self, shape: Shape) -> float:
         """The norm of the array of bounds."""
         return float(np.linalg.norm(self.bounds(shape)))
+
+    def largest_entry(self, shape: Shape) -> float:
+        """The largest bound."""
+        return float(np.max(self.bounds(shape)))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Every entry within its bound."""
@@ -166,6 +177,11 @@ class _OneLine(Sensitivity):
         self.fits(shape)
         return self.radius if self.radius is not None else float(np.linalg.norm(self.widths(shape)))
 
+    def largest_entry(self, shape: Shape) -> float:
+        """The radius, or the widest side of the box."""
+        self.fits(shape)
+        return self.radius if self.radius is not None else float(np.max(self.widths(shape)))
+
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """At most one line is not zero, and that line is short enough."""
         change = np.asarray(difference)
@@ -218,6 +234,10 @@ class Counts(Sensitivity):
         """As many cells as there are, each moved by the bound."""
         return self.bound * math.sqrt(min(self.cells, math.prod(shape)))
 
+    def largest_entry(self, shape: Shape) -> float:
+        """The bound."""
+        return self.bound
+
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Few enough entries are not zero, and none is too large."""
         change = np.abs(np.asarray(difference))
@@ -253,6 +273,11 @@ class RankOne(Sensitivity):
         self.fits(shape)
         both = self.relation == "replace" and shape[0] > 1
         return self.radius**2 * (math.sqrt(2) if both else 1.0)
+
+    def largest_entry(self, shape: Shape) -> float:
+        """The square of the radius, on the diagonal."""
+        self.fits(shape)
+        return self.radius**2
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Symmetric, with one eigenvalue of each sign at most (add/remove: one in all), each at most radius^2."""
@@ -303,8 +328,15 @@ class Vertices(Sensitivity):
         self.fits(shape)
         return max(float(np.linalg.norm(v)) for v in self.differences)
 
+    def largest_entry(self, shape: Shape) -> float:
+        """The largest entry of any vertex."""
+        self.fits(shape)
+        return max(float(np.max(np.abs(v))) for v in self.differences)
+
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """The difference is a combination of the vertices whose weights have absolute sum at most 1."""
+        from scipy.optimize import linprog  # here, because it is slow to import and seldom needed
+
         vertices = np.stack([v.ravel() for v in self.differences], axis=1)
         found = linprog(
             np.ones(2 * vertices.shape[1]),

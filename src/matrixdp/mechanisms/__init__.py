@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from matrixdp import _check
@@ -13,20 +12,45 @@ from matrixdp.mechanisms.analytic import analytic
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.classic import classic
 from matrixdp.mechanisms.imgm import imgm
+from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism, workload_error
+from matrixdp.mechanisms.mgm import idn, mgm, udn
+from matrixdp.mechanisms.mvg import mvg
 from matrixdp.mechanisms.optimal import optimal
-from matrixdp.noise.laws import NoiseLaw
+from matrixdp.mechanisms.r1smg import r1smg
+from matrixdp.mechanisms.spherical import l2, spherical
+from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Sensitivity
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (classic, analytic, imgm, optimal)}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        classic,
+        analytic,
+        mvg,
+        mgm,
+        udn,
+        idn,
+        imgm,
+        r1smg,
+        l2,
+        spherical,
+        optimal,
+        matrix_mechanism,
+    )
+}
 """Every mechanism by name; of two that are equally good, "auto" takes the one listed first."""
+
+# Gaussian releases compose exactly; "auto" takes other noise only when its error is lower by more than this factor.
+GAUSSIAN_PREFERENCE = 1.01
 
 
 def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: Budget, **options: Any) -> NoiseLaw:
     """The noise that a mechanism proposes for a budget.
 
     Args:
-        mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget.
+        mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget (Gaussian
+            noise, which composes exactly, if it is within 1 % of the least).
         shape: the shape of the value to release.
         sensitivity: what a neighbour can change.
         budget: the promise to keep.
@@ -46,14 +70,15 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         return _least_error(shape, sensitivity, budget, options)
     chosen = RECIPES[mechanism]
     law = chosen.calibrate(shape, sensitivity, budget, **options)
-    return replace(law, source=f"{chosen.name} [{chosen.source}]")
+    return law.attributed_to(f"{chosen.name} [{chosen.source}]")
 
 
 def proposals(
     shape: Any, sensitivity: Sensitivity, budget: Budget, options: dict[str, Any], names: Any = None
 ) -> Iterator[tuple[Recipe, NoiseLaw | NotApplicable]]:
     """What each mechanism proposes, or why it has nothing to propose; options go to the recipes that know them."""
-    chosen = [RECIPES[_check.choice("mechanism", name, RECIPES)] for name in (names or RECIPES)]
+    named = [RECIPES[_check.choice("mechanism", name, RECIPES)] for name in names or ()]
+    chosen = named or list(RECIPES.values())
     for name in options:
         if not any(name in recipe.options for recipe in chosen):
             raise InvalidInput(f"no mechanism here has an option {name!r}")
@@ -63,6 +88,9 @@ def proposals(
         if missing:
             yield recipe, NotApplicable(f"needs the option {missing[0]!r}")
             continue
+        if recipe.slow and not named:
+            yield recipe, NotApplicable("takes seconds; ask for it by name")
+            continue
         try:
             law = calibrate(recipe.name, shape=shape, sensitivity=sensitivity, budget=budget, **known)
         except NotApplicable as reason:
@@ -71,16 +99,23 @@ def proposals(
             yield recipe, law
 
 
+def expected_error(law: NoiseLaw, options: dict[str, Any]) -> float:
+    """What the noise costs the task that the options name: a workload, weights, or all entries alike."""
+    if options.get("workload") is not None:
+        return workload_error(options["workload"], law)
+    return law.expected_squared_error(options.get("weights"))
+
+
 def _least_error(shape: Any, sensitivity: Sensitivity, budget: Budget, options: dict[str, Any]) -> NoiseLaw:
     best: tuple[float, NoiseLaw] | None = None
-    for _, law in proposals(shape, sensitivity, budget, options):
-        if isinstance(law, NotApplicable):
+    for recipe, law in proposals(shape, sensitivity, budget, options):
+        if recipe.refuted or isinstance(law, NotApplicable):
             continue
         try:
             kept = certify(law, sensitivity).meets(budget)
         except NotCertifiable:
             kept = False
-        error = law.expected_squared_error(options.get("weights"))
+        error = expected_error(law, options) * (1 if isinstance(law, Gaussian) else GAUSSIAN_PREFERENCE)
         if kept and (best is None or error < best[0] * (1 - 1e-9)):
             best = error, law
     if best is None:

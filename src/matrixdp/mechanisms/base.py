@@ -25,11 +25,15 @@ class Recipe:
         name: how users ask for it.
         source: the paper and the theorem it follows.
         propose: (shape, sensitivity, budget, **options) -> noise law; raises NotApplicable where it has no theorem.
+        refuted: its theorem is false; `release` refuses it even where its noise happens to suffice.
+        slow: takes seconds, so that "auto" and a comparison of all mechanisms leave it out unless it is named.
     """
 
     name: str
     source: str
     propose: Callable[..., NoiseLaw]
+    slow: bool = False
+    refuted: bool = False
 
     @property
     def options(self) -> Mapping[str, inspect.Parameter]:
@@ -49,11 +53,11 @@ class Recipe:
         return self.propose(shape, sensitivity, budget, **options)
 
 
-def recipe(name: str, *, source: str) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
+def recipe(name: str, *, source: str, slow: bool = False, refuted: bool = False) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
     """Makes a Recipe of the function that follows."""
 
     def wrap(propose: Callable[..., NoiseLaw]) -> Recipe:
-        return Recipe(name=name, source=source, propose=propose)
+        return Recipe(name=name, source=source, propose=propose, slow=slow, refuted=refuted)
 
     return wrap
 

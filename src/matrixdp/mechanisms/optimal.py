@@ -10,15 +10,16 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Covariance, Diagonal, Isotropic, Symmetric
+from matrixdp.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
 from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.mechanisms import design
 from matrixdp.mechanisms.base import HEADROOM, recipe
+from matrixdp.mechanisms.directions import LEAST_WEIGHT
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Entrywise, Frobenius, RankOne, Sensitivity
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.spectrum import Spectrum
 
-# Entries that the task ignores get noise as if their weight were this share of the largest (in the root).
-LEAST_WEIGHT = 1e-3
 # Entries that no neighbour can change get this share of the least noise elsewhere.
 LEAST_STD = 1e-6
 
@@ -31,17 +32,18 @@ def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: 
         weights: how much the squared error of each entry counts, an array of the value's shape; all alike by default.
     """
     bound = float(gaussian.mu(budget.epsilon, budget.delta)) / HEADROOM
-    if isinstance(sensitivity, Frobenius):
-        _weights(weights, shape)
-        covariance: Covariance = Isotropic(shape, sensitivity.radius / bound)
-    elif isinstance(sensitivity, Entrywise):
-        covariance = _entrywise(sensitivity.bounds(shape), _weights(weights, shape), bound)
-    elif isinstance(sensitivity, RankOne) and weights is None:
-        covariance = _rank_one(shape[0], sensitivity, bound)
-    else:
-        kind = type(sensitivity).__name__ + ("" if weights is None else " with weights")
-        raise NotApplicable(f"optimal has no closed form for {kind}; use 'analytic'")
-    return Gaussian(covariance)
+    counted = _weights(weights, shape)
+    if isinstance(sensitivity, Vertices):
+        return _vertices(sensitivity, counted, bound)
+    if isinstance(sensitivity, Frobenius) or _alike(sensitivity, weights):
+        return Gaussian(Isotropic(shape, sensitivity.frobenius_radius(shape) / bound))
+    if isinstance(sensitivity, Entrywise):
+        return Gaussian(_entrywise(sensitivity.bounds(shape), counted, bound))
+    if isinstance(sensitivity, (OneColumn, OneRow)) and weights is None:
+        return Gaussian(_one_box(shape, sensitivity, bound))
+    if isinstance(sensitivity, RankOne) and weights is None:
+        return Gaussian(_rank_one(shape[0], sensitivity, bound))
+    raise NotApplicable(f"optimal has no closed form for {type(sensitivity).__name__} with weights; use 'analytic'")
 
 
 def _weights(weights: Any, shape: Shape) -> Array:
@@ -49,6 +51,30 @@ def _weights(weights: Any, shape: Shape) -> Array:
     if not (np.all(given >= 0) and np.any(given > 0)):
         raise InvalidInput("weights must be 0 or above everywhere and above 0 somewhere")
     return given
+
+
+def _alike(sensitivity: Sensitivity, weights: Any) -> bool:
+    """Whether signs and places can be exchanged so freely (docs/optimal-noise.md) that only i.i.d. noise is left."""
+    if isinstance(sensitivity, Counts):
+        return weights is None or sensitivity.cells == 1
+    return isinstance(sensitivity, (OneColumn, OneRow)) and sensitivity.radius is not None and weights is None
+
+
+def _one_box(shape: Shape, sensitivity: OneColumn | OneRow, bound: float) -> Kronecker:
+    """Lines can be exchanged, so each place along the line has one scale: as for Entrywise on a single line."""
+    along = _entrywise(sensitivity.widths(shape), np.ones(shape[1 - sensitivity.axis]), bound).variances()
+    lines = np.ones(shape[sensitivity.axis])
+    return Kronecker(lines, along) if sensitivity.axis == 0 else Kronecker(along, lines)
+
+
+def _vertices(sensitivity: Vertices, weights: Array, bound: float) -> Gaussian:
+    """The convex program of mechanisms/design.py."""
+    vertices = np.stack([v.ravel() for v in sensitivity.differences])
+    found = design.solve(np.diag(weights.ravel()), vertices)
+    covariance = Dense(Spectrum(found.variances, found.directions), weights.shape)
+    return Gaussian(
+        covariance.scaled((1 + covariance.slack) / bound), note=f"within {found.gap:.1g} of the least error there is"
+    )
 
 
 def _entrywise(bounds: Array, weights: Array, bound: float) -> Diagonal:

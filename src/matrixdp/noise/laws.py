@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.covariance import Covariance
 from matrixdp.errors import InvalidInput
+from matrixdp.privacy.spherical import radius_moment
 
 
 class NoiseLaw(ABC):
@@ -20,10 +22,11 @@ class NoiseLaw(ABC):
     source: str
     """Who proposed it, for the certificate: a mechanism's name and theorem."""
 
-    @property
-    @abstractmethod
-    def shape(self) -> Shape:
-        """The shape of the noise."""
+    note: str
+    """Anything else that the certificate should say."""
+
+    shape: Shape
+    """The shape of the noise."""
 
     @abstractmethod
     def expected_squared_error(self, weights: Any = None) -> float:
@@ -37,6 +40,10 @@ class NoiseLaw(ABC):
     def describe(self) -> str:
         """A few words for people."""
 
+    @abstractmethod
+    def attributed_to(self, source: str) -> NoiseLaw:
+        """The same law with this source."""
+
     @property
     def std(self) -> float:
         """The root mean square of the noise over its entries."""
@@ -49,17 +56,15 @@ class Gaussian(NoiseLaw):
 
     covariance: Covariance
     source: str = "covariance given by the caller"
+    note: str = ""
+    shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.covariance, Covariance):
             raise InvalidInput(
                 f"covariance must come from matrixdp.covariance (Isotropic, Diagonal, ...), got {self.covariance!r}"
             )
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the noise."""
-        return self.covariance.shape
+        object.__setattr__(self, "shape", self.covariance.shape)
 
     def expected_squared_error(self, weights: Any = None) -> float:
         """E ||Z||_F^2, or weighted."""
@@ -72,6 +77,60 @@ class Gaussian(NoiseLaw):
     def describe(self) -> str:
         """A few words for people."""
         return self.covariance.describe()
+
+    def attributed_to(self, source: str) -> Gaussian:
+        """The same law with this source."""
+        return replace(self, source=source)
+
+
+@dataclass(frozen=True, eq=False)
+class Spherical(NoiseLaw):
+    """A uniform direction times a radius with density proportional to r^(k-1) exp(-(r/scale)^p).
+
+    k = M (the number of entries) and p = 2 is the i.i.d. Gaussian of standard deviation scale/sqrt(2); k = M and p = 1
+    is the l2 mechanism; k = 1 and p = 2 is R1SMG.
+    """
+
+    shape: Shape
+    k: float
+    p: float
+    scale: float
+    source: str = "parameters given by the caller"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _check.shape(self.shape))
+        for name in ("k", "p", "scale"):
+            object.__setattr__(self, name, _check.positive(name, getattr(self, name)))
+
+    def radius_moment(self, order: float) -> float:
+        """E ||Z||^order."""
+        return radius_moment(self.k, self.p, self.scale, order)
+
+    def expected_squared_error(self, weights: Any = None) -> float:
+        """E ||Z||_F^2, or weighted; every entry has the same variance."""
+        total = self.radius_moment(2)
+        if weights is None:
+            return total
+        counted = _check.broadcast("weights", weights, self.shape)
+        if not np.all(counted >= 0):
+            raise InvalidInput("weights must be 0 or above everywhere")
+        return total * float(np.mean(counted))
+
+    def sample(self, rng: np.random.Generator | None = None) -> Array:
+        """Draws a direction and a radius."""
+        randomness = generator(rng)
+        direction = randomness.standard_normal(self.shape)
+        radius = self.scale * float(randomness.standard_gamma(self.k / self.p)) ** (1 / self.p)
+        return np.asarray(direction * (radius / float(np.linalg.norm(direction))))
+
+    def describe(self) -> str:
+        """A few words for people."""
+        return f"spherical, radius density r^{self.k - 1:g} exp(-(r/{self.scale:.6g})^{self.p:g})"
+
+    def attributed_to(self, source: str) -> Spherical:
+        """The same law with this source."""
+        return replace(self, source=source)
 
 
 def generator(rng: np.random.Generator | None) -> np.random.Generator:

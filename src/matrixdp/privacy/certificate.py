@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.covariance import Covariance, Dense, FullCovariance, Symmetric
+from matrixdp.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric
 from matrixdp.errors import InvalidInput, NotCertifiable
-from matrixdp.noise.laws import Gaussian, NoiseLaw
-from matrixdp.privacy import gaussian
+from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
+from matrixdp.privacy import gaussian, spherical
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 from matrixdp.spectrum import unit
 
@@ -156,26 +156,49 @@ def certify(noise: NoiseLaw, sensitivity: Sensitivity, budget: Budget | None = N
     Raises:
         NotCertifiable: if the noise cannot hide some difference in the set at all.
     """
-    if not isinstance(noise, Gaussian):
+    if not isinstance(noise, NoiseLaw):
         raise InvalidInput(f"noise must be a noise law, got {noise!r}; calibrate() makes one")
     if not isinstance(sensitivity, Sensitivity):
         raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {sensitivity!r}")
     sensitivity.fits(noise.shape)
+    profile, exact, witness = _guarantee(noise, sensitivity)
+    return Certificate(
+        profile=profile,
+        exact=exact,
+        relation=sensitivity.relation,
+        sensitivity=sensitivity.describe(),
+        noise=noise.describe(),
+        source=noise.source + (f"; {noise.note}" if noise.note else ""),
+        shape=noise.shape,
+        budget=budget,
+        _witness=witness,
+    )
+
+
+@singledispatch
+def _guarantee(noise: NoiseLaw, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
+    """The profile of a law on a set, whether it is attained, and by which difference."""
+    raise NotCertifiable(f"nothing is proven about the noise {noise!r}")
+
+
+@_guarantee.register
+def _(noise: Gaussian, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
     found = supremum(sensitivity, noise.covariance)
     mu = found.mu * (1 + ROUNDING + noise.covariance.slack)
     if not math.isfinite(mu):
         raise NotCertifiable(f"{noise.describe()} cannot hide every change allowed here: {sensitivity}")
-    return Certificate(
-        profile=GaussianProfile(mu),
-        exact=found.exact,
-        relation=sensitivity.relation,
-        sensitivity=sensitivity.describe(),
-        noise=noise.describe(),
-        source=noise.source,
-        shape=noise.shape,
-        budget=budget,
-        _witness=found.witness,
+    return GaussianProfile(mu), found.exact, found.witness
+
+
+@_guarantee.register
+def _(noise: Spherical, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
+    """Only the length of a difference counts, and the longest is the worst."""
+    radius = sensitivity.frobenius_radius(noise.shape) * (1 + ROUNDING)
+    profile = spherical.Profile(
+        dimension=math.prod(noise.shape), k=noise.k, p=noise.p, scale=noise.scale, radius=radius
     )
+    longest = supremum(sensitivity, Isotropic(noise.shape, 1.0))
+    return profile, True, longest.witness
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""The command line. One file a command; a new one is its file and its line in COMMANDS."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from matrixdp.cli.calibrate import calibrate
+from matrixdp.cli.claims import claims
+from matrixdp.cli.compare import compare
+from matrixdp.cli.demo import demo
+from matrixdp.cli.release import release
+from matrixdp.cli.show import error, show_warnings
+from matrixdp.errors import MatrixDPError
+
+COMMANDS = (demo, compare, calibrate, release, claims)
+
+
+class _Commands(TyperGroup):
+    """Turns every error that matrixdp raises on purpose into one line and exit code 2, and warnings into lines."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with show_warnings():
+                return super().invoke(ctx)
+        except MatrixDPError as problem:
+            error(str(problem))
+            raise typer.Exit(2) from None
+
+
+# Pretty tracebacks can print local variables, and here those hold private records.
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"matrixdp {version('matrixdp')}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Release matrices under differential privacy, with an exact certificate of what each release guarantees."""
+
+
+for command in COMMANDS:
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()

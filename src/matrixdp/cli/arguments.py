@@ -1,0 +1,27 @@
+"""The arguments that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from matrixdp.cli.specs import FORMS
+
+Shape = Annotated[str, typer.Option(help="Shape of the value to release: 89x89, or 100 for a vector.")]
+Sensitivity = Annotated[str, typer.Option(help=f"What one record can change: {FORMS}.")]
+Epsilon = Annotated[float, typer.Option(help="The epsilon to keep, above 0.")]
+Delta = Annotated[float, typer.Option(help="The delta to keep, between 0 and 1; well below 1/records.")]
+Relation = Annotated[
+    str | None,
+    typer.Option(help="What makes two datasets neighbours: add/remove or replace.", show_default="the set's own"),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        help="An option of the mechanism, key=value; a value may be a number, a comma list or a .npy file. Repeatable.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -1,0 +1,60 @@
+"""`matrixdp calibrate`: the noise of one mechanism, and what it guarantees."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from matrixdp.cli import arguments, show, specs
+
+
+def calibrate(
+    mechanism: Annotated[
+        str, typer.Argument(metavar="MECHANISM", help="A mechanism's name, or auto for the least error.")
+    ],
+    shape: arguments.Shape,
+    sensitivity: arguments.Sensitivity,
+    epsilon: arguments.Epsilon,
+    delta: arguments.Delta,
+    relation: arguments.Relation = None,
+    option: arguments.Options = None,
+    json: arguments.Json = False,
+) -> None:
+    """Calibrate one mechanism: the noise it adds, and the certificate of what that noise guarantees.
+
+    Example: matrixdp calibrate analytic --shape 6x248 --sensitivity frobenius:2.449 --epsilon 1 --delta 1e-6
+    """
+    from matrixdp.budget import Budget
+    from matrixdp.mechanisms import calibrate
+    from matrixdp.privacy.certificate import certify
+
+    differences, budget = specs.sensitivity(sensitivity, relation), Budget(epsilon, delta)
+    noise = calibrate(
+        mechanism,
+        shape=specs.shape(shape),
+        sensitivity=differences,
+        budget=budget,
+        **specs.options(option or []),
+    )
+    certificate = certify(noise, differences, budget)
+    kept, error = certificate.meets(budget), noise.expected_squared_error()
+    if json:
+        show.document(
+            {
+                "mechanism": mechanism,
+                "std": noise.std,
+                "expected_squared_error": error,
+                "keeps_budget": kept,
+                "certificate": certificate.to_dict(),
+            }
+        )
+        return
+    console = show.console()
+    console.print(
+        f"Noise: {noise.describe()}; std {noise.std:.6g}, E||Z||^2 = {error:.6g}", markup=False, soft_wrap=True
+    )
+    console.print(str(certificate), markup=False, soft_wrap=True)
+    if not kept:
+        true_delta = certificate.delta(epsilon)
+        console.print(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta:.3g}.", style="red")

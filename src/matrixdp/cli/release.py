@@ -1,0 +1,112 @@
+"""`matrixdp release`: from a file of records to a noisy matrix and its certificate."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from matrixdp.cli import arguments, files, show, specs
+from matrixdp.errors import InvalidInput
+
+QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity")
+
+
+def release(
+    records: Annotated[Path, typer.Argument(metavar="INPUT", help="Records, one a row: CSV, NPY or Parquet.")],
+    query: Annotated[str, typer.Option(help=f"What to release: {', '.join(QUERIES)}.")],
+    epsilon: arguments.Epsilon,
+    delta: arguments.Delta,
+    output: Annotated[
+        Path, typer.Option(help="Where the noisy matrix goes (.csv, .npy, .parquet); the certificate lies next to it.")
+    ],
+    norm: Annotated[float | None, typer.Option(help="Clip every record to this norm.")] = None,
+    low: Annotated[str | None, typer.Option(help="Clip entries from below: a number, or one a column.")] = None,
+    high: Annotated[str | None, typer.Option(help="Clip entries from above: a number, or one a column.")] = None,
+    edges: Annotated[
+        list[str] | None,
+        typer.Option(help="Bin edges: start:stop:count, or a comma list. Give it twice for two columns."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Use only these columns: names, or positions from 0, separated by commas.")
+    ] = None,
+    relation: arguments.Relation = None,
+    average: Annotated[bool, typer.Option("--average", help="Divide by --size, or by the number of records.")] = False,
+    size: Annotated[int | None, typer.Option(help="A public number to divide by; add/remove needs it.")] = None,
+    center: Annotated[str | None, typer.Option(help="A public center for the covariance: one number a column.")] = None,
+    records_are: Annotated[str | None, typer.Option(help="For identity: rows or columns.")] = None,
+    mechanism: Annotated[str, typer.Option(help="A mechanism's name, or auto for the least error.")] = "auto",
+    option: arguments.Options = None,
+    json: arguments.Json = False,
+) -> None:
+    """Release a query on a file of records: a noisy matrix, and next to it the certificate of what it guarantees.
+
+    The bounds, edges and sizes given here are published with the release: choose them without looking at the records.
+
+    Example: matrixdp release people.csv --query second-moment --norm 1 --epsilon 1 --delta 1e-6 --output moment.csv
+    """
+    from matrixdp.budget import Budget
+    from matrixdp.release import release
+
+    files.check_free(output)
+    budget = Budget(epsilon, delta)
+    given = {
+        "norm": norm,
+        "low": specs.bounds("low", low),
+        "high": specs.bounds("high", high),
+        "edges": _grid(edges) if edges else None,
+        "columns": specs.columns(columns) if columns else None,
+        "relation": relation,
+        "average": average or None,
+        "size": size,
+        "center": specs.bounds("center", center),
+        "records_are": records_are,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    answer = _query(query, chosen)(records, **chosen)
+    released = release(answer.value, answer.sensitivity, budget, mechanism, **specs.options(option or []))
+    asked = {"query": query, "parameters": {name: _plain(value) for name, value in chosen.items()}}
+    certificate = files.write(output, released.value, {**asked, **released.certificate.to_dict()})
+    if json:
+        show.document(certificate)
+        return
+    console = show.console()
+    console.print(str(released.certificate), markup=False, soft_wrap=True)
+    console.print(f"Written: {output} and {files.certificate_path(output)}", markup=False, soft_wrap=True)
+
+
+def _query(name: str, given: dict[str, Any]) -> Callable[..., Any]:
+    """The query's function, once it is sure that it knows every option given and misses none."""
+    from matrixdp import _check, queries
+
+    function: Callable[..., Any] = getattr(queries, _check.choice("query", name, QUERIES).replace("-", "_"))
+    known = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    takes = ", ".join(map(_flag, known))
+    for option in given:
+        if option not in known:
+            raise InvalidInput(f"the query {name} has no use for {_flag(option)}; its options: {takes}")
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in given:
+            raise InvalidInput(f"the query {name} needs {_flag(option)}; its options: {takes}")
+    return function
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _grid(texts: list[str]) -> Any:
+    """The edges of one column, or the list of those of several."""
+    found = [specs.edges(text) for text in texts]
+    return found[0] if len(found) == 1 else found
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON knows it: arrays become lists."""
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value

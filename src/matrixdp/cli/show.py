@@ -1,0 +1,57 @@
+"""What the commands print: text for people on a terminal, or JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+# Wide enough for the tables, when the output is a file or a pipe and has no width of its own.
+PIPE_WIDTH = 120
+
+
+def document(content: Any) -> None:
+    """Prints JSON and nothing else; null stands where there is no finite number, as when no epsilon holds."""
+    typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def console() -> Any:
+    """A rich console on standard output."""
+    from rich.console import Console
+
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def error(message: str) -> None:
+    """Prints one red line on standard error."""
+    _line("error", message, "red")
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Prints each warning raised inside as one yellow line on standard error."""
+
+    def line(message: Warning | str, *_: Any, **__: Any) -> None:
+        _line("warning", str(message), "yellow")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = line
+        yield
+
+
+def _line(kind: str, message: str, colour: str) -> None:
+    typer.secho(f"{kind}: {' '.join(message.split())}", fg=colour, err=True)

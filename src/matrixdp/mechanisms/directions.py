@@ -1,0 +1,58 @@
+"""Pieces that the directional mechanisms share: the radius of the noise, and what the task looks at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.errors import InvalidInput, NotApplicable
+
+# A direction that the task never looks at gets noise as if the root of its weight were this share of the largest.
+LEAST_WEIGHT = 1e-3
+
+
+def squared_radius(size: int, delta: float) -> float:
+    """z^2 with P(||N||^2 <= z^2) >= 1 - delta for `size` standard normal entries.
+
+    Source: laurent2000adaptive, Lemma 1.
+    """
+    log = -math.log(delta)
+    return 2 * math.sqrt(size * log) + 2 * log + size
+
+
+def largest_root(a: float, b: float, epsilon: float) -> float:
+    """The positive root of a x^2 + b x = 2 epsilon, without cancellation."""
+    return 4 * epsilon / (b + math.sqrt(b**2 + 8 * a * epsilon))
+
+
+def rows_and_columns(mechanism: str, shape: Shape) -> tuple[int, int]:
+    """The two sides of a matrix value."""
+    if len(shape) != 2:
+        raise NotApplicable(f"{mechanism} needs a value with rows and columns, got shape {shape}; use 'analytic'")
+    return shape[0], shape[1]
+
+
+def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
+    """The weight P_i of each noise direction for a task: columns of W times the directions, squared and summed.
+
+    The task is a matrix W with one column an entry, or the weights themselves; None weighs all alike. Weights of 0
+    are raised to a small share of the largest, since the optimum there is infinite.
+    """
+    if task is None:
+        return np.ones(size)
+    given = _check.finite(name, task)
+    if given.shape[-1] != size:
+        raise InvalidInput(f"{name} must have {size} columns (or be {size} weights), got shape {given.shape}")
+    if given.ndim == 1:
+        weights = given
+    else:
+        seen = given if directions is None else given @ directions
+        weights = np.sum(np.square(seen), axis=0)
+    if not (np.all(weights >= 0) and np.any(weights > 0)):
+        raise InvalidInput(f"{name} must have weights of 0 or above, and one above 0")
+    raised: Array = np.maximum(weights, LEAST_WEIGHT**2 * weights.max())
+    return raised

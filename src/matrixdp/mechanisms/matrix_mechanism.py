@@ -1,0 +1,106 @@
+"""The matrix mechanism: the least noise on a histogram for a workload of linear queries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.budget import Budget
+from matrixdp.covariance import Dense, FullCovariance, Isotropic, Kronecker
+from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.mechanisms import design, workloads
+from matrixdp.mechanisms.base import HEADROOM, recipe
+from matrixdp.mechanisms.workloads import Workload
+from matrixdp.noise.laws import Gaussian, NoiseLaw
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.certificate import supremum
+from matrixdp.sensitivity import Counts, Sensitivity
+from matrixdp.spectrum import Spectrum
+
+NAMED = {
+    "identity": workloads.identity,
+    "total": workloads.total,
+    "prefix": workloads.prefix,
+    "all-ranges": workloads.all_ranges,
+}
+
+
+@recipe("matrix-mechanism", source="li2015matrix")
+def matrix_mechanism(
+    shape: Shape, sensitivity: Sensitivity, budget: Budget, *, workload: Any, tolerance: float = 1e-6
+) -> Gaussian:
+    """The covariance with the least total squared error over the answers of a workload.
+
+    The law is noise for the histogram itself; the workload's answers are computed from the noisy histogram.
+
+    Args:
+        workload: a Workload from matrixdp.mechanisms.workloads, a matrix with one row a query on the cells taken row
+            by row, or "identity", "total", "prefix", "all-ranges", which act along each axis.
+        tolerance: the largest relative distance from the least error there is, as the duality gap proves it.
+
+    Source: li2015matrix; the solver is matrixdp's own (design.py).
+    Deviates: (1) the optimum over all covariances, not over a family of strategies; (2) when several cells change, the
+        optimum for one cell is scaled to the certificate of the set.
+    """
+    if not isinstance(sensitivity, Counts):
+        raise NotApplicable(f"matrix-mechanism needs a Counts set, got {type(sensitivity).__name__}; use 'optimal'")
+    task = as_workload(workload, shape)
+    covariance, gap = _solve(task, shape, tolerance)
+    bound = float(gaussian.mu(budget.epsilon, budget.delta))
+    mu = supremum(sensitivity, covariance).mu * (1 + covariance.slack)
+    return Gaussian(
+        covariance.scaled(mu / bound * HEADROOM), note=f"workload {task.name}, within {gap:.1g} of the least error"
+    )
+
+
+def as_workload(workload: Any, shape: Shape) -> Workload:
+    """A workload on values of this shape, from an object, a name or a matrix."""
+    if isinstance(workload, str):
+        named = NAMED[_check.choice("workload", workload, NAMED)]
+        return workloads.tensor(*(named(side) for side in shape))
+    task = workload if isinstance(workload, Workload) else workloads.given(workload)
+    if task.shape != shape and (task.cells,) != shape and task.shape != (math.prod(shape),):
+        raise InvalidInput(f"workload is for a histogram of shape {task.shape}, the value has {shape}")
+    return task
+
+
+def _solve(task: Workload, shape: Shape, tolerance: float) -> tuple[FullCovariance, float]:
+    """Axis by axis when the task is a product on the value's own axes, else on all cells at once."""
+    if len(task.terms) == 1 and task.shape == shape:
+        designs = design.solve_kronecker(task.terms[0], tolerance)
+        spectra = [Spectrum(found.variances, found.directions) for found in designs]
+        gap = design.combined_gap(designs)
+        return (Kronecker(*spectra) if len(spectra) == 2 else Dense(spectra[0], shape)), gap
+    if task.spectrum() is not None:
+        found = workloads.solve_exchangeable(task, tolerance).dense()
+    else:
+        found = design.solve(task.gram(), tolerance=tolerance)
+    return Dense(Spectrum(found.variances, found.directions), shape), found.gap
+
+
+def workload_error(workload: Any, law: NoiseLaw) -> float:
+    """tr(P S): the total expected squared error over the workload's answers, computed from a value with this noise."""
+    task = as_workload(workload, law.shape)
+    covariance = law.covariance if isinstance(law, Gaussian) else None
+    if covariance is None or isinstance(covariance, Isotropic):
+        return law.std**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
+    if isinstance(covariance, Kronecker) and task.shape == law.shape:
+        sides = (covariance.rows, covariance.columns)
+        return sum(
+            math.prod(_trace_product(gram, side) for gram, side in zip(term, sides, strict=True)) for term in task.terms
+        )
+    if isinstance(covariance, Dense):
+        return _trace_product(task.gram(), covariance.matrix)
+    rows = np.stack([covariance.color(row.reshape(law.shape)).ravel() for row in np.eye(task.cells)])
+    return float(np.sum((rows @ task.gram()) * rows))
+
+
+def _trace_product(gram: Array, covariance: Spectrum) -> float:
+    """tr(P S) for S by its spectrum."""
+    if covariance.directions is None:
+        return float(np.diag(gram) @ covariance.variances)
+    return float(np.sum(covariance.directions * (gram @ covariance.directions), axis=0) @ covariance.variances)

@@ -1,0 +1,34 @@
+"""The rank-1 singular multivariate Gaussian mechanism (R1SMG), as published; its theorem is false."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import gammaln
+
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.errors import NotApplicable
+from matrixdp.mechanisms.base import recipe
+from matrixdp.noise.laws import Spherical
+from matrixdp.sensitivity import Sensitivity
+
+
+@recipe("r1smg", source="ji2024less, Theorem 5 (refuted)", refuted=True)
+def r1smg(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spherical:
+    """A normal variable of variance 2 s^2/(epsilon psi) times a uniform direction.
+
+    Refuted: the proof fixes the directions of the two noises that lead to one output and compares the densities given
+    them. The output does not show its direction; its law has a density like r^-(M-1) at the true value, and most
+    outputs give away which of two neighbours they came from. The certificate shows the true profile.
+
+    Source: ji2024less, Definition 8 and Theorem 5.
+    Deviates: none; kept to reproduce the paper, and refused by `release`.
+    """
+    size = math.prod(shape)
+    if not size > 2:
+        raise NotApplicable(f"r1smg is stated for more than 2 entries, got {size}; use 'analytic'")
+    log_psi = math.log(budget.delta) + float(gammaln((size - 1) / 2) - gammaln(size / 2)) - 0.5 * math.log(math.pi)
+    psi = math.exp(2 / (size - 2) * log_psi)
+    variance = 2 * sensitivity.frobenius_radius(shape) ** 2 / (budget.epsilon * psi)
+    return Spherical(shape, k=1.0, p=2.0, scale=math.sqrt(2 * variance))

@@ -1,0 +1,163 @@
+"""Pictures of matrices and of comparisons. Figures are plain objects: no display, no state shared with pyplot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+
+from matrixdp import _check
+from matrixdp.claims import Claims
+from matrixdp.compare import KEEPS, Comparison, Row
+from matrixdp.errors import InvalidInput
+
+RESOLUTION = 150
+"""Dots an inch of a saved picture."""
+
+# Colour, hatching and meaning of each verdict. Colour-blind readers can tell the colours apart; in grey, dark or light
+# and the hatching do.
+_STYLES = {
+    "exact": ("#0072B2", "", "exact: the claim is the truth"),
+    "loose": ("#F3CE7E", "", "loose: true, but more noise than the claim needs"),
+    "unproven": ("#CC79A7", "....", "unproven: not known to be true"),
+    "violated": ("#D55E00", "////", "violated: the claim is false"),
+}
+
+
+def side_by_side(
+    rows: Sequence[Sequence[Any]],
+    *,
+    titles: Sequence[str],
+    labels: Sequence[str] | None = None,
+    axes: Sequence[tuple[str, str]] | None = None,
+) -> Figure:
+    """Draws matrices as images, one row for each query, on one colour scale in each row.
+
+    Args:
+        rows: for each row, the matrices to compare, such as (true, released); a vector is drawn as one line.
+        titles: what stands above each column.
+        labels: what the colours of each row mean.
+        axes: names of the vertical and the horizontal axis of each row.
+    """
+    pictures = [[np.atleast_2d(_check.finite("matrix", matrix)) for matrix in row] for row in rows]
+    if not titles or not pictures or any(len(row) != len(titles) for row in pictures):
+        raise InvalidInput(f"rows must each hold one matrix for each of the {len(titles)} titles, and not be empty")
+    for name, given in (("labels", labels), ("axes", axes)):
+        if given is not None and len(given) != len(pictures):
+            raise InvalidInput(f"{name} must have one entry for each of the {len(pictures)} rows, got {len(given)}")
+    figure = _figure(3.1 * len(titles) + 1.2, 3.4 * len(pictures) + 0.3)
+    panels = figure.subplots(len(pictures), len(titles), squeeze=False)
+    for index, row in enumerate(pictures):
+        low, high = min(float(p.min()) for p in row), max(float(p.max()) for p in row)
+        for panel, picture, title in zip(panels[index], row, titles, strict=True):
+            image = panel.imshow(picture, vmin=low, vmax=high, cmap="viridis", interpolation="nearest", aspect="auto")
+            panel.set_box_aspect(1)
+            panel.set(xticks=[], yticks=[], title=title if index == 0 else "")
+            if axes is not None:
+                panel.set_xlabel(axes[index][1])
+        if axes is not None:
+            panels[index, 0].set_ylabel(axes[index][0])
+        bar = figure.colorbar(image, ax=list(panels[index]), shrink=0.9, pad=0.02)
+        if labels is not None:
+            bar.set_label(labels[index])
+    return figure
+
+
+def comparison_chart(*comparisons: Comparison) -> Figure:
+    """Draws the expected squared error of every mechanism as a bar on a log scale, coloured by verdict.
+
+    One panel for each comparison; mechanisms that have nothing to propose there are only named.
+    """
+    if not comparisons:
+        raise InvalidInput("comparisons must not be empty; compare() makes one")
+    shown = [[row for row in comparison if not row.note] for comparison in comparisons]
+    if not all(shown):
+        raise InvalidInput("every comparison needs at least one mechanism that applies")
+    heights = [len(rows) + 2.0 for rows in shown]
+    figure = _figure(8.5, 0.42 * sum(heights) + 0.8)
+    panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, comparison, rows in zip(panels, comparisons, shown, strict=True):
+        _bars(panel, comparison, rows)
+    panels[-1].set_xlabel("expected squared error of the whole matrix (log scale)")
+    present = {row.verdict for rows in shown for row in rows}
+    keys = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="black", label=meaning)
+        for verdict, (colour, hatch, meaning) in _STYLES.items()
+        if verdict in present
+    ]
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
+    absent = ", ".join(row.mechanism for row in comparison if row.note)
+    errors = [row.expected_squared_error for row in rows]
+    best = min((row.expected_squared_error for row in rows if row.verdict in KEEPS), default=math.nan)
+    for place, (row, error) in enumerate(zip(rows, errors, strict=True)):
+        colour, hatch, _ = _STYLES[row.verdict]
+        panel.barh(place, error, height=0.7, color=colour, hatch=hatch, edgecolor="black", linewidth=0.7)
+        beside = f"{error:.4g}" if math.isnan(best) else f"{error:.4g}  ({error / best:.3g} x best)"
+        panel.annotate(beside, (error, place), (5, 0), textcoords="offset points", va="center")
+    # Bars on a log scale start anywhere; a whole decade keeps them comparable. The rest is room for the numbers.
+    start = 10.0 ** math.floor(math.log10(min(errors) / 2))
+    panel.set_xscale("log")
+    panel.set_xlim(start, max(errors) * (max(errors) / start) ** 0.35)
+    panel.set_yticks(range(len(rows)), [row.mechanism for row in rows])
+    panel.set_ylim(len(rows) - 0.5 + (0.5 if absent else 0), -0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    sides = " x ".join(str(side) for side in comparison.shape)
+    panel.set_title(f"{sides}, {comparison.sensitivity}; {comparison.budget}", loc="left", fontsize=10)
+    if absent:
+        panel.annotate(f"no proposal here: {absent}", (1, 0), (0, 4), xycoords="axes fraction",
+                       textcoords="offset points", ha="right", color="dimgray", fontsize=8)  # fmt: skip
+
+
+def claims_chart(claims: Claims) -> Figure:
+    """Draws, for every setting, the error of each mechanism as a multiple of the analytic Gaussian's."""
+    settings = [(name, [row for row in rows if row.ratio == row.ratio]) for name, rows in claims.settings()]
+    settings = [(name, rows) for name, rows in settings if rows]
+    figure = _figure(9.5, 0.34 * len(settings) + 1.6)
+    panel = figure.subplots()
+    mechanisms = list(dict.fromkeys(row.mechanism for _, rows in settings for row in rows))
+    for mechanism, marker in zip(mechanisms, "osPD^v<>X", strict=False):
+        for verdict, (colour, _, _) in _STYLES.items():
+            points = [
+                (row.ratio, place)
+                for place, (_, rows) in enumerate(settings)
+                for row in rows
+                if row.mechanism == mechanism and row.verdict == verdict
+            ]
+            if points:
+                x, y = zip(*points, strict=True)
+                panel.scatter(x, y, marker=marker, c=colour, edgecolors="black", linewidths=0.6, s=42, zorder=3)
+        panel.scatter([], [], marker=marker, c="white", edgecolors="black", label=mechanism)
+    panel.set_xscale("log")
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set_yticks(range(len(settings)), [f"{first.paper}: {first.setting}" for first, _ in settings])
+    panel.invert_yaxis()
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_xlabel("expected squared error, multiples of the analytic Gaussian (log scale)")
+    verdicts = [Patch(facecolor=_STYLES[v][0], edgecolor="black", label=v) for v in ("exact", "loose", "violated")]
+    marks = panel.legend(loc="upper right", fontsize=8, title="mechanism")
+    panel.add_artist(marks)
+    panel.legend(handles=verdicts, loc="lower right", fontsize=8, title="verdict")
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, with some air at its edges."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as a PNG picture."""
+    if path.suffix != ".png":
+        raise InvalidInput(f"path must end in .png, got {str(path)!r}")
+    figure.savefig(path, dpi=RESOLUTION)

@@ -1,0 +1,134 @@
+"""What may be done to a released matrix for free.
+
+A function of a release that does not look at the data again keeps its guarantee (dwork2014algorithmic, proposition
+2.1). Every argument beside the matrix must therefore be public: a range, a rank, a total, the std of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.errors import InvalidInput
+
+
+def symmetrise(matrix: Any) -> Array:
+    """The nearest symmetric matrix in Frobenius norm, (A + A^T)/2: right for the release of a symmetric value."""
+    given = _square(matrix)
+    return given / 2 + given.T / 2
+
+
+def clip(matrix: Any, low: Any, high: Any) -> Array:
+    """Moves every entry into its known range.
+
+    Args:
+        matrix: a released vector or matrix.
+        low: the least possible value, a number or an array of the matrix's shape.
+        high: the largest possible value, likewise.
+    """
+    given = _check.finite("matrix", matrix)
+    ends = _check.broadcast("low", low, given.shape), _check.broadcast("high", high, given.shape)
+    if not np.all(ends[0] <= ends[1]):
+        raise InvalidInput(f"low must be at most high everywhere, got low {low!r}, high {high!r}")
+    return np.clip(given, *ends)
+
+
+def nearest_psd(matrix: Any) -> Array:
+    """The nearest symmetric positive semidefinite matrix in Frobenius norm: right for second moments.
+
+    Source: higham1988computing, theorem 2.1 (the negative eigenvalues of the symmetric part become 0).
+    """
+    values, vectors = np.linalg.eigh(symmetrise(matrix))
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    nearest: Array = root @ root.T
+    return nearest
+
+
+def low_rank(matrix: Any, rank: int) -> Array:
+    """The nearest matrix of at most this rank in Frobenius norm.
+
+    Source: eckart1936approximation (the smaller singular values become 0).
+    """
+    given = _check.finite("matrix", matrix, ndim=2)
+    if not _check.count("rank", rank) <= min(given.shape):
+        raise InvalidInput(f"rank must be at most {min(given.shape)} for shape {given.shape}, got {rank}")
+    left, values, right = np.linalg.svd(given, full_matrices=False)
+    nearest: Array = (left[:, :rank] * values[:rank]) @ right[:rank]
+    return nearest
+
+
+def nonnegative(matrix: Any, total: float | None = None) -> Array:
+    """The nearest matrix with entries at least 0, and of a given sum if one is public: right for histograms.
+
+    Args:
+        matrix: a released vector or matrix.
+        total: the sum of all entries; free by default.
+
+    Source: duchi2008efficient, section 3 (one threshold is taken off every entry, and what falls below 0 becomes 0).
+    """
+    given = _check.finite("matrix", matrix)
+    if total is None:
+        return np.maximum(given, 0)
+    amount = _check.at_least_zero("total", total)
+    # Shifting all entries alike does not move the nearest point, and an entry that lies the total or more below the
+    # largest is 0 in it: so all that counts are numbers between -total and 0, which keep their digits.
+    with np.errstate(over="ignore"):
+        shifted = np.maximum(given - given.max(), -amount)
+    falling = np.sort(shifted, axis=None)[::-1]
+    thresholds = (np.cumsum(falling) - amount) / np.arange(1, falling.size + 1)
+    kept = np.count_nonzero(np.logical_and.accumulate(falling > thresholds))
+    if kept == 0:  # only a total of 0 keeps nothing
+        return np.zeros_like(given)
+    nearest: Array = np.maximum(shifted - thresholds[kept - 1], 0)
+    return nearest
+
+
+def james_stein(matrix: Any, std: float, target: Any = 0.0) -> Array:
+    """Shrinks a release with i.i.d. Gaussian noise towards a target, by as much as the noise explains.
+
+    With three entries or more the mean squared error is below that of the release, whatever the true matrix, and much
+    below it when that is near the target. Fewer entries are returned as they are.
+
+    Args:
+        matrix: a released vector or matrix.
+        std: the standard deviation of the noise in each entry.
+        target: a public guess, a number or an array of the matrix's shape.
+
+    Source: james1961estimation; baranchik1964multiple (the factor is never negative); balle2018improving, section 4.
+    """
+    given = _check.finite("matrix", matrix)
+    guess = _check.broadcast("target", target, given.shape)
+    std = _check.positive("std", std)
+    distance = float(np.linalg.norm((given - guess) / std))
+    spare = max(given.size - 2, 0)
+    keep = 1 - spare / distance**2 if distance**2 > spare else 0.0
+    return guess + keep * (given - guess)
+
+
+def soft_threshold(matrix: Any, std: float, threshold: float | None = None) -> Array:
+    """Moves every entry towards 0 by the threshold, and not past it: right for a matrix that is mostly 0.
+
+    Args:
+        matrix: a released vector or matrix with Gaussian noise.
+        std: the standard deviation of the noise in each entry.
+        threshold: how far to move; std sqrt(2 ln M) by default, for M entries, which noise alone seldom passes.
+
+    Source: donoho1995denoising; balle2018improving, section 4.
+    """
+    given = _check.finite("matrix", matrix)
+    std = _check.positive("std", std)
+    step = (
+        std * math.sqrt(2 * math.log(given.size)) if threshold is None else _check.at_least_zero("threshold", threshold)
+    )
+    return np.sign(given) * np.maximum(np.abs(given) - step, 0)
+
+
+def _square(matrix: Any) -> Array:
+    given = _check.finite("matrix", matrix, ndim=2)
+    if given.shape[0] != given.shape[1]:
+        raise InvalidInput(f"matrix must be square, got shape {given.shape}")
+    return given

@@ -1,0 +1,66 @@
+"""Counts of records in the cells of a public grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.errors import InvalidInput
+from matrixdp.queries.answer import Answer
+from matrixdp.queries.clipping import warn_of_ends
+from matrixdp.queries.records import load
+from matrixdp.sensitivity import RELATIONS, Counts
+
+
+def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = "add/remove") -> Answer:
+    """How many records fall into each cell of a grid, in one dimension or two.
+
+    Args:
+        records: see `load`; one column, or two for a two-dimensional histogram.
+        edges: the borders of the cells, increasing; a pair of such arrays for two columns. A cell holds its lower
+            border and not its upper one, but the last cell holds both. Records outside the grid are not counted.
+        columns: which columns to use; all by default.
+        relation: "add/remove" one record, or "replace" one.
+
+    Guarantee: a neighbour changes one cell by 1 (replace: two cells).
+    """
+    _check.choice("relation", relation, RELATIONS)
+    rows = load(records, columns)
+    dimensions = rows.shape[1]
+    if dimensions > 2:
+        raise InvalidInput(f"histogram counts in 1 or 2 dimensions, got {dimensions} columns; choose with columns=")
+    borders = [_borders("edges", edges)] if dimensions == 1 else _pair(edges)
+    cells = np.zeros(len(rows), dtype=np.intp)
+    inside = np.ones(len(rows), dtype=bool)
+    for entries, border in zip(rows.T, borders, strict=True):
+        warn_of_ends("edges", border[:1], border[-1:], entries[:, None], stacklevel=3)
+        index = np.searchsorted(border, entries, side="right") - 1
+        index[entries == border[-1]] -= 1
+        inside &= (index >= 0) & (index < len(border) - 1)
+        cells = cells * (len(border) - 1) + index
+    shape = tuple(len(border) - 1 for border in borders)
+    counts = np.bincount(cells[inside], minlength=int(np.prod(shape))).reshape(shape)
+    return Answer(counts.astype(np.float64), Counts(1 if relation == "add/remove" else 2, relation=relation))
+
+
+def _borders(name: str, edges: Any) -> Array:
+    if isinstance(edges, str) or not np.iterable(edges):
+        raise InvalidInput(
+            f"{name} must list the borders of the cells, got {edges!r}: a number of cells or a rule would take them "
+            "from the data, which reveals it; np.linspace(low, high, cells + 1) with public ends makes them"
+        )
+    if any(np.iterable(border) for border in edges):
+        raise InvalidInput(f"{name} must be one list of numbers for one column of records, got {edges!r}")
+    borders = _check.finite(name, edges, ndim=1)
+    if not (len(borders) >= 2 and np.all(borders[1:] > borders[:-1])):
+        raise InvalidInput(f"{name} must be two or more increasing numbers, got {edges!r}")
+    return borders
+
+
+def _pair(edges: Any) -> list[Array]:
+    if isinstance(edges, str) or not np.iterable(edges) or len(list(edges)) != 2:
+        raise InvalidInput(f"edges must be a pair of lists, one for each of the 2 columns, got {edges!r}")
+    return [_borders(f"edges[{i}]", part) for i, part in enumerate(edges)]

@@ -1,0 +1,251 @@
+"""Records from an array, a data frame or a file, as a matrix with one record a row.
+
+Errors name the place of what is wrong and never quote a cell: messages end up in logs, and cells are private.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from matrixdp._check import Array
+from matrixdp.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pandas
+
+REMEDY = "drop or fill such records before the query"
+
+
+class DataDependentBound(UserWarning):
+    """A bound looks as if it had been read off the data; then the guarantee does not hold."""
+
+
+def load(records: Any, columns: Any = None) -> Array:
+    """Reads records into a new matrix of finite numbers, one record a row.
+
+    Args:
+        records: an array with a record in each row (one dimension means one column), a pandas DataFrame or Series, or
+            the path of a .csv, .npy or .parquet file. Booleans count as 0 and 1. A CSV file is separated by commas, in
+            UTF-8; if its first line holds numbers only it has no header, if it holds none it is the header, and a mix
+            of both is refused, since it may be a header or a damaged record.
+        columns: which columns to read, by name (data frames, CSV files with a header, Parquet files) or by position
+            from 0; all by default. Columns that are not read may hold anything.
+
+    Raises:
+        InvalidInput: if anything is missing, not a number or not finite. The message gives the file and line (CSV, as
+            an editor counts), the file and row (Parquet), the row's label (data frames) or the row (arrays; rows
+            count from 0), and the column.
+    """
+    # A data frame can only come from a pandas that was imported already, so arrays do not have to pay for the import.
+    loaded_pandas = sys.modules.get("pandas")
+    if isinstance(records, (str, Path)):
+        return _from_file(Path(records), columns)
+    if loaded_pandas is not None and isinstance(records, loaded_pandas.Series):
+        records = records.to_frame()
+    if loaded_pandas is not None and isinstance(records, loaded_pandas.DataFrame):
+        return _from_frame(records, columns, "records", lambda row: f"records, row {records.index[row]}")
+    return _from_array(records, columns, "records")
+
+
+def _from_file(path: Path, columns: Any) -> Array:
+    readers = {".csv": _from_csv, ".npy": _from_npy, ".parquet": _from_parquet}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(f"records: {path} must end in {', '.join(readers)}; other formats can be read with pandas")
+    if not path.is_file():
+        raise InvalidInput(f"records: there is no file {path}")
+    try:
+        return reader(path, columns)
+    except OSError as error:
+        raise InvalidInput(f"records: {path} cannot be read: {error.strerror or error}") from error
+
+
+def _from_array(given: Any, columns: Any, source: str) -> Array:
+    if isinstance(given, np.ma.MaskedArray):
+        raise InvalidInput(f"{source}: masked arrays hide what is missing; drop or fill such records first")
+    try:
+        values = np.asarray(given)
+    except ValueError:
+        raise InvalidInput(f"{source}: the rows must have one length") from None
+    if values.dtype.kind not in "biuf":
+        raise InvalidInput(f"{source} must be an array of real numbers, got dtype {values.dtype}; convert it first")
+    if values.ndim not in (1, 2):
+        raise InvalidInput(f"{source} must have a record in each row, got {values.ndim} dimensions")
+    if values.ndim == 1:
+        values = values[:, None]
+    names = range(values.shape[1])
+    picked = _select(names, columns, source)
+    with np.errstate(over="ignore"):  # a long double may become infinite, which is refused next
+        chosen = np.array(values if columns is None else values[:, picked], dtype=np.float64, order="C")
+    return _complete(chosen, picked, lambda row: f"{source}, row {row}", source)
+
+
+def _from_npy(path: Path, columns: Any) -> Array:
+    try:
+        values = np.load(path, allow_pickle=False)  # unpickling runs whatever code the file holds
+    except (ValueError, EOFError):
+        raise InvalidInput(f"records: {path} is not a plain .npy file of numbers (pickles are not read)") from None
+    return _from_array(values, columns, str(path))
+
+
+def _from_parquet(path: Path, columns: Any) -> Array:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+        schema = file.schema_arrow
+        index = (schema.pandas_metadata or {}).get("index_columns", [])  # row labels that pandas stored, not records
+        names = [name for name in schema.names if name not in index]
+        chosen = [names[i] for i in _select(names, columns, str(path))]
+        frame = file.read(columns=chosen).to_pandas(ignore_metadata=True)
+    except ArrowException as error:
+        raise InvalidInput(f"records: {path} is not a Parquet file that can be read: {error}") from None
+    return _from_frame(frame, chosen, str(path), lambda row: f"{path}, row {row}")
+
+
+def _from_frame(frame: pandas.DataFrame, columns: Any, source: str, place: Callable[[int], str]) -> Array:
+    labels = list(frame.columns)
+    picked = _select(labels, columns, source)
+    values = np.empty((len(frame), len(picked)))
+    for target, position in enumerate(picked):
+        column = frame.iloc[:, position]
+        if column.dtype.kind not in "biuf":
+            raise InvalidInput(_not_numeric(column, source, place))
+        values[:, target] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return _complete(values, [labels[i] for i in picked], place, source)
+
+
+def _not_numeric(column: pandas.Series[Any], source: str, place: Callable[[int], str]) -> str:
+    """Where a column that is not of numbers fails, as well as can be told."""
+    cells = column.to_numpy(dtype=object)
+    strangers = [row for row, cell in enumerate(cells) if not isinstance(cell, (bool, int, float, np.number))]
+    if not strangers:
+        return f"{source}, column {column.name!r}: has dtype {column.dtype}; convert it with astype(float)"
+    return (
+        f"{place(strangers[0])}, column {column.name!r}: not a real number (dtype {column.dtype}); convert or drop it"
+    )
+
+
+def _from_csv(path: Path, columns: Any) -> Array:
+    numbers, lines = array("d"), array("q")
+    names: list[Any] = []
+    picked: list[int] = []
+    for line, cells in _lines(path):
+        if not names:
+            names = _header(cells, path, line)
+            picked = _select(names, columns, str(path))
+            if isinstance(names[0], str):
+                continue
+        if len(cells) != len(names):
+            raise InvalidInput(f"{path}, line {line}: has {len(cells)} cells, the lines before have {len(names)}")
+        try:
+            numbers.extend([_number(cells[i]) for i in picked])
+        except ValueError:
+            wrong = next(i for i in picked if not _is_number(cells[i]))
+            state = "not a number (commas part cells, dots decimals)" if cells[wrong].strip() else "empty"
+            raise InvalidInput(f"{path}, line {line}, column {names[wrong]!r}: {state}; {REMEDY}") from None
+        lines.append(line)
+    values = np.array(numbers, dtype=np.float64).reshape(len(lines), len(picked))
+    return _complete(values, [names[i] for i in picked], lambda row: f"{path}, line {lines[row]}", str(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file, each with the number of the line it starts on."""
+    last = blank = 0
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            for cells in reader:
+                line, last = last + 1, reader.line_num
+                if not cells:
+                    blank = blank or line
+                elif blank:
+                    raise InvalidInput(f"{path}, line {blank}: blank; only the end of a file may have blank lines")
+                else:
+                    yield line, cells
+        except csv.Error as error:
+            raise InvalidInput(f"{path}, line {reader.line_num}: not valid CSV ({error})") from None
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{path}: not UTF-8 text; convert the file first") from None
+
+
+def _header(row: list[str], path: Path, line: int) -> list[Any]:
+    """The columns' names, or their positions if the first line is a record."""
+    numeric = [_is_number(cell) for cell in row]
+    if all(numeric):
+        return list(range(len(row)))
+    if any(numeric):
+        raise InvalidInput(
+            f"{path}, line {line}: numbers and other cells mixed (column {numeric.index(False)} is not a number), so "
+            "it may be a header or a damaged record; repair it, or read the file with pandas"
+        )
+    return [cell.strip() for cell in row]
+
+
+def _number(cell: str) -> float:
+    if "_" in cell:  # float() takes 1_000, no other program does
+        raise ValueError
+    return float(cell)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        _number(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _select(names: Sequence[Any], columns: Any, source: str) -> list[int]:
+    """The positions of the columns asked for."""
+    repeated = [str(name) for name, times in Counter(names).items() if times > 1 and name != ""]
+    if repeated:
+        raise InvalidInput(f"{source}: several columns are called {', '.join(repeated)}; rename them")
+    if columns is None:
+        picked = list(range(len(names)))
+    elif isinstance(columns, (str, Integral)):
+        picked = [_position(names, columns, source)]
+    elif isinstance(columns, Iterable):
+        picked = [_position(names, item, source) for item in columns]
+        if not picked or len(set(picked)) != len(picked):
+            raise InvalidInput(f"columns must name at least one column, and each once, got {columns!r}")
+    else:
+        raise InvalidInput(f"columns must be a list of names or positions, got {columns!r}")
+    nameless = [i for i in picked if names[i] == ""]
+    if nameless:
+        raise InvalidInput(f"{source}: column {nameless[0]} has no name; name it, or choose others with columns=")
+    return picked
+
+
+def _position(names: Sequence[Any], item: Any, source: str) -> int:
+    """A name's position; a whole number is a position unless the names are numbers themselves."""
+    if isinstance(item, Hashable) and not isinstance(item, bool):
+        if item in names:
+            return list(names).index(item)
+        numbered = any(isinstance(name, Integral) for name in names)
+        if isinstance(item, Integral) and not numbered and 0 <= item < len(names):
+            return int(item)
+    shown = ", ".join(str(name) for name in list(names)[:20])
+    raise InvalidInput(f"columns: {source} has no column {item!r}; it has {shown}{' ...' if len(names) > 20 else ''}")
+
+
+def _complete(values: Array, names: Sequence[Any], place: Callable[[int], str], source: str) -> Array:
+    """The values, if there are any and all are finite."""
+    if not values.size > 0:
+        raise InvalidInput(f"{source}: holds no records (shape {values.shape})")
+    whole = np.isfinite(values)
+    if not whole.all():
+        row, column = (int(i) for i in np.argwhere(~whole)[0])
+        state = "missing (NaN)" if np.isnan(values[row, column]) else "infinite"
+        raise InvalidInput(f"{place(row)}, column {names[column]!r}: {state}; {REMEDY}")
+    return values

@@ -1,0 +1,182 @@
+"""compare, calibrate, and what all commands share: help, version, errors."""
+
+import json
+import math
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from matrixdp import Budget, calibrate, certify, compare, mechanisms
+from matrixdp.cli import COMMANDS, _Commands, show
+from matrixdp.errors import MatrixDPError
+from matrixdp.sensitivity import Counts, Frobenius
+
+HISTOGRAM = ("--shape", "89x89", "--sensitivity", "counts:1", "--epsilon", "0.5", "--delta", "1e-7")
+
+
+@pytest.mark.parametrize("command", [[]] + [[command.__name__] for command in COMMANDS])
+def test_help(call, command):
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_version(call):
+    result = call("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("matrixdp ")
+
+
+def test_unknown_options_commands_and_missing_ones_are_refused(call):
+    for arguments in (
+        ["--bad"],
+        ["bad"],
+        ["compare", *HISTOGRAM, "--bad", "1"],
+        ["compare"],
+        ["calibrate", *HISTOGRAM],
+    ):
+        result = call(*arguments)
+        assert result.exit_code == 2
+        assert result.stderr
+
+
+def test_compare_prints_every_row_of_the_comparison(call):
+    result = call("compare", *HISTOGRAM)
+    assert result.exit_code == 0
+    for row in compare((89, 89), Counts(1), Budget(0.5, 1e-7)):
+        assert row.mechanism in result.stdout
+
+
+def test_compare_as_json(call):
+    result = call("compare", *HISTOGRAM, "--relation", "replace", "--json")
+    found = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert found["relation"] == "replace"
+    assert found["budget"] == {"epsilon": 0.5, "delta": 1e-7}
+    assert found["shape"] == [89, 89]
+    expected = compare((89, 89), Counts(1, relation="replace"), Budget(0.5, 1e-7)).to_dicts()
+    assert found["mechanisms"] == json.loads(json.dumps(expected))
+
+
+def test_compare_only_some_with_an_option(call):
+    result = call(
+        "compare", *HISTOGRAM, "--mechanism", "imgm", "--mechanism", "analytic", "--option", "releases=4", "--json"
+    )
+    rows = {row["mechanism"]: row for row in json.loads(result.stdout)["mechanisms"]}
+    assert set(rows) == {"imgm", "analytic"}
+    assert rows["imgm"]["std"] == pytest.approx(2 * rows["analytic"]["std"])
+
+
+def test_calibrate_prints_noise_and_certificate(call):
+    result = call("calibrate", "analytic", "--shape", "6x248", "--sensitivity", "frobenius:2.449",
+                  "--epsilon", "1", "--delta", "1e-6")  # fmt: skip
+    budget = Budget(1, 1e-6)
+    law = calibrate("analytic", shape=(6, 248), sensitivity=Frobenius(2.449), budget=budget)
+    assert result.exit_code == 0
+    assert str(certify(law, Frobenius(2.449), budget)) in result.stdout
+    assert f"std {law.std:.6g}" in result.stdout
+
+
+def test_calibrate_as_json(call):
+    result = call("calibrate", "auto", *HISTOGRAM, "--json")
+    found = json.loads(result.stdout, parse_constant=pytest.fail)
+    law = calibrate("auto", shape=(89, 89), sensitivity=Counts(1), budget=Budget(0.5, 1e-7))
+    assert found["std"] == law.std
+    assert found["expected_squared_error"] == law.expected_squared_error()
+    assert found["keeps_budget"] is True
+    assert found["certificate"] == certify(law, Counts(1), Budget(0.5, 1e-7)).to_dict()
+
+
+def test_calibrate_says_when_the_noise_does_not_keep_the_budget(call, monkeypatch):
+    stingy = mechanisms.base.recipe("stingy", source="nobody")(
+        lambda shape, sensitivity, budget: mechanisms.analytic.propose(
+            shape, sensitivity, Budget(2 * budget.epsilon, 1e-7)
+        )
+    )
+    monkeypatch.setitem(mechanisms.RECIPES, "stingy", stingy)
+    assert "does not keep epsilon 0.5" in call("calibrate", "stingy", *HISTOGRAM).stdout
+    assert json.loads(call("calibrate", "stingy", *HISTOGRAM, "--json").stdout)["keeps_budget"] is False
+
+
+def test_json_has_null_where_there_is_no_finite_number(capsys):
+    show.document({"epsilon": math.inf, "rows": [{"std": math.nan}, 1.5, "inf"]})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "epsilon": None,
+        "rows": [{"std": None}, 1.5, "inf"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--epsilon", "0"), "epsilon must be above 0"),
+        (("--epsilon", "nan"), "epsilon must be finite"),
+        (("--delta", "1"), "delta must lie strictly between 0 and 1"),
+        (("--shape", "3x"), "shape must look like"),
+        (("--shape", "0x3"), "1 or above"),
+        (("--sensitivity", "count:1"), "sensitivity must start with one of frobenius"),
+        (("--sensitivity", "rankone:1", "--shape", "3x2"), "square"),
+        (("--relation", "swap"), "add/remove, replace"),
+        (("--option", "speed=3"), "'speed'"),
+        (("--option", "speed"), "key=value"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_code_2(refused, change, message):
+    for command in (["compare"], ["calibrate", "auto"]):
+        for form in ([], ["--json"]):
+            assert message in refused(*command, *HISTOGRAM, *change, *form)
+
+
+def test_unknown_mechanisms_are_refused_with_the_known_ones(refused):
+    for line in (refused("calibrate", "gauss", *HISTOGRAM), refused("compare", *HISTOGRAM, "--mechanism", "gauss")):
+        assert "analytic" in line
+
+
+def test_any_command_prints_its_errors_as_one_line_without_markup():
+    app = typer.Typer(cls=_Commands)
+    app.callback()(lambda: None)
+
+    @app.command()
+    def fail() -> None:
+        raise MatrixDPError("first [bold]line[/bold],\nsecond line " + "x" * 300)
+
+    result = CliRunner().invoke(app, ["fail"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: first [bold]line[/bold], second line " + "x" * 300 + "\n"
+
+
+def test_heavy_libraries_stay_out_of_help_and_compare():
+    script = (
+        "import sys\n"
+        "from matrixdp.cli import app\n"
+        f"for arguments in (['--help'], ['compare', *{HISTOGRAM!r}, '--json']):\n"
+        "    try:\n"
+        "        app(arguments)\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, end.code\n"
+        "heavy = {'pandas', 'matplotlib', 'sklearn', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_entry_point_is_installed():
+    (entry,) = entry_points(group="console_scripts", name="matrixdp")
+    assert entry.value == "matrixdp.cli:main"
+    assert callable(entry.load())
+
+
+def test_array_options_reach_the_mechanism(call, tmp_path):
+    weights = tmp_path / "weights.npy"
+    np.save(weights, np.array([[1.0, 100.0]]))
+    setting = ("--shape", "1x2", "--sensitivity", "entrywise:1", "--epsilon", "1", "--delta", "1e-6", "--json")
+    plain, weighted = (
+        json.loads(call("calibrate", "optimal", *setting, *option).stdout)["certificate"]["noise"]
+        for option in ((), ("--option", f"weights={weights}"))
+    )
+    assert plain != weighted

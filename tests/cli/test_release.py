@@ -1,0 +1,269 @@
+"""release: a file in, a noisy matrix and its certificate out, or nothing at all."""
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+import threading
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from scipy.stats import chi2
+
+from matrixdp import queries
+from matrixdp.cli import files
+from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.privacy import gaussian
+
+BUDGET = ("--epsilon", "1", "--delta", "1e-6")
+QUERIES = {
+    "second-moment": (("--norm", "1"), (2, 2)),
+    "covariance": (("--norm", "1"), (2, 2)),
+    "mean": (("--norm", "1", "--size", "50"), (2,)),
+    "sum": (("--norm", "1"), (2,)),
+    "histogram": (("--edges", "0:1:4", "--edges", "0,0.5,1"), (4, 2)),
+    "identity": (("--low", "0", "--high", "1"), (50, 2)),
+}
+
+
+def read(path):
+    if path.suffix == ".csv":
+        return np.loadtxt(path, delimiter=",", ndmin=1)
+    if path.suffix == ".npy":
+        return np.load(path)
+    return pyarrow.parquet.read_table(path).to_pandas().to_numpy()
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npy", ".parquet"])
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_to_every_format(call, people, query, ending):
+    given, shape = QUERIES[query]
+    output = people.with_name(f"out{ending}")
+    result = call("release", people, "--query", query, *given, *BUDGET, "--output", output)
+    assert result.exit_code == 0, result.stderr
+    assert "Privacy certificate" in result.stdout
+    value = read(output)
+    assert value.size == np.prod(shape)
+    assert np.isfinite(value).all()
+    certificate = json.loads(people.with_name("out.certificate.json").read_text(), parse_constant=pytest.fail)
+    assert certificate["query"] == query
+    assert certificate["shape"] == list(shape)
+    assert certificate["file"] == output.name
+    assert certificate["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
+    assert gaussian.delta(certificate["mu"], 1.0) <= 1e-6
+    assert not [path for path in people.parent.iterdir() if path.name.startswith(".matrixdp")]
+
+
+def test_every_option_of_every_query_can_be_given():
+    command = set(inspect.signature(sys.modules["matrixdp.cli.release"].release).parameters)
+    for name in QUERIES:
+        function = getattr(queries, name.replace("-", "_"))
+        assert set(inspect.signature(function).parameters) <= command, name
+
+
+def test_noise_has_the_certified_scale(call, tmp_path):
+    """False alarm 1e-6: the squared norm of 900 noise entries is chi-square. 2/3 and 3/2 of the scale must be seen."""
+    records, output = tmp_path / "records.npy", tmp_path / "out.npy"
+    np.save(records, np.full((3, 2), 0.5))
+    grid = ("--edges", "0:1:30", "--edges", "0:1:30")
+    call("release", records, "--query", "histogram", *grid, *BUDGET, "--output", output)
+    noise = np.load(output) * gaussian.mu(1.0, 1e-6)
+    noise[15, 15] -= 3 * gaussian.mu(1.0, 1e-6)
+
+    def plausible(entries):
+        return chi2.ppf(5e-7, 900) < np.sum(entries**2) < chi2.isf(5e-7, 900)
+
+    assert plausible(noise)
+    assert not plausible(noise * 2 / 3)
+    assert not plausible(noise * 3 / 2)
+
+
+def test_json_is_the_certificate_and_nothing_else(call, people):
+    output = people.with_name("out.csv")
+    result = call("release", people, "--query", "sum", "--norm", "1", *BUDGET, "--output", output, "--json")
+    assert json.loads(result.stdout) == json.loads(people.with_name("out.certificate.json").read_text())
+
+
+def test_columns_relation_mechanism_and_options(call, people):
+    output = people.with_name("out.npy")
+    result = call("release", people, "--query", "second-moment", "--norm", "1", "--columns", "income", *BUDGET,
+                  "--relation", "replace", "--mechanism", "imgm", "--option", "releases=4",
+                  "--output", output, "--json")  # fmt: skip
+    found = json.loads(result.stdout)
+    assert np.load(output).shape == (1, 1)
+    assert found["relation"] == "replace"
+    assert found["source"].startswith("imgm")
+    assert found["mu"] == pytest.approx(gaussian.mu(1.0, 1e-6) / 2, rel=1e-9)
+
+
+def test_the_rest_of_the_options(call, people):
+    cases = {
+        "second-moment": (("--norm", "1", "--average", "--size", "100"), 0.1),
+        "covariance": (("--norm", "1", "--center", "0.5,0.5", "--size", "100"), 0.1),
+        "mean": (("--low", "0,0", "--high", "1,2", "--size", "10"), None),
+        "histogram": (("--columns", "1", "--edges", "0:1:10"), None),
+        "identity": (("--norm", "1", "--records-are", "columns"), 2.0),
+    }
+    for query, (given, radius) in cases.items():
+        output = people.with_name(f"{query}.npy")
+        result = call("release", people, "--query", query, *given, *BUDGET, "--output", output, "--json")
+        assert result.exit_code == 0, result.stderr
+        if radius is not None:
+            assert f"norm at most {radius:g}" in json.loads(result.stdout)["sensitivity"]
+    assert np.load(people.with_name("histogram.npy")).shape == (10,)
+
+
+def test_the_certificate_says_what_was_asked(call, people):
+    given = ("--columns", "age,1", "--edges", "0:1:2", "--edges", "0,0.25,1", "--relation", "replace")
+    call("release", people, "--query", "histogram", *given, *BUDGET, "--output", people.with_name("out.npy"))
+    certificate = json.loads(people.with_name("out.certificate.json").read_text())
+    assert certificate["parameters"] == {
+        "edges": [[0, 0.5, 1], [0, 0.25, 1]],
+        "columns": ["age", 1],
+        "relation": "replace",
+    }
+
+
+@pytest.mark.filterwarnings("default::matrixdp.queries.DataDependentBound")
+def test_warnings_are_one_line_and_leave_json_alone(call, people):
+    largest = repr(float(np.loadtxt(people, delimiter=",", skiprows=1)[:, 0].max()))
+    output = people.with_name("out.csv")
+    result = call("release", people, "--query", "sum", "--columns", "age", "--low", "0", "--high", largest, *BUDGET,
+                  "--output", output, "--json")  # fmt: skip
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: low and high")
+    assert result.stderr.count("\n") == 1
+    assert json.loads(result.stdout)["query"] == "sum"
+
+
+@pytest.mark.parametrize("taken", ["out.csv", "out.certificate.json"])
+def test_nothing_is_overwritten(refused, people, taken):
+    people.with_name(taken).write_text("precious")
+    before = sorted(path.name for path in people.parent.iterdir())
+    line = refused("release", people, "--query", "sum", "--norm", "1", *BUDGET, "--output", people.with_name("out.csv"))
+    assert taken in line
+    assert "exists already and is not replaced" in line
+    assert people.with_name(taken).read_text() == "precious"
+    assert sorted(path.name for path in people.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("step", ["_write_matrix", "_write_certificate"])
+@pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, step, failure):
+    def fail(path, _):
+        path.write_text("half")
+        raise failure
+
+    monkeypatch.setattr(files, step, fail)
+    with pytest.raises(MatrixDPError if isinstance(failure, OSError) else KeyboardInterrupt):
+        files.write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_is_one_line(refused, people, monkeypatch):
+    def fail(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_write_certificate", fail)
+    line = refused("release", people, "--query", "sum", "--norm", "1", *BUDGET, "--output", people.with_name("out.csv"))
+    assert "No space left on device" in line
+    assert [path.name for path in people.parent.iterdir()] == ["people.csv"]
+
+
+@pytest.mark.parametrize("lost", [".csv", ".json"])
+def test_a_name_taken_at_the_last_moment_leaves_neither_file(tmp_path, monkeypatch, lost):
+    link = os.link
+
+    def taken(draft, target):
+        if target.suffix == lost:
+            target.write_text("precious")
+        link(draft, target)
+
+    monkeypatch.setattr(os, "link", taken)
+    with pytest.raises(MatrixDPError, match="could not be written"):
+        files.write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+    (left,) = tmp_path.iterdir()
+    assert (left.suffix, left.read_text()) == (lost, "precious")
+
+
+def test_of_many_writers_one_wins_with_its_own_certificate(tmp_path):
+    start = threading.Barrier(8)
+    won = []
+
+    def write(number):
+        start.wait()
+        try:
+            files.write(tmp_path / "out.npy", np.full((2, 2), float(number)), {"number": number})
+        except MatrixDPError:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = won
+    assert np.load(tmp_path / "out.npy")[0, 0] == winner
+    assert json.loads((tmp_path / "out.certificate.json").read_text())["number"] == winner
+
+
+def test_every_digit_survives(tmp_path):
+    value = np.random.default_rng(0).standard_normal((3, 4)) * 1e-7
+    for ending in files.FORMATS:
+        files.write(tmp_path / f"{ending[1:]}{ending}", value, {})
+        np.testing.assert_array_equal(read(tmp_path / f"{ending[1:]}{ending}"), value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("out.txt", r"\.csv, \.npy, \.parquet"), ("no/out.csv", "folder that exists")]
+)
+def test_bad_outputs(tmp_path, name, message):
+    with pytest.raises(InvalidInput, match=message):
+        files.check_free(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("a,b\n1,2\n3,nan\n", "line 3"),
+        ("a,b\n1,2\n3\n4,5\n", "line 3"),
+        ("a,b\n1,\n", "line 2"),
+        ("a,b\n1,x\n", "line 2"),
+    ],
+)
+def test_bad_records_are_named_by_their_line(refused, tmp_path, content, place):
+    records = tmp_path / "records.csv"
+    records.write_text(content)
+    line = refused("release", records, "--query", "sum", "--norm", "1", *BUDGET, "--output", tmp_path / "out.csv")
+    assert place in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["records.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--query", "median", "--norm", "1"), "query must be one of second-moment"),
+        (("--query", "second-moment"), "needs --norm"),
+        (("--query", "histogram"), "needs --edges"),
+        (("--query", "histogram", "--edges", "0:1:2", "--edges", "0:1:2", "--norm", "1"), "no use for --norm"),
+        (("--query", "histogram", "--edges", "0:1"), "edges must look like"),
+        (("--query", "sum", "--norm", "-1"), "norm"),
+        (("--query", "sum", "--norm", "1", "--columns", "height"), "height"),
+        (("--query", "sum", "--norm", "1", "--relation", "swap"), "relation"),
+        (("--query", "sum", "--norm", "1", "--mechanism", "gauss"), "mechanism must be one of"),
+        (("--query", "sum", "--norm", "1", "--option", "speed=1"), "speed"),
+    ],
+)
+def test_bad_settings_write_nothing(refused, people, arguments, message):
+    assert message in refused("release", people, *arguments, *BUDGET, "--output", people.with_name("out.csv"))
+    assert [path.name for path in people.parent.iterdir()] == ["people.csv"]
+
+
+def test_a_missing_input_is_named(refused, tmp_path):
+    line = refused(
+        "release", tmp_path / "no.csv", "--query", "sum", "--norm", "1", *BUDGET, "--output", tmp_path / "o.csv"
+    )
+    assert "no.csv" in line

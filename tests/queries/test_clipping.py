@@ -1,0 +1,184 @@
+"""Clipping holds in exact arithmetic, radii are rounded up, and sums are as exact as the module says."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from matrixdp import queries
+from matrixdp.errors import InvalidInput
+from matrixdp.queries import DataDependentBound
+from matrixdp.queries.clipping import Ball, at_least, region, root_at_least, total
+
+EXTREMES = [0.0, 1e308, -1.7e308, 1e155, 1e-155, 5e-324, -1e-310, 1.0, 1e-100, 1e100]
+entries = st.one_of(st.sampled_from(EXTREMES), st.floats(-2, 2), st.floats(allow_nan=False, allow_infinity=False))
+norms = st.one_of(st.sampled_from([1e-100, 1e100, 1.0, 0.1, 3.0]), st.floats(1e-6, 1e6))
+
+
+def exact_square(row):
+    return sum(Fraction(float(x)) ** 2 for x in row)
+
+
+@settings(max_examples=300, deadline=None)
+@given(row=st.lists(entries, min_size=1, max_size=12), norm=norms)
+@pytest.mark.filterwarnings("ignore::matrixdp.queries.DataDependentBound")
+def test_the_norm_is_kept_in_exact_arithmetic(row, norm):
+    records = np.array([row, np.zeros(len(row))])
+    clipped = Ball(norm).clip(records)
+    bound = Fraction(norm) ** 2
+    before, after = exact_square(row), exact_square(clipped[0])
+    assert after <= bound
+    if before <= bound * (1 - Fraction(1, 10**12)):
+        np.testing.assert_array_equal(clipped, records)
+    else:
+        assert after >= bound * (1 - Fraction(1, 10**12))
+    assert np.all(np.sign(clipped) * np.sign(records) >= 0)
+
+
+def test_long_records_and_many_columns():
+    rng = np.random.default_rng(0)
+    for columns in (1, 2, 7, 100, 1000):
+        records = rng.standard_normal((20, columns)) * 10.0 ** rng.integers(-5, 300, (20, 1))
+        clipped = Ball(1.0).clip(records)
+        assert all(exact_square(row) <= 1 for row in clipped)
+        directions = records / np.abs(records).max(axis=1, keepdims=True)
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        too_long = np.linalg.norm(clipped, axis=1) > 0.5
+        np.testing.assert_allclose(clipped[too_long], directions[too_long], rtol=1e-11)
+
+
+def test_the_exact_check_catches_plain_scaling():
+    """A planted fault: x r/|x| ends above the norm about half of the time."""
+    records = np.random.default_rng(1).standard_normal((200, 5)) * 9
+    plain = records * (1.0 / np.linalg.norm(records, axis=1, keepdims=True))
+    assert sum(exact_square(row) > 1 for row in plain) > 20
+    assert all(exact_square(row) <= 1 for row in Ball(1.0).clip(records))
+
+
+@settings(max_examples=200, deadline=None)
+@given(low=st.floats(-1e100, 1e100), high=st.floats(-1e100, 1e100), divisor=st.integers(1, 10**9))
+def test_widths_are_rounded_up(low, high, divisor):
+    if not high > low:
+        low, high = high, low
+    if low == high:
+        return
+    box = region(None, low, high, 1)
+    exact = (Fraction(high) - Fraction(low)) / divisor
+    width = box.widths("replace", divisor)
+    assert Fraction(math.nextafter(width, 0)) < exact <= Fraction(width)
+    assert Fraction(box.widths("add/remove", divisor)) >= max(abs(Fraction(low)), abs(Fraction(high))) / divisor
+
+
+@given(numerator=st.integers(1, 10**30), denominator=st.integers(1, 10**30))
+def test_rounding_up(numerator, denominator):
+    exact = Fraction(numerator, denominator)
+    assert exact <= Fraction(at_least(exact)) <= exact * (1 + Fraction(1, 2**52))
+    assert exact <= Fraction(root_at_least(exact)) ** 2 <= exact * (1 + Fraction(1, 2**49))
+
+
+def test_sums_keep_the_stated_rounding_error():
+    """All records at one end, where errors pile up most, with a value that no float sum of it is exact."""
+    n, r = 300_000, 0.1 + 1e-9
+    computed = total(lambda rows: rows.sum(axis=0), np.full((n, 2), r))[0]
+    error = abs(Fraction(float(computed)) - n * Fraction(r))
+    assert error <= Fraction(256 + math.ceil(math.log2(n)) + 2, 2**53) * n * Fraction(r)
+    assert error < 1e-3 * abs(Fraction(float(np.add.accumulate(np.full(n, r))[-1])) - n * Fraction(r))
+    records = np.random.default_rng(2).uniform(0, 1, (5000, 2))
+    value = queries.second_moment(records, norm=10.0).value
+    exact = sum(Fraction(float(x)) * Fraction(float(y)) for x, y in records)
+    assert abs(Fraction(float(value[0, 1])) - exact) <= Fraction(7, 10**14) / 2 * 5000 * 100
+
+
+NO_BOUND = {
+    "nothing": {},
+    "both": {"norm": 1.0, "low": 0, "high": 1},
+    "only low": {"low": 0},
+    "only high": {"high": 1},
+    "norm and low": {"norm": 1.0, "low": 0},
+    "norm 0": {"norm": 0},
+    "norm negative": {"norm": -1.0},
+    "norm NaN": {"norm": np.nan},
+    "norm infinite": {"norm": np.inf},
+    "norm text": {"norm": "1"},
+    "norm bool": {"norm": True},
+    "norm too small": {"norm": 1e-200},
+    "norm too large": {"norm": 1e200},
+    "low above high": {"low": 1, "high": 0},
+    "low at high": {"low": 1, "high": 1},
+    "one column reversed": {"low": [0, 2], "high": [1, 1]},
+    "NaN": {"low": np.nan, "high": 1},
+    "NaN in one column": {"low": [0, np.nan], "high": 1},
+    "infinite": {"low": -np.inf, "high": np.inf},
+    "too large": {"low": 0, "high": 1e300},
+    "wrong number of columns": {"low": [0, 0, 0], "high": 1},
+    "text": {"low": "a", "high": "b"},
+    "a matrix": {"low": [[0, 0], [0, 0]], "high": 1},
+}
+
+
+@pytest.mark.parametrize("query", [queries.identity, queries.sum, queries.mean])
+@pytest.mark.parametrize("name", NO_BOUND)
+def test_bounds_that_are_refused(query, name):
+    with pytest.raises(InvalidInput, match=r"norm|low|high"):
+        query(np.ones((3, 2)), **NO_BOUND[name])
+
+
+X = np.random.default_rng(6).standard_normal((50, 2))
+LONGEST = float(np.linalg.norm(X, axis=1).max())
+FROM_DATA = {
+    "norm": lambda: queries.second_moment(X, norm=LONGEST),
+    "norm of a sum": lambda: queries.sum(X, norm=max(math.hypot(*row) for row in X)),
+    "norm about a center": lambda: queries.covariance(
+        X, norm=float(np.linalg.norm(X - [1, 2], axis=1).max()), center=[1.0, 2.0]
+    ),
+    "low and high": lambda: queries.identity(X, low=X.min(axis=0), high=X.max(axis=0)),
+    "low and high of all": lambda: queries.mean(X, low=X.min(), high=X.max()),
+    "only high": lambda: queries.sum(X, low=-10, high=X.max()),
+    "only low": lambda: queries.sum(X, low=X.min(axis=0), high=10),
+    "columns": lambda: queries.identity(X.T, low=X.min(axis=0), high=5, records_are="columns"),
+    "edges": lambda: queries.histogram(X[:, 0], edges=np.linspace(X[:, 0].min(), X[:, 0].max(), 5)),
+    "second edges": lambda: queries.histogram(X, edges=([-1, 0, 1], np.linspace(-9, X[:, 1].max(), 5))),
+    "center": lambda: queries.covariance(X, norm=3.0, center=X.mean(axis=0)),
+    "size": lambda: queries.mean(np.ones(1234), norm=1.0, relation="add/remove", size=1234),
+}
+
+
+@pytest.mark.parametrize("name", FROM_DATA)
+def test_bounds_from_the_data_are_noticed(name):
+    with pytest.warns(DataDependentBound, match="guarantee") as caught:
+        FROM_DATA[name]()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__  # the caller's line, not the library's
+    assert issubclass(DataDependentBound, UserWarning)
+
+
+UNIT = X / np.linalg.norm(X, axis=1, keepdims=True)
+BITS = (X > 0).astype(float)
+ORDINARY = {
+    "unit records": lambda: queries.second_moment(UNIT, norm=1.0),
+    "norm of a vector of ones": lambda: queries.second_moment(BITS, norm=math.sqrt(2)),
+    "0 and 1": lambda: queries.identity(BITS, low=0, high=1),
+    "0 and 1 a column": lambda: queries.mean(BITS, low=[0, 0], high=[1, 1]),
+    "ages": lambda: queries.histogram(np.arange(17, 91), edges=np.linspace(17, 90, 5)),
+    "one record": lambda: queries.sum(X[:1], norm=float(np.linalg.norm(X[0]))),
+    "equal records": lambda: queries.sum(np.tile(X[:1], (5, 1)), low=X[0] - 1, high=X[0]),
+    "a little wider": lambda: queries.sum(X, norm=LONGEST * 1.01),
+    "wider box": lambda: queries.sum(X, low=X.min() - 0.01, high=X.max() + 0.01),
+    "one column alike": lambda: queries.sum(X, low=-9, high=[X[:, 0].max(), 9.9]),
+    "size of replace": lambda: queries.mean(np.ones(1234), norm=1.0, size=1234),
+    "plain size": lambda: queries.mean(np.ones(1000), norm=1.0, relation="add/remove", size=1000),
+    "center 0": lambda: queries.covariance(np.vstack([X, -X]), norm=3.0, center=[0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_no_false_alarm(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ORDINARY[name]()
