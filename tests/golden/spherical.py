@@ -1,13 +1,14 @@
-"""Privacy profiles of spherical noise to 15 digits or more, by two routes that share no formula with the package or with each other.
+"""Privacy profiles of spherical noise to 15 digits, by two routes that share no formula with the package or each other.
 
 1. Balls: a radially decreasing density is a mixture of uniform balls, so with `phi(R') = phi(R) + epsilon`
 
        delta = E_R[ vol(B(0, R) without B(v, R')) / vol B(0, R) ],
 
-   where (R/c)^p is gamma distributed, of shape k/p with probability 1 - k/M and of shape k/p + 1 with probability k/M. The volume is a
-   difference of two spherical caps, that is, of incomplete beta functions; 30 digits make up for the cancellation.
-2. Plane: the integral of (g(r) - e^epsilon g(r'))_+ over the half plane (r, angle), in both directions of the divergence, done for
-   dimensions 2 to 10. The reverse direction checks the symmetry.
+   where (R/c)^p is gamma distributed, of shape k/p with probability 1 - k/M and of shape k/p + 1 with probability k/M.
+   The volume is a difference of spherical caps, that is, of incomplete beta functions; 30 digits outlast the
+   cancellation.
+2. Plane: the two-dimensional integral of (g(r) - e^epsilon g(r'))_+ over r and the angle, and the same with r and r'
+   exchanged, which is the other direction of the divergence; for dimensions 2 to 10.
 
 Run `python tests/golden/spherical.py` to write spherical.json beside this file; it takes a few minutes.
 """
@@ -91,7 +92,8 @@ class Member:
             values = [function(mp.exp(y)) for y in fine]
             for i in range(400):
                 if (values[i] > 0) != (values[i + 1] > 0):
-                    points.append(mp.findroot(lambda y, f=function: f(mp.exp(y)), (fine[i], fine[i + 1]), solver="anderson"))
+                    bracket = (fine[i], fine[i + 1])
+                    points.append(mp.findroot(lambda y, f=function: f(mp.exp(y)), bracket, solver="anderson"))
         return sorted(points)
 
 
@@ -121,10 +123,13 @@ def by_balls(member, panels):
         regular = member.k / m * mp.exp((shape + 1) * member.p * y - power - mp.loggamma(shape + 1))
         return member.p * (singular + regular) * outside(mp.exp(y))
 
-    at_front = lambda r: member.phi(r + s) - member.phi(r) - member.epsilon  # noqa: E731
-    at_back = lambda r: member.phi(s - r) - member.phi(r) - member.epsilon if r < s else mp.mpf(-1)  # noqa: E731
-    points = member.breaks(low, high, (at_front, at_back), panels)
-    return mp.quad(integrand, points)
+    def away(r):
+        return member.phi(r + s) - member.phi(r) - member.epsilon
+
+    def towards(r):
+        return member.phi(s - r) - member.phi(r) - member.epsilon if r < s else mp.mpf(-1)
+
+    return mp.quad(integrand, member.breaks(low, high, (away, towards), panels))
 
 
 def by_plane(member, reverse):
@@ -133,7 +138,7 @@ def by_plane(member, reverse):
     low, high = member.window(24)
     if reverse:  # now the noise is around v: leave room on both sides
         low, high = min(low, mp.log(s) - 30), mp.log(mp.exp(high) + s)
-    norm = member.p / mp.gamma(member.k / member.p) * mp.gamma(mp.mpf(m) / 2) / mp.gamma(mp.mpf(m - 1) / 2) / mp.sqrt(mp.pi)
+    norm = member.p / mp.gamma(member.k / member.p) / mp.beta(mp.mpf(1) / 2, mp.mpf(m - 1) / 2)
 
     def over_angles(y):
         r = mp.exp(y)
@@ -179,7 +184,8 @@ def main():
             for reverse in (False, True):
                 other = by_plane(member, reverse)
                 agreement = abs(other / value - 1)
-                print("    plane, reverse" if reverse else "    plane", mp.nstr(other, 15), mp.nstr(agreement, 2), flush=True)
+                direction = "reverse" if reverse else "forward"
+                print("    plane", direction, mp.nstr(other, 15), mp.nstr(agreement, 2), flush=True)
                 # the reverse integrand is singular at n = v for k < M, where plain quadrature gains few digits
                 assert agreement < (1e-5 if reverse and member.k < member.M else 1e-9), name
         dimension, k, p, scale, radius, epsilon = case

@@ -30,9 +30,9 @@ def hypercube(d):
     return np.array(list(itertools.product([0.0, 1.0], repeat=d)))
 
 
-def graded(k, n, seed):
-    """Vertices whose coordinates differ in size by 10^5: an income beside a count."""
-    return gaussian(k, n, seed=seed) * 10.0 ** np.linspace(0, 5, n)
+def graded(k, n, seed, spread=1e5):
+    """Vertices whose coordinates differ in size: an income beside a count."""
+    return gaussian(k, n, seed=seed) * spread ** np.linspace(0, 1, n)
 
 
 # name: (P, vertices)
@@ -97,9 +97,9 @@ def test_claims_hold_in_exact_arithmetic(name):
     check(solve(P, vertices), P, vertices)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "blind, where rounding alone breaks the budget"])
 def test_the_covariance_multiplied_out_keeps_the_budget_too(name):
-    P, vertices = CASES[name]
+    P, vertices = CASES.get(name, (gram(3, 20, seed=0), None))
     V = differences(P, vertices)
     with mpmath.workdps(50):
         covariance = mpmath.matrix(solve(P, vertices).covariance.tolist())
@@ -318,13 +318,21 @@ def test_iterations_stay_few():
     assert solve(workloads.prefix(64).gram()).iterations <= 12
     assert solve(workloads.all_ranges(64).gram()).iterations <= 5
     assert solve(np.eye(20), gaussian(200, 20, seed=0)).iterations <= 150
+    assert solve(np.eye(12), graded(40, 12, seed=6, spread=1e4)).iterations <= 200
+    queries = (np.random.default_rng(7).random((30, 400)) < 0.3).astype(float)
+    assert solve(queries.T @ queries).iterations <= 400
 
 
-def test_a_weight_lost_on_the_way_comes_back():
+@pytest.mark.parametrize("seed", [3, 4, 6])
+def test_a_weight_lost_on_the_way_comes_back(seed):
     """Coordinates of very different size make the method overshoot to weight 0, where the gradient in u vanishes."""
-    for seed in range(5):
-        vertices = gaussian(40, 12, seed=seed) * 1e4 ** np.linspace(0, 1, 12)
-        assert solve(np.eye(12), vertices).gap <= 1e-6
+    assert solve(np.eye(4), graded(9, 4, seed=seed, spread=1e7)).gap <= 1e-6
+
+
+def test_the_lower_bound_is_rounded_down():
+    """With one cell the optimum is P itself, to the last digit."""
+    for P in np.random.default_rng(0).random(200):
+        assert solve([[P]]).lower_bound <= P
 
 
 def test_kronecker_product_is_optimal_for_the_product():
@@ -338,6 +346,7 @@ def test_kronecker_product_is_optimal_for_the_product():
     assert whole.lower_bound <= value
     inverse = [np.diag(d.directions / d.variances @ d.directions.T) for d in designs]
     assert np.max(np.kron(np.kron(inverse[0], inverse[1]), inverse[2])) <= 1
+    assert combined_gap(solve_kronecker([np.ones((2, 2))] * 6)) <= 1e-6  # gaps add up, so each factor has a share
 
 
 def test_thread_pools_are_left_as_they_were():
