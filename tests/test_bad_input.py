@@ -81,7 +81,8 @@ def test_shapes(bad):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"sensitivity": 1.0}, {"budget": (1.0, 1e-6)}, {"budget": 1.0}, {"sensitivity": None}, {"budget": None}]
+    "arguments",
+    [{"sensitivity": 1.0}, {"budget": (1.0, 1e-6)}, {"budget": 1.0}, {"sensitivity": None}, {"budget": None}],
 )
 def test_wrong_kinds_of_object(arguments):
     given = {"shape": (2, 2), "sensitivity": Frobenius(1.0), "budget": Budget(1.0, 1e-6)} | arguments

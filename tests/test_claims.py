@@ -19,7 +19,17 @@ def claims():
 
 def test_every_setting_of_the_papers_is_there(claims):
     shapes = {row.shape for row in claims}
-    assert {(89, 89), (120, 400), (4608, 512), (20002, 128), (105, 12), (100, 64), (100, 128), (6, 248), (21, 2126)} <= shapes
+    assert {
+        (89, 89),
+        (120, 400),
+        (4608, 512),
+        (20002, 128),
+        (105, 12),
+        (100, 64),
+        (100, 128),
+        (6, 248),
+        (21, 2126),
+    } <= shapes
     assert len(list(claims.settings())) == len(SETTINGS) + 1
 
 
@@ -63,7 +73,9 @@ def test_wishart_by_simulation():
 def test_the_page_in_docs_is_this_run(claims):
     assert (DOCS / "claims.md").read_text(encoding="utf-8") == claims.to_markdown()
     stored = json.loads((DOCS / "claims.json").read_text(encoding="utf-8"))
-    assert [(r["setting"], r["mechanism"], r["verdict"]) for r in stored] == [(r.setting, r.mechanism, r.verdict) for r in claims]
+    assert [(r["setting"], r["mechanism"], r["verdict"]) for r in stored] == [
+        (r.setting, r.mechanism, r.verdict) for r in claims
+    ]
     assert (DOCS / "claims.png").stat().st_size > 10_000
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cases import COVARIANCES, SHAPE, spd
 
+from cases import COVARIANCES, SHAPE, spd
 from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
 from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.noise.laws import Gaussian

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from cases import COVARIANCES
 
+from cases import COVARIANCES
 from matrixdp.covariance import Isotropic
 from matrixdp.errors import InvalidInput
 from matrixdp.noise.laws import Gaussian, Spherical

@@ -97,7 +97,9 @@ def test_a_law_that_breaks_the_promise_is_refused(monkeypatch):
 
     @recipe("short", source="nowhere")
     def short(shape, sensitivity, budget):
-        return Gaussian(Isotropic(shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).std))
+        return Gaussian(
+            Isotropic(shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).std)
+        )
 
     monkeypatch.setitem(RECIPES, "short", short)
     with pytest.raises(GuaranteeViolated, match="nothing was released"):

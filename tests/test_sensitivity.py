@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cases import SETS, SHAPE
 
+from cases import SETS, SHAPE
 from matrixdp.errors import InvalidInput
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
@@ -62,7 +62,13 @@ def test_relations():
 def test_one_line_takes_a_radius_or_a_box_but_not_both():
     assert OneColumn(0.0, 2.0).frobenius_radius((4, 3)) == pytest.approx(4.0)
     assert OneRow(low=0.0, high=2.0).frobenius_radius((4, 3)) == pytest.approx(2 * np.sqrt(3))
-    for arguments, named in (((), {}), ((1, 2, 3), {}), ((1,), {"low": 0, "high": 1}), ((), {"low": 0.0}), ((2, 1), {})):
+    for arguments, named in (
+        ((), {}),
+        ((1, 2, 3), {}),
+        ((1,), {"low": 0, "high": 1}),
+        ((), {"low": 0.0}),
+        ((2, 1), {}),
+    ):
         with pytest.raises(InvalidInput):
             OneColumn(*arguments, **named)
     with pytest.raises(InvalidInput, match="shape"):

@@ -210,7 +210,7 @@ def wishart(budget: Budget) -> Claim:
 
 
 def _claims(setting: Setting) -> Iterator[Claim]:
-    given = {"shape": setting.shape, "sensitivity": setting.sensitivity}
+    given: dict[str, Any] = {"shape": setting.shape, "sensitivity": setting.sensitivity}
     least = calibrate("analytic", budget=setting.budget, **given).expected_squared_error()
     for label, mechanism, options in ENTRIES:
         if setting.mechanisms is not None and mechanism not in setting.mechanisms:

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from cases import orthogonal
 
+from cases import orthogonal
 from matrixdp import Budget, calibrate, certify, release
 from matrixdp.errors import BudgetExceeded, InvalidInput, NotApplicable
 from matrixdp.privacy import gaussian
@@ -92,8 +92,8 @@ def test_mvg_directions_from_a_private_release_are_charged_to_the_same_budget():
     assert f"mu = {pca.certificate.mu:.4g}" in str(certify(law, OneColumn(1.0)))
     leading = np.linalg.eigh((pca.value + pca.value.T) / 2)[1][:, -1]
     assert abs(law.covariance.rows.directions[:, 0] @ leading) == pytest.approx(1)
+    small = Budget(0.4, 1e-6)
     with pytest.raises(BudgetExceeded, match="nothing is left"):
-        small = Budget(0.4, 1e-6)
         calibrate("mvg", shape=(4, 9), sensitivity=OneColumn(1.0), budget=small, gamma=3.0, directions=pca)
     with pytest.raises(InvalidInput, match="5 x 5"):
         calibrate("mvg", shape=(5, 9), sensitivity=OneColumn(1.0), budget=whole, gamma=3.0, directions=pca)
@@ -127,10 +127,9 @@ def test_mgm_and_udn_meet_their_condition_with_equality_and_are_optimal(task, tu
     assert inverse_squares(one.rows) == pytest.approx(constant, rel=1e-9)
     np.testing.assert_array_equal(one.columns.variances, np.ones(6))
     directions = np.eye(4) if W is None else W
-    if task is None:
-        weights = np.ones(4)
-    else:
-        weights = task if task.ndim == 1 else np.sum((task @ directions) ** 2, axis=0)
+    weights = np.ones(4) if task is None else task
+    if weights.ndim == 2:
+        weights = np.sum((weights @ directions) ** 2, axis=0)
     best = float(weights @ one.rows.variances)
     assert best == pytest.approx(np.sum(np.sqrt(weights)) ** 2 / constant, rel=1e-9)
     rng = np.random.default_rng(5)
@@ -155,7 +154,9 @@ def test_a_direction_nobody_looks_at_gets_large_but_finite_noise():
     variances = law.covariance.rows.variances
     assert np.isfinite(variances).all()
     assert variances[1] == pytest.approx(1000 * variances[0])
-    seen = calibrate("udn", shape=SHAPE, sensitivity=Frobenius(1.0), budget=BUDGET, row_utility=np.array([1.0, 1, 1, 1]))
+    seen = calibrate(
+        "udn", shape=SHAPE, sensitivity=Frobenius(1.0), budget=BUDGET, row_utility=np.array([1.0, 1, 1, 1])
+    )
     assert variances[0] < seen.covariance.rows.variances[0]
 
 

@@ -15,12 +15,13 @@ BUDGET = Budget(0.5, 1e-6)
 
 
 def queries(name, n):
+    ranges = [np.r_[np.zeros(i), np.ones(j - i), np.zeros(n - j)] for i in range(n) for j in range(i + 1, n + 1)]
     return {
         "identity": np.eye(n),
         "total": np.ones((1, n)),
         "prefix": np.tril(np.ones((n, n))),
-        "all-ranges": np.stack([np.r_[np.zeros(i), np.ones(j - i), np.zeros(n - j)] for i in range(n) for j in range(i + 1, n + 1)]),
-    }[name]  # fmt: skip
+        "all-ranges": np.stack(ranges),
+    }[name]
 
 
 @pytest.mark.parametrize("name", ["identity", "total", "prefix", "all-ranges"])
@@ -54,11 +55,15 @@ def test_marginals_and_unions():
     assert certify(law, Counts(1)).meets(BUDGET)
     # Uniform weights are optimal for marginals: the singular value bound is reached.
     mu = certify(law, Counts(1)).mu
-    assert workload_error(task, law) == pytest.approx(np.sum(np.sqrt(np.linalg.eigvalsh(task.gram()))) ** 2 / 12 / mu**2, rel=1e-4)
+    assert workload_error(task, law) == pytest.approx(
+        np.sum(np.sqrt(np.linalg.eigvalsh(task.gram()))) ** 2 / 12 / mu**2, rel=1e-4
+    )
     mixed = workloads.union(workloads.tensor(workloads.prefix(4), workloads.total(3)), workloads.marginals((4, 3), 2))
     law = calibrate("matrix-mechanism", shape=(4, 3), sensitivity=Counts(1), budget=BUDGET, workload=mixed)
     assert certify(law, Counts(1)).meets(BUDGET)
-    assert workload_error(mixed, law) < workload_error(mixed, calibrate("analytic", shape=(4, 3), sensitivity=Counts(1), budget=BUDGET))
+    assert workload_error(mixed, law) < workload_error(
+        mixed, calibrate("analytic", shape=(4, 3), sensitivity=Counts(1), budget=BUDGET)
+    )
 
 
 def test_replacing_a_record_changes_two_cells():

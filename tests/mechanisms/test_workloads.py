@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.errors import InvalidInput, NotApplicable, NumericalFailure
 from matrixdp.mechanisms import workloads
 from matrixdp.mechanisms.design import solve
 from matrixdp.mechanisms.workloads import (
@@ -140,6 +140,8 @@ def test_a_looser_tolerance_spares_the_unseen():
     tight, loose = (solve_exchangeable(total(8), tolerance=tolerance) for tolerance in (1e-6, 1e-2))
     assert loose.variances.max() < 1e-3 * tight.variances.max()
     assert loose.gap <= 1e-2
+    with pytest.raises(NumericalFailure, match="tolerance"):
+        solve_exchangeable(total(8), tolerance=1e-11)
 
 
 def test_expected_squared_error():
@@ -196,7 +198,10 @@ def test_bad_sizes(make, bad):
         lambda: Workload(name="none", terms=()),
         lambda: Workload(name="flat", terms=((np.ones(3),),)),
         lambda: Workload(name="mixed", terms=((np.eye(2),), (np.eye(3),))),
+        lambda: Workload(name="no axis", terms=((),)),
         lambda: solve_exchangeable(identity(2), tolerance=0.0),
+        lambda: solve_exchangeable(Workload(name="zero", terms=((np.zeros((2, 2)),),))),
+        lambda: solve_exchangeable(Workload(name="indefinite", terms=((np.eye(3) - np.ones((3, 3)),),))),
     ],
 )
 def test_bad_input(make):

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from cases import COVARIANCES, SETS, SHAPE, spd
 from scipy.optimize import minimize
 
+from cases import COVARIANCES, SETS, SHAPE, spd
 from matrixdp import Budget, certify
 from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
 from matrixdp.errors import InvalidInput, NotCertifiable
@@ -136,7 +136,9 @@ def test_rank_one_with_symmetric_noise_over_all_pairs(relation):
         second = np.outer(y, y) if relation == "replace" else 0.0
         return -np.linalg.norm(law.covariance.whiten(np.outer(x, x) - second))
 
-    starts = [np.concatenate([rng.standard_normal(4), 10 ** rng.uniform(-3, 1) * rng.standard_normal(4)]) for _ in range(20)]
+    starts = [
+        np.concatenate([rng.standard_normal(4), 10 ** rng.uniform(-3, 1) * rng.standard_normal(4)]) for _ in range(20)
+    ]
     best = max(-minimize(loss, start, method="Nelder-Mead").fun for start in starts)
     assert best == pytest.approx(got, rel=1e-3)
     assert best <= got

@@ -97,7 +97,7 @@ def test_l2_mechanism_is_pure(dimension):
     assert profile.pure_epsilon == profile.epsilon(0) == 2
     assert profile.delta(2) == profile.delta(7) == 0
     assert profile.delta(2 - 1e-6) > 0
-    assert profile.epsilon(1e-12) <= 2
+    assert profile.epsilon(1e-9) <= 2
     assert scale_for(dimension, dimension, 1, 1, 2, 0) == 0.5
     for k, p in [(dimension, 1.01), (0.99 * dimension, 1)]:
         assert Profile(dimension, k, p, 0.5, 1).epsilon(0) == math.inf
@@ -123,7 +123,7 @@ def by_balls(dimension, k, p, scale, radius, epsilon):
     """
     shape, s = k / p, radius / scale
     low, high = special.gammaincinv(shape, 1e-14), special.gammainccinv(shape + 1, 1e-14)
-    edges = np.linspace(np.log(low), np.log(high), 1501)
+    edges = np.linspace(np.log(low), np.log(high), 601)
     nodes, weights = np.polynomial.legendre.leggauss(6)
     z = (edges[:-1, None] + np.diff(edges)[:, None] * (nodes + 1) / 2).ravel()
     weights = (np.diff(edges)[:, None] * weights / 2).ravel()
@@ -149,9 +149,9 @@ def by_balls(dimension, k, p, scale, radius, epsilon):
     return float(weights @ ((singular + regular) * outside))
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 3, 6, 40, 300, 10_000, 10**6])
-@pytest.mark.parametrize("share", [1, 0.98, 0.6])
-@pytest.mark.parametrize("p", [0.5, 1, 1.1, 2, 4])
+@pytest.mark.parametrize("dimension", [1, 2, 7, 300, 10**6])
+@pytest.mark.parametrize("share", [1, 0.6])
+@pytest.mark.parametrize("p", [0.5, 1.1, 2, 4])
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.3, 0.5), (2.0, 1.5)])
 def test_the_other_formula_agrees(dimension, share, p, mu, epsilon):
     k = min(max(share * dimension, 0.5 * p), dimension)
@@ -172,7 +172,7 @@ members = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(members)
 def test_delta_grows_with_the_radius_and_falls_with_epsilon(member):
     dimension, share, p, log_radius, epsilon = member
@@ -317,6 +317,13 @@ def test_best_member(dimension, epsilon, delta, share):
     analytic = 4 * dimension / gaussian.mu(epsilon, delta) ** 2
     assert error <= analytic * (1 + 1e-8)
     assert error / analytic == pytest.approx(share, abs=5e-4)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 0.01), (0.1, 0.5), (3, 0.9), (50, 1e-12)])
+def test_best_member_at_odd_budgets(epsilon, delta):
+    best = best_member(1, 1.0, epsilon, delta)
+    assert best.delta(epsilon) <= delta
+    assert radius_moment(best.k, best.p, best.scale, 2) <= (1 + 1e-8) / gaussian.mu(epsilon, delta) ** 2
 
 
 # Bad input --------------------------------------------------------------------------------------------------

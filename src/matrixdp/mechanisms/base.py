@@ -53,7 +53,9 @@ class Recipe:
         return self.propose(shape, sensitivity, budget, **options)
 
 
-def recipe(name: str, *, source: str, slow: bool = False, refuted: bool = False) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
+def recipe(
+    name: str, *, source: str, slow: bool = False, refuted: bool = False
+) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
     """Makes a Recipe of the function that follows."""
 
     def wrap(propose: Callable[..., NoiseLaw]) -> Recipe:

@@ -212,7 +212,7 @@ def _solve(gram: Array, vertices: Array | None, tolerance: float, max_iterations
         weights=frozen(optimum.weights),
         value=value,
         lower_bound=lower_bound,
-        gap=_proven_gap(value, lower_bound, tolerance),
+        gap=proven_gap(value, lower_bound, tolerance),
         iterations=optimum.iterations,
     )
 
@@ -329,7 +329,7 @@ def _split(differences: Array) -> tuple[Array, Array]:
     return rows[:rank].T, rows[rank:].T
 
 
-def _proven_gap(value: float, lower_bound: float, tolerance: float) -> float:
+def proven_gap(value: float, lower_bound: float, tolerance: float) -> float:
     """The relative gap, if it is within the tolerance."""
     gap = value / lower_bound - 1
     if not gap <= tolerance:

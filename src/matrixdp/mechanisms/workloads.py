@@ -19,7 +19,7 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms.design import HAIR, ROUNDOFF, Design, frozen
+from matrixdp.mechanisms.design import HAIR, ROUNDOFF, Design, frozen, proven_gap
 
 # A dense Gram matrix above this many cells is refused: 2 GiB.
 MOST_CELLS = 2**14
@@ -40,7 +40,11 @@ class Workload:
 
     def __post_init__(self) -> None:
         sides = {tuple(np.shape(factor) for factor in term) for term in self.terms}
-        if len(sides) != 1 or not all(len(side) == 2 and side[0] == side[1] for side in next(iter(sides))):
+        if (
+            len(sides) != 1
+            or () in sides
+            or not all(len(side) == 2 and side[0] == side[1] for side in next(iter(sides)))
+        ):
             raise InvalidInput(
                 f"terms must each hold one square matrix an axis, of the same sides, got {sorted(sides)}"
             )
@@ -62,10 +66,10 @@ class Workload:
                 f"workload {self.name} has {self.cells} cells, a dense Gram matrix at most {MOST_CELLS}; "
                 "use its terms, one Gram matrix an axis"
             )
-        total = np.zeros((self.cells, self.cells))
+        gram = np.zeros((self.cells, self.cells))
         for term in self.terms:
-            total += _kronecker(term)
-        return total
+            gram += _kronecker(term)
+        return gram
 
     def expected_squared_error(self, covariances: Sequence[npt.ArrayLike]) -> float:
         """tr(P S) for S the Kronecker product of covariances, one an axis."""
@@ -86,7 +90,7 @@ class Workload:
         Entry b belongs to the arrays that are constant along the axes with b_j = 0 and sum to zero along those with 1;
         on them a*identity + b*ones is a + n*b and a. None for other tasks.
         """
-        total = np.zeros((2,) * len(self.shape))
+        eigenvalues = np.zeros((2,) * len(self.shape))
         for term in self.terms:
             values = np.ones(())
             for factor in term:
@@ -95,8 +99,8 @@ class Workload:
                 if not np.array_equal(factor, varying * np.eye(len(factor)) + off):
                     return None
                 values = np.multiply.outer(values, np.array([varying + len(factor) * off, varying]))
-            total += values
-        return total
+            eigenvalues += values
+        return eigenvalues
 
 
 def identity(n: int) -> Workload:
@@ -221,6 +225,8 @@ def solve_exchangeable(workload: Workload, tolerance: float = 1e-6) -> Exchangea
 
     Raises:
         NotApplicable: A factor of the Gram matrix is not a sum of multiples of identity and ones.
+        InvalidInput: The terms add up to no Gram matrix, or to zero.
+        NumericalFailure: The tolerance is below 1e-9, too near to rounding.
 
     Source: xiao2023optimal for the optimum of marginals; li2013optimal for the singular value bound.
     Deviates: (1) one covariance on the histogram, instead of noise on residuals of the marginals.
@@ -233,7 +239,11 @@ def solve_exchangeable(workload: Workload, tolerance: float = 1e-6) -> Exchangea
         )
     multiplicity = reduce(np.multiply.outer, [np.array([1.0, side - 1.0]) for side in workload.shape])
     cells = workload.cells
-    seen = (eigenvalues > len(eigenvalues.shape) * 8 * ROUNDOFF * eigenvalues.max()) & (multiplicity > 0)
+    eigenvalues = np.where(multiplicity > 0, eigenvalues, 0)  # an axis with one cell has no varying part
+    rounding = 8 * len(workload.shape) * ROUNDOFF * float(np.abs(eigenvalues).max())
+    if not (eigenvalues.max() > 0 and eigenvalues.min() >= -rounding):
+        raise InvalidInput(f"workload {workload.name} has no Gram matrix W^T W: eigenvalue {eigenvalues.min()}")
+    seen = eigenvalues > rounding
     roots = np.sqrt(np.where(seen, eigenvalues, 0))
     trace = float(np.sum(multiplicity * roots))
     unseen = float(np.sum(multiplicity[~seen])) / cells  # the squared length of a cell's unit vector there
@@ -246,7 +256,7 @@ def solve_exchangeable(workload: Workload, tolerance: float = 1e-6) -> Exchangea
         variances=frozen(1 / precision),
         value=value,
         lower_bound=lower_bound,
-        gap=value / lower_bound - 1,
+        gap=proven_gap(value, lower_bound, tolerance),
     )
 
 
