@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from matrixdp.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
-from matrixdp.spectrum import Spectrum
 
 SHAPE = (3, 3)
 

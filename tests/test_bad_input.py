@@ -5,11 +5,11 @@ import pytest
 
 from matrixdp import Budget, calibrate
 from matrixdp.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
-from matrixdp.spectrum import Spectrum
 
 BAD_NUMBERS = [np.nan, np.inf, -np.inf, -1.0, 0.0, "1", None, True, 1j, [1.0, np.nan], [], {}, np.array([[None]])]
 POSITIVE = {

@@ -5,9 +5,9 @@ import pytest
 
 from cases import COVARIANCES, SHAPE, spd
 from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.noise.laws import Gaussian
-from matrixdp.spectrum import Spectrum
 
 FULL = {name: case for name, case in COVARIANCES.items() if isinstance(case.covariance, FullCovariance)}
 
@@ -61,6 +61,20 @@ def test_smallest_std_is_the_smallest_singular_value_of_a_factor(case):
     soft = case.covariance.softest_direction()
     assert np.linalg.norm(soft) == pytest.approx(1)
     assert np.linalg.norm(case.covariance.whiten(soft)) == pytest.approx(1 / np.sqrt(least))
+
+
+def test_coordinates_are_orthonormal_and_turn_back(case):
+    white = case.covariance.whiten(probe(6) if isinstance(case.covariance, FullCovariance) else probe(6) + probe(6).T)
+    coordinates = case.covariance.coordinates(white)
+    assert len(coordinates) == np.linalg.matrix_rank(case.oracle)
+    assert np.linalg.norm(coordinates) == pytest.approx(np.linalg.norm(white))
+    np.testing.assert_allclose(case.covariance.assemble(coordinates), white, atol=1e-12)
+
+
+def test_condition(case):
+    values = np.linalg.eigvalsh(case.oracle)
+    values = values[values > 1e-9 * values.max()]
+    assert case.covariance.condition() == pytest.approx(np.sqrt(values.max() / values.min()))
 
 
 def test_scaled_multiplies_every_std(case):

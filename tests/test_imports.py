@@ -10,7 +10,7 @@ PACKAGE = Path(matrixdp.__file__).parent
 LEVELS = [
     {"errors"},
     {"_check"},
-    {"budget", "sensitivity", "covariance", "spectrum", "postprocess"},
+    {"budget", "sensitivity", "covariance", "postprocess"},
     {"noise", "privacy"},
     {"mechanisms", "queries"},
     {"release", "compare", "claims"},

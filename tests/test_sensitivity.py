@@ -18,6 +18,7 @@ def test_radius_is_the_longest_member(name):
     assert 0.95 * radius <= longest <= radius * (1 + 1e-12)
     entry = case.sensitivity.largest_entry(SHAPE)
     assert 0.9 * entry <= max(np.max(np.abs(v)) for v in members) <= entry * (1 + 1e-12)
+    assert max(np.count_nonzero(v) for v in members) == case.sensitivity.changed_entries(SHAPE)
     extreme = max(members, key=np.linalg.norm)
     assert case.sensitivity.contains(extreme)
     assert case.sensitivity.contains(0 * extreme)

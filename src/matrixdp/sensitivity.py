@@ -41,6 +41,10 @@ class Sensitivity(ABC):
         """The most that any single entry can change."""
 
     @abstractmethod
+    def changed_entries(self, shape: Shape) -> int:
+        """The most entries that a neighbour can change at once."""
+
+    @abstractmethod
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Whether a difference lies in the set, up to a relative tolerance."""
 
@@ -73,6 +77,10 @@ class Frobenius(Sensitivity):
     def largest_entry(self, shape: Shape) -> float:
         """The radius, all in one entry."""
         return self.radius
+
+    def changed_entries(self, shape: Shape) -> int:
+        """All."""
+        return math.prod(shape)
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Norm at most the radius."""
@@ -109,6 +117,10 @@ class Entrywise(Sensitivity):
     def largest_entry(self, shape: Shape) -> float:
         """The largest bound."""
         return float(np.max(self.bounds(shape)))
+
+    def changed_entries(self, shape: Shape) -> int:
+        """Those with a bound above 0."""
+        return int(np.count_nonzero(self.bounds(shape)))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Every entry within its bound."""
@@ -182,6 +194,10 @@ class _OneLine(Sensitivity):
         self.fits(shape)
         return self.radius if self.radius is not None else float(np.max(self.widths(shape)))
 
+    def changed_entries(self, shape: Shape) -> int:
+        """One line."""
+        return shape[1 - self.axis]
+
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """At most one line is not zero, and that line is short enough."""
         change = np.asarray(difference)
@@ -238,6 +254,10 @@ class Counts(Sensitivity):
         """The bound."""
         return self.bound
 
+    def changed_entries(self, shape: Shape) -> int:
+        """So many cells."""
+        return min(self.cells, math.prod(shape))
+
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Few enough entries are not zero, and none is too large."""
         change = np.abs(np.asarray(difference))
@@ -278,6 +298,10 @@ class RankOne(Sensitivity):
         """The square of the radius, on the diagonal."""
         self.fits(shape)
         return self.radius**2
+
+    def changed_entries(self, shape: Shape) -> int:
+        """All."""
+        return math.prod(shape)
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """Symmetric, with one eigenvalue of each sign at most (add/remove: one in all), each at most radius^2."""
@@ -332,6 +356,10 @@ class Vertices(Sensitivity):
         """The largest entry of any vertex."""
         self.fits(shape)
         return max(float(np.max(np.abs(v))) for v in self.differences)
+
+    def changed_entries(self, shape: Shape) -> int:
+        """Those that any vertex changes, for a mixture can change them all."""
+        return int(np.count_nonzero(np.any(np.stack(self.differences) != 0, axis=0)))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         """The difference is a combination of the vertices whose weights have absolute sum at most 1."""

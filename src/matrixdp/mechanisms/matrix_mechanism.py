@@ -11,6 +11,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.covariance import Dense, FullCovariance, Isotropic, Kronecker
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms import design, workloads
 from matrixdp.mechanisms.base import HEADROOM, recipe
@@ -19,7 +20,6 @@ from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import supremum
 from matrixdp.sensitivity import Counts, Sensitivity
-from matrixdp.spectrum import Spectrum
 
 NAMED = {
     "identity": workloads.identity,

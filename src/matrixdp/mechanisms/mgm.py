@@ -11,11 +11,11 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.covariance import Kronecker
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.mechanisms.base import recipe
 from matrixdp.mechanisms.directions import largest_root, rows_and_columns, squared_radius, utility
 from matrixdp.noise.laws import Gaussian
 from matrixdp.sensitivity import Sensitivity
-from matrixdp.spectrum import Spectrum
 
 
 @recipe("mgm", source="yang2023matrix, Theorem 1")

@@ -11,6 +11,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.covariance import Kronecker
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import BudgetExceeded, InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import recipe
 from matrixdp.mechanisms.directions import largest_root, rows_and_columns, squared_radius
@@ -18,7 +19,6 @@ from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.sensitivity import Sensitivity
-from matrixdp.spectrum import Spectrum
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms import design
 from matrixdp.mechanisms.base import HEADROOM, recipe
@@ -18,7 +19,6 @@ from matrixdp.mechanisms.directions import LEAST_WEIGHT
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
-from matrixdp.spectrum import Spectrum
 
 # Entries that no neighbour can change get this share of the least noise elsewhere.
 LEAST_STD = 1e-6

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric
+from matrixdp.covariance.spectrum import unit
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
 from matrixdp.privacy import gaussian, spherical
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
-from matrixdp.spectrum import unit
 
 Indices = npt.NDArray[np.intp]
 

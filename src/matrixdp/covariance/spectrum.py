@@ -85,6 +85,10 @@ class Spectrum:
         turned = difference if self.directions is None else self.directions.T @ difference
         return turned / along_first(np.sqrt(self.variances), turned)
 
+    def condition(self) -> float:
+        """The ratio of the largest and the smallest standard deviation."""
+        return float(np.sqrt(np.max(self.variances) / np.min(self.variances)))
+
     def diagonal(self, powers: Array) -> Array:
         """The diagonal of the matrix with these eigenvalues in place of the variances."""
         return powers if self.directions is None else np.square(self.directions) @ powers

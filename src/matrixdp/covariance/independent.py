@@ -1,0 +1,124 @@
+"""Independent noise on every entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.covariance.base import FullCovariance
+from matrixdp.covariance.spectrum import unit
+from matrixdp.errors import InvalidInput
+
+
+class _Independent(FullCovariance):
+    """Independent entries with a standard deviation, or one each."""
+
+    std: Any
+
+    @property
+    def independent(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def slack(self) -> float:
+        """None beyond rounding."""
+        return 0.0
+
+    def color(self, normal: Array) -> Array:
+        """Noise with this covariance."""
+        return np.asarray(self.std * normal)
+
+    def whiten(self, difference: Array) -> Array:
+        """The difference in units of the noise."""
+        return np.asarray(difference / self.std)
+
+    def variances(self) -> Array:
+        """The variance of each entry."""
+        return np.broadcast_to(np.square(self.std), self.shape)
+
+    def power_trace(self, power: int) -> float:
+        """tr(S^power)."""
+        return float(np.sum(self.variances() ** power))
+
+    def condition(self) -> float:
+        """The ratio of the largest and the smallest standard deviation."""
+        return float(np.max(self.std) / np.min(self.std))
+
+    def precision(self, difference: Array) -> Array:
+        """Q applied to a difference."""
+        return self.whiten(self.whiten(difference))
+
+    def precision_diagonal(self) -> Array:
+        """The diagonal of Q."""
+        return 1 / self.variances()
+
+    def absolute_precision(self, bounds: Array) -> Array:
+        """|Q| applied to bounds."""
+        return self.precision(bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Isotropic(_Independent):
+    """The same independent noise on every entry."""
+
+    shape: Shape
+    std: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _check.shape(self.shape))
+        object.__setattr__(self, "std", _check.positive("std", self.std))
+
+    def scaled(self, factor: float) -> Isotropic:
+        """The same noise, larger by the factor."""
+        return Isotropic(self.shape, self.std * factor)
+
+    def describe(self) -> str:
+        """A few words for people."""
+        return f"i.i.d. Gaussian, std {self.std:.6g}"
+
+    def softest_direction(self) -> Array:
+        """Any entry."""
+        return unit(self.shape, (0,) * len(self.shape))
+
+    def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
+        """All lines are alike."""
+        yield 0, Isotropic((self.shape[1 - axis],), self.std)
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(_Independent):
+    """Independent noise with a standard deviation of its own on every entry."""
+
+    std: Array
+    shape: Shape = field(init=False)
+
+    def __post_init__(self) -> None:
+        std = _check.finite("std", self.std)
+        if not np.all(std > 0):
+            raise InvalidInput(f"std must be above 0 in every entry, the smallest is {std.min()!r}")
+        std.flags.writeable = False
+        object.__setattr__(self, "std", std)
+        object.__setattr__(self, "shape", std.shape)
+
+    def scaled(self, factor: float) -> Diagonal:
+        """The same noise, larger by the factor."""
+        return Diagonal(self.std * factor)
+
+    def describe(self) -> str:
+        """A few words for people."""
+        return f"independent Gaussian, std {self.std.min():.6g} to {self.std.max():.6g}"
+
+    def softest_direction(self) -> Array:
+        """The entry with the least noise."""
+        return unit(self.shape, np.unravel_index(int(np.argmin(self.std)), self.shape))
+
+    def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
+        """Each line has noise of its own."""
+        for index, std in enumerate(np.moveaxis(self.std, axis, 0)):
+            yield index, Diagonal(std)
