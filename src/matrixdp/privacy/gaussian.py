@@ -25,19 +25,17 @@ import scipy.special
 from scipy.special import cython_special
 
 from matrixdp.errors import InvalidInput, NumericalFailure
+from matrixdp.privacy.exact import two_product, two_sum
 
 Real = Any  # a float, or a one-dimensional float64 array, as the arithmetic says
 
-_GUARD = 1e-13  # margin on a computed delta, relative; against 120 digits no formula below errs by more than 1.5e-14
+_GUARD = 1e-13  # margin on a computed delta, relative; 2.2e-14 is the largest error in 140,000 random settings
 _WINDOW = 1e-13  # a root is accepted within this of the guarded truth, relative
 _SHIFT = 4e-15  # a root moves to the private side by this, relative, so that its own rounding cannot bring it back
 _ITERATIONS = 40  # 5 is the most that was seen inside the range, 7 outside
 
 _SCALE = 2.0**300  # deltas are computed in units of 2^-300, so that a subnormal one keeps its digits
-_TINY, _LIFT = (
-    1e-250,
-    2.0**600,
-)  # below _TINY all three numbers grow in proportion: multiply them first
+_TINY, _LIFT = 1e-250, 2.0**600  # below _TINY mu, epsilon and delta grow in proportion: they are lifted first
 _HUGE = 1.7e308  # a larger epsilon is taken as this one, which is the private side
 _BLOCK = 8192  # entries of an array worked on at a time: they stay in the cache
 
@@ -109,30 +107,6 @@ class _Arrays:
         raise NumericalFailure(f"no root in {_ITERATIONS} iterations of {step.__name__} for {first}; please report it")
 
 
-# --- exact sums and products of floats, after Knuth and Dekker ---
-
-
-def _two_sum(x: Real, y: Real) -> tuple[Real, Real]:
-    """x + y, rounded, and the rounding error."""
-    total = x + y
-    part = total - x
-    return total, (x - (total - part)) + (y - part)
-
-
-def _split(x: Real) -> tuple[Real, Real]:
-    """x as a sum of two floats of at most 26 bits."""
-    shifted = 134217729.0 * x  # 2^27 + 1
-    high = shifted - (shifted - x)
-    return high, x - high
-
-
-def _two_product(x: Real, y: Real) -> tuple[Real, Real]:
-    """x * y, rounded, and the rounding error."""
-    product = x * y
-    (x_high, x_low), (y_high, y_low) = _split(x), _split(y)
-    return product, ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
-
-
 def _divide_up(xp: Any, x: Real, power_of_two: Real) -> Real:
     """The least float that is at least x / power_of_two; only an underflow can round."""
     quotient = x / power_of_two
@@ -188,13 +162,13 @@ def _profile(xp: Any, mu: Real, epsilon: Real) -> tuple[Real, Real, Real, Real]:
     remainder of the division, and so is a^2. Below a = -9 delta is 1 to the last digit, above a = 60 it is 0.
     """
     c, h = epsilon / mu, 0.5 * mu
-    product, error = _two_product(c, mu)
-    high, low = _two_sum(c, -h)
+    product, error = two_product(c, mu)
+    high, low = two_sum(c, -h)
     low = low + ((epsilon - product) - error) / mu
     a = high + low
     a_low = xp.maximum(xp.minimum(low - (a - high), 1e-14), -1e-14)  # it is larger only where a is cut off
     a = xp.maximum(xp.minimum(a, 60.0), -9.0)
-    square, square_low = _two_product(a, a)
+    square, square_low = two_product(a, a)
     root = xp.exp(-0.25 * square)  # one factor of two, as the whole may underflow
     density = root * (_PHI_0 * _SCALE) * root * (1.0 - (0.5 * square_low + a * a_low))
     return density, xp.choose(mu >= 0.1 * (1.0 + c), _difference_wide, _difference_thin, c, h, a), a, c + h
@@ -218,17 +192,17 @@ _TERMS_LOW = [float(term - Fraction(high)) for term, high in zip(_TERMS, _TERMS_
 
 def _base(mu: Real) -> tuple[Real, Real]:
     """delta(mu, 0) = erf(mu / sqrt 8) = mu / sqrt(2 pi) sum_k (-mu^2/8)^k / (k! (2k + 1)) in two floats, for mu < 2."""
-    square, square_low = _two_product(mu, 0.125 * mu)
+    square, square_low = two_product(mu, 0.125 * mu)
     high, low = 0.0, 0.0
     for term in _TERMS_HIGH[:12]:  # together below 1e-13 of the sum, so one float is enough
         high = term + square * high
     for term, term_low in zip(_TERMS_HIGH[12:], _TERMS_LOW[12:], strict=True):
-        product, error = _two_product(square, high)
+        product, error = two_product(square, high)
         error = error + (square * low + square_low * high)
-        high, rest = _two_sum(term, product)
+        high, rest = two_sum(term, product)
         low = rest + (error + term_low)
-    product, error = _two_product(mu, high)
-    base, base_low = _two_product(_PHI_0, product)
+    product, error = two_product(mu, high)
+    base, base_low = two_product(_PHI_0, product)
     return base, base_low + (_PHI_0 * (error + mu * low) + _PHI_0_LOW * product)
 
 
@@ -248,8 +222,8 @@ def _drop(xp: Any, mu: Real, epsilon: Real) -> Real:
 def _delta_near(xp: Any, mu: Real, epsilon: Real) -> Real:
     """The least float that is at least delta(mu, 0) - F(epsilon), margins included."""
     base, base_low = _base(mu)
-    high, low = _two_sum(base, -(1.0 - _DROP_GUARD) * _drop(xp, mu, epsilon))
-    result, error = _two_sum(high, low + (base_low + _BASE_GUARD * base))
+    high, low = two_sum(base, -(1.0 - _DROP_GUARD) * _drop(xp, mu, epsilon))
+    result, error = two_sum(high, low + (base_low + _BASE_GUARD * base))
     return xp.where(error > 0.0, xp.nextafter(result, math.inf), result)
 
 
@@ -348,7 +322,7 @@ def _drop_step(xp: Any, epsilon: Real, mu: Real, gap: Real) -> tuple[Real, Real]
 def _epsilon_near(xp: Any, mu: Real, delta: Real) -> Real:
     """F(epsilon) = delta(mu, 0) - delta."""
     base, base_low = _base(mu)
-    high, low = _two_sum(base, -delta)
+    high, low = two_sum(base, -delta)
     gap = high + (low + (base_low + _BASE_GUARD * base))
     # a little more, so that _delta_near, with roundings of its own, stays below delta
     wanted = (xp.maximum(gap, 0.0) + _BASE_GUARD * base) * (1.0 + 1e-15)
