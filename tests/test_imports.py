@@ -13,9 +13,9 @@ LEVELS = [
     {"budget", "sensitivity", "covariance", "postprocess"},
     {"noise", "privacy"},
     {"mechanisms", "queries"},
-    {"release", "compare", "claims"},
-    {"plots"},
-    {"demo"},
+    {"release", "compare", "claims", "audit", "baselines", "datasets"},
+    {"plots", "sklearn"},
+    {"demo", "studies"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

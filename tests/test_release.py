@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from matrixdp import Budget, calibrate, compare, release
-from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
+from matrixdp import Budget, calibrate, certify, compare, release
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
 from matrixdp.noise.laws import Gaussian
+from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, RankOne
 
 BUDGET = Budget(1.0, 1e-6)
@@ -37,7 +38,7 @@ def test_release_carries_value_certificate_and_law():
 def test_noise_has_the_calibrated_std():
     """Chi-square at false alarm 1e-6; noise 5 % short is told apart."""
     value = np.zeros((200, 200))
-    out = release(value, Frobenius(1.0), BUDGET, rng=np.random.default_rng(5))
+    out = release(value, Frobenius(1.0), BUDGET)
     std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).std
     threshold = norm.isf(0.5e-6)
 
@@ -54,9 +55,11 @@ def test_two_releases_never_share_noise():
 
 
 def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
+    from matrixdp.noise import kernels
+
     drawn = []
-    sample = Gaussian.sample
-    monkeypatch.setattr(Gaussian, "sample", lambda self, rng=None: drawn.append(1) or sample(self, rng))
+    add_noise = kernels.add_noise
+    monkeypatch.setattr(kernels, "add_noise", lambda *given: drawn.append(1) or add_noise(*given))
     with pytest.raises(BudgetExceeded):
         release(np.zeros((2, 2)), Frobenius(1.0), BUDGET, mechanism="analytic", ledger=Book(refuse=True))
     assert not drawn
@@ -112,6 +115,64 @@ def test_a_law_that_breaks_the_promise_is_refused(monkeypatch):
     row = next(row for row in compare((2, 2), Frobenius(1.0), BUDGET) if row.mechanism == "short")
     assert row.verdict == "violated"
     assert not calibrate("auto", shape=(2, 2), sensitivity=Frobenius(1.0), budget=BUDGET).source.startswith("short")
+
+
+def test_the_certificate_of_a_release_covers_how_it_was_drawn():
+    """The grid is in mu, the tables' error in delta, and both fit into the budget that was asked for."""
+    for value, sensitivity in (
+        (np.zeros((30, 20)), Frobenius(1.0)),
+        (np.eye(6), RankOne(1.0)),
+        (np.zeros(50), Counts(1)),
+    ):
+        out = release(value, sensitivity, BUDGET, mechanism="optimal")
+        law = certify(out.noise, sensitivity)
+        assert out.certificate.float_safe
+        assert out.certificate.total_variation > 0
+        assert law.mu < out.certificate.mu <= law.mu * 1.002
+        assert out.certificate.delta(1.0) > law.delta(1.0)
+        assert out.certificate.delta(1.0) <= 1e-6
+        assert out.certificate.delta(1.0) >= 1e-6 * (1 - 1e-6)
+        assert out.certificate.delta(out.certificate.epsilon(1e-6)) <= 1e-6
+        assert "grid of 2^" in str(out)
+        assert out.certificate.to_dict()["float_safe"] is True
+
+
+def test_several_releases_share_a_budget_with_the_grid_included():
+    outs = [release(np.zeros((3, 3)), Frobenius(1.0), BUDGET, "imgm", releases=4) for _ in range(4)]
+    assert sum(out.certificate.mu**2 for out in outs) <= gaussian.mu(1.0, 1e-6) ** 2
+
+
+def test_a_generator_of_the_callers_is_marked_and_warned_about():
+    with pytest.warns(UserWarning, match="generator of your own"):
+        first = release(np.zeros((3, 3)), Frobenius(1.0), BUDGET, rng=np.random.default_rng(1))
+    with pytest.warns(UserWarning, match="generator of your own"):
+        second = release(np.zeros((3, 3)), Frobenius(1.0), BUDGET, rng=np.random.default_rng(1))
+    np.testing.assert_array_equal(first.value, second.value)
+    assert first.certificate.sampling.reproducible
+    assert not first.certificate.float_safe
+    assert "REPRODUCIBLE" in str(first)
+
+
+@pytest.mark.parametrize("huge", [1e20, 1e80])
+def test_a_value_too_large_for_its_noise_is_refused_before_the_spend(huge):
+    book = Book()
+    for sensitivity, mechanism in ((Frobenius(1.0), "analytic"), (RankOne(1.0), "optimal")):
+        with pytest.raises(InvalidInput, match="too large for its noise"):
+            release(huge * np.eye(3), sensitivity, BUDGET, mechanism=mechanism, ledger=book)
+    assert not book.entries
+
+
+def test_a_delta_below_what_the_sampler_can_promise_is_refused():
+    with pytest.raises(NumericalFailure, match="use a larger delta"):
+        release(np.zeros((500, 500)), Frobenius(1.0), Budget(1.0, 1e-12), "analytic")
+
+
+def test_rank_one_releases_are_symmetric_and_asymmetric_values_refused():
+    value = np.arange(16.0).reshape(4, 4)
+    with pytest.raises(InvalidInput, match=r"use Frobenius for x y\^T"):
+        release(value, RankOne(1.0), BUDGET)
+    out = release(value + value.T, RankOne(1.0), BUDGET, mechanism="optimal")
+    np.testing.assert_array_equal(out.value, out.value.T)
 
 
 def test_r1smg_is_refused_unless_the_caller_says_so():

@@ -15,6 +15,9 @@ from matrixdp.errors import InvalidInput
 Array = npt.NDArray[np.float64]
 Shape = tuple[int, ...]
 
+# Lengths and standard deviations lie in this range, so that no square of them overflows or loses digits.
+SMALLEST, LARGEST = 1e-75, 1e75
+
 
 def number(name: str, value: Any) -> float:
     """A finite real number; booleans and strings are not numbers here."""
@@ -30,6 +33,29 @@ def positive(name: str, value: Any) -> float:
     if not number(name, value) > 0:
         raise InvalidInput(f"{name} must be above 0, got {value!r}")
     return float(value)
+
+
+def length(name: str, value: Any) -> float:
+    """A positive number that can be squared safely: a radius, a bound, a standard deviation."""
+    if not SMALLEST <= positive(name, value) <= LARGEST:
+        raise InvalidInput(f"{name} must lie between {SMALLEST:g} and {LARGEST:g}, got {value!r}; change the units")
+    return float(value)
+
+
+def lengths(name: str, values: Array) -> Array:
+    """An array of such numbers, made read-only."""
+    if not (np.all(values >= SMALLEST) and np.all(values <= LARGEST)):
+        raise InvalidInput(
+            f"{name} must be above 0 (between {SMALLEST:g} and {LARGEST:g}) in every entry, "
+            f"they go from {values.min()!r} to {values.max()!r}"
+        )
+    values.flags.writeable = False
+    return values
+
+
+def norm(array: Array) -> float:
+    """The Frobenius norm, by pairwise sums: their error hardly grows with the number of entries, that of BLAS does."""
+    return math.sqrt(float(np.sum(np.square(array))))
 
 
 def at_least_zero(name: str, value: Any) -> float:
@@ -71,6 +97,8 @@ def shape(value: Any) -> Shape:
 def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Array:
     """A non-empty array of finite real numbers as float64, never a view that a caller could change later."""
     given = np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} must not be a masked array; fill or drop what is masked first")
     if given.dtype.kind not in "iuf":
         raise InvalidInput(f"{name} must be an array of real numbers, got dtype {given.dtype}; convert it first")
     allowed = (ndim,) if isinstance(ndim, int) else ndim
@@ -79,6 +107,8 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Ar
         raise InvalidInput(f"{name} must have {dimensions} dimensions, got {given.ndim} (shape {given.shape})")
     if not given.size > 0:
         raise InvalidInput(f"{name} must not be empty, got shape {given.shape}")
+    if given.dtype.kind in "iu" and given.dtype.itemsize == 8 and max(int(given.max()), -int(given.min())) > 2**53:
+        raise InvalidInput(f"{name} holds whole numbers above 2^53, which floats cannot tell apart; scale it first")
     array = np.array(given, dtype=np.float64)
     bad = ~np.isfinite(array)
     if bad.any():
@@ -91,9 +121,8 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Ar
 
 
 def broadcast(name: str, value: Any, target: Shape) -> Array:
-    """A number or array as a finite array of the target shape."""
+    """A number, or an array of the target shape, as a finite array of that shape."""
     array = np.asarray(number(name, value)) if np.ndim(value) == 0 else finite(name, value)
-    try:
-        return np.broadcast_to(array, target)
-    except ValueError:
-        raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}") from None
+    if array.shape not in ((), target):
+        raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}")
+    return np.broadcast_to(array, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,11 +11,14 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.errors import GuaranteeViolated
+from matrixdp.errors import GuaranteeViolated, InvalidInput, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
-from matrixdp.noise.laws import NoiseLaw, generator
-from matrixdp.privacy.certificate import Certificate, certify
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.mechanisms.base import HEADROOM
+from matrixdp.noise.laws import Gaussian, NoiseLaw
+from matrixdp.noise.sampler import Sampling, check_fits, draw, sampling_for, seeded
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.certificate import Certificate, certify, with_sampling_error
+from matrixdp.sensitivity import RankOne, Sensitivity
 
 
 class Spends(Protocol):
@@ -63,14 +67,17 @@ def release(
 
     Guarantee: `result.certificate`, for neighbours under its relation whose values differ by a member of the set.
 
+    Warns:
+        UserWarning: if rng is given; such a release is marked as reproducible.
+
     Raises:
         GuaranteeViolated: if the mechanism's noise does not keep the budget or its theorem is refuted, and
             accept_violation is not set.
     """
-    true_value = _check.finite("value", value)
-    randomness = generator(rng)
+    true_value = _checked_value(value, sensitivity)
     law = calibrate(mechanism, shape=true_value.shape, sensitivity=sensitivity, budget=budget, **options)
-    certificate = certify(law, sensitivity, budget)
+    law, sampling = _drawable(law, sensitivity, budget, rng)
+    certificate = certify(law, sensitivity, budget, sampling)
     refuted = mechanism in RECIPES and RECIPES[mechanism].refuted
     if (refuted or not certificate.meets(budget)) and accept_violation is not True:
         reason = "rests on a theorem that is false" if refuted else f"does not keep {budget}"
@@ -79,6 +86,42 @@ def release(
             f"{certificate.delta(budget.epsilon):.3g}{'' if certificate.exact else ' (an upper bound)'}; nothing was "
             "released. Use mechanism='auto', or accept_violation=True to release without the guarantee"
         )
+    check_fits(true_value, law, sampling)
+    if rng is not None:
+        warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
     if ledger is not None:
         ledger.spend(certificate, note=note)
-    return Release(value=true_value + law.sample(randomness), certificate=certificate, noise=law)
+    return Release(value=draw(true_value, law, sampling, rng), certificate=certificate, noise=law)
+
+
+def _checked_value(value: Any, sensitivity: Sensitivity) -> Array:
+    """A finite array; symmetric where the set promises that, for symmetric noise would not hide the rest."""
+    checked = _check.finite("value", value)
+    if isinstance(sensitivity, RankOne):
+        sensitivity.fits(checked.shape)
+        if not np.max(np.abs(checked - checked.T)) <= 1e-9 * np.max(np.abs(checked)):
+            raise InvalidInput(
+                "value must be symmetric for a RankOne set, which is for sums of x x^T; use Frobenius for x y^T"
+            )
+        return (checked + checked.T) / 2
+    return checked
+
+
+def _drawable(
+    law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, rng: np.random.Generator | None
+) -> tuple[NoiseLaw, Sampling]:
+    """How to draw the law, and the law a hair larger, so that what drawing costs fits into the budget too."""
+    if rng is not None:
+        return law, seeded(rng)
+    exact = certify(law, sensitivity)
+    sampling = sampling_for(law, sensitivity, exact.mu)
+    if not (isinstance(law, Gaussian) and exact.mu is not None):
+        return law, sampling
+    spare = budget.delta - with_sampling_error(0.0, budget.epsilon, sampling.total_variation)
+    if not spare > 0:
+        raise NumericalFailure(
+            f"delta {budget.delta:g} is below what the sampler can be off on {law.shape} entries "
+            f"({sampling.total_variation:.2g}); use a larger delta"
+        )
+    whole = min(exact.mu, float(gaussian.mu(budget.epsilon, spare))) if exact.meets(budget) else exact.mu
+    return law.scaled(exact.mu / (whole - sampling.enlargement) * HEADROOM), sampling

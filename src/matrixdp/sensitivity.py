@@ -64,7 +64,7 @@ class Frobenius(Sensitivity):
     relation: str = "add/remove"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", _check.positive("radius", self.radius))
+        object.__setattr__(self, "radius", _check.length("radius", self.radius))
         _check.choice("relation", self.relation, RELATIONS)
 
     def fits(self, shape: Shape) -> None:
@@ -112,7 +112,7 @@ class Entrywise(Sensitivity):
 
     def frobenius_radius(self, shape: Shape) -> float:
         """The norm of the array of bounds."""
-        return float(np.linalg.norm(self.bounds(shape)))
+        return _check.norm(self.bounds(shape))
 
     def largest_entry(self, shape: Shape) -> float:
         """The largest bound."""
@@ -161,7 +161,7 @@ class _OneLine(Sensitivity):
             raise InvalidInput(f"{type(self).__name__} needs either a radius, or low and high, and not both")
         object.__setattr__(self, "relation", _check.choice("relation", relation, RELATIONS))
         if radius is not None:
-            object.__setattr__(self, "radius", _check.positive("radius", radius))
+            object.__setattr__(self, "radius", _check.length("radius", radius))
             object.__setattr__(self, "width", None)
             return
         ends = [np.asarray(_check.number(n, v)) if np.ndim(v) == 0 else _check.finite(n, v, ndim=1)
@@ -170,8 +170,13 @@ class _OneLine(Sensitivity):
             raise InvalidInput(f"low and high must have one shape, got {ends[0].shape} and {ends[1].shape}")
         if not np.all(ends[1] > ends[0]):
             raise InvalidInput(f"high must be above low in every entry, got low {low!r}, high {high!r}")
+        if relation == "add/remove":
+            raise InvalidInput(
+                f"{type(self).__name__}(low, high) is for replacing a record inside the box; a record that is added "
+                "or removed changes more than the width of the box: give a radius instead"
+            )
         object.__setattr__(self, "radius", None)
-        object.__setattr__(self, "width", ends[1] - ends[0])
+        object.__setattr__(self, "width", _widths("high - low", ends[1] - ends[0]))
 
     def fits(self, shape: Shape) -> None:
         """A matrix whose lines are as long as the box has entries."""
@@ -187,7 +192,7 @@ class _OneLine(Sensitivity):
     def frobenius_radius(self, shape: Shape) -> float:
         """The longest change of one line."""
         self.fits(shape)
-        return self.radius if self.radius is not None else float(np.linalg.norm(self.widths(shape)))
+        return self.radius if self.radius is not None else _check.norm(self.widths(shape))
 
     def largest_entry(self, shape: Shape) -> float:
         """The radius, or the widest side of the box."""
@@ -240,7 +245,7 @@ class Counts(Sensitivity):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", _check.count("cells", self.cells))
-        object.__setattr__(self, "bound", _check.positive("bound", self.bound))
+        object.__setattr__(self, "bound", _check.length("bound", self.bound))
         _check.choice("relation", self.relation, RELATIONS)
 
     def fits(self, shape: Shape) -> None:
@@ -271,7 +276,7 @@ class Counts(Sensitivity):
 
 @dataclass(frozen=True, eq=False)
 class RankOne(Sensitivity):
-    """Second moments of records x with norm at most the radius.
+    """Second moments of records x with norm at most the radius; values are symmetric (x y^T needs Frobenius).
 
     Add/remove: V = x x^T or its negative. Replace: V = x x^T - y y^T, of Frobenius norm at most sqrt(2) radius^2.
     """
@@ -280,7 +285,7 @@ class RankOne(Sensitivity):
     relation: str = "add/remove"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", _check.positive("radius", self.radius))
+        object.__setattr__(self, "radius", _check.length("radius", self.radius))
         _check.choice("relation", self.relation, RELATIONS)
 
     def fits(self, shape: Shape) -> None:
@@ -339,6 +344,10 @@ class Vertices(Sensitivity):
                 raise InvalidInput(f"difference {i} has shape {array.shape}, the first has {arrays[0].shape}")
         if not any(np.any(array) for array in arrays):
             raise InvalidInput("Vertices needs at least one difference that is not zero")
+        for array in arrays:
+            array.flags.writeable = False
+            if np.any(array):
+                _check.length("the norm of a difference", _check.norm(array))
         object.__setattr__(self, "differences", arrays)
         object.__setattr__(self, "relation", _check.choice("relation", relation, RELATIONS))
 
@@ -350,7 +359,7 @@ class Vertices(Sensitivity):
     def frobenius_radius(self, shape: Shape) -> float:
         """The longest vertex."""
         self.fits(shape)
-        return max(float(np.linalg.norm(v)) for v in self.differences)
+        return max(_check.norm(v) for v in self.differences)
 
     def largest_entry(self, shape: Shape) -> float:
         """The largest entry of any vertex."""
@@ -381,10 +390,11 @@ class Vertices(Sensitivity):
 def _widths(name: str, value: Any) -> Any:
     """A positive number, or an array of numbers at least 0 that are not all 0."""
     if np.ndim(value) == 0:
-        return _check.positive(name, value)
+        return _check.length(name, value)
     array = _check.finite(name, value)
     if not (np.all(array >= 0) and np.any(array > 0)):
         raise InvalidInput(f"{name} must be 0 or above everywhere and above 0 somewhere, got {value!r}")
+    _check.lengths(name, array[array > 0])
     array.flags.writeable = False
     return array
 

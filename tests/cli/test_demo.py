@@ -14,6 +14,8 @@ from matrixdp.privacy import gaussian
 
 NAMES = ("second-moment", "histogram")
 
+pytestmark = pytest.mark.filterwarnings("ignore:release with a generator")
+
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory):

@@ -83,7 +83,7 @@ def test_mvg_directions_from_a_private_release_are_charged_to_the_same_budget():
     rng = np.random.default_rng(3)
     value = rng.standard_normal((4, 4))
     whole = Budget(2.0, 1e-6)
-    pca = release(value @ value.T, RankOne(1.0), Budget(0.5, 1e-6), rng=rng)
+    pca = release(value @ value.T, RankOne(1.0, "replace"), Budget(0.5, 1e-6), "optimal")
     law = calibrate("mvg", shape=(4, 9), sensitivity=OneColumn(1.0), budget=whole, gamma=3.0, directions=pca)
     both = math.hypot(pca.certificate.mu, certify(law, OneColumn(1.0)).mu)
     assert gaussian.delta(both, whole.epsilon) <= whole.delta
@@ -95,6 +95,9 @@ def test_mvg_directions_from_a_private_release_are_charged_to_the_same_budget():
     small = Budget(0.4, 1e-6)
     with pytest.raises(BudgetExceeded, match="nothing is left"):
         calibrate("mvg", shape=(4, 9), sensitivity=OneColumn(1.0), budget=small, gamma=3.0, directions=pca)
+    added = release(value @ value.T, RankOne(1.0), Budget(0.5, 1e-6), "optimal")
+    with pytest.raises(InvalidInput, match="relation 'add/remove'"):
+        calibrate("mvg", shape=(4, 9), sensitivity=OneColumn(1.0), budget=whole, gamma=3.0, directions=added)
     with pytest.raises(InvalidInput, match="5 x 5"):
         calibrate("mvg", shape=(5, 9), sensitivity=OneColumn(1.0), budget=whole, gamma=3.0, directions=pca)
 
@@ -153,7 +156,10 @@ def test_a_direction_nobody_looks_at_gets_large_but_finite_noise():
     law = calibrate("udn", shape=SHAPE, sensitivity=Frobenius(1.0), budget=BUDGET, row_utility=np.array([1.0, 0, 1, 1]))
     variances = law.covariance.rows.variances
     assert np.isfinite(variances).all()
-    assert variances[1] == pytest.approx(1000 * variances[0])
+    assert variances[1] == pytest.approx(1000 / 3 * variances[0])
+    error = float(np.sum(variances[[0, 2, 3]]))
+    alone = calibrate("udn", shape=(3, 6), sensitivity=Frobenius(1.0), budget=BUDGET).covariance.rows.variances
+    assert error == pytest.approx(float(np.sum(alone)), rel=0.2)
     seen = calibrate(
         "udn", shape=SHAPE, sensitivity=Frobenius(1.0), budget=BUDGET, row_utility=np.array([1.0, 1, 1, 1])
     )

@@ -109,7 +109,7 @@ def test_release_answers_the_workload_as_well_as_promised():
     value = rng.integers(0, 50, 16).astype(float)
     errors = []
     for _ in range(400):
-        out = release(value, Counts(1), BUDGET, mechanism="matrix-mechanism", workload="prefix", rng=rng)
+        out = release(value, Counts(1), BUDGET, mechanism="matrix-mechanism", workload="prefix")
         errors.append(np.sum((W @ (out.value - value)) ** 2))
     expected = workload_error("prefix", out.noise)
     assert abs(np.mean(errors) - expected) < 5 * np.std(errors) / 20

@@ -174,3 +174,63 @@ def test_a_set_that_does_not_fit_is_refused():
         certify(1.0, Frobenius(1.0))
     with pytest.raises(InvalidInput, match=r"matrixdp\.sensitivity"):
         certify(Gaussian(Isotropic(SHAPE, 1.0)), 1.0)
+
+
+def test_skewed_directions_never_lower_mu():
+    """Directions that are off orthonormal by rounding, with variances far apart, against the law that is sampled."""
+    from matrixdp.covariance import Spectrum
+
+    skewed = np.array([[1.0, 5e-9], [0.0, 1.0]])
+    covariance = Dense(Spectrum(np.array([1e-18, 1.0]), skewed))
+    factor = np.stack([covariance.color(e) for e in np.eye(2)], axis=1)
+    change = np.array([0.0, 1.0])
+    true = np.linalg.norm(np.linalg.solve(factor, change))
+    assert true <= certify(Gaussian(covariance), Vertices(change)).mu
+
+
+@pytest.mark.parametrize("scales", [(1e-4, 1e4), (1e-8, 1.0), (1e-6, 1.0)])
+def test_symmetric_noise_with_scales_far_apart_never_lowers_mu(scales):
+    import mpmath
+
+    with mpmath.workdps(50):
+        for seed in range(20):
+            V = np.random.default_rng(seed).standard_normal((4, 4))
+            V = V + V.T
+            trace = mpmath.fsum(mpmath.mpf(float(x)) for x in np.diag(V)) / 4
+            exact = [(mpmath.mpf(float(V[i, j])) - (trace if i == j else 0)) / scales[0] + (trace / scales[1] if i == j else 0)
+                     for i in range(4) for j in range(4)]  # fmt: skip
+            true = mpmath.sqrt(mpmath.fsum(x**2 for x in exact))
+            assert true <= certify(Gaussian(Symmetric(4, *scales)), Vertices(V)).mu
+
+
+def test_the_slack_of_a_line_counts():
+    rng = np.random.default_rng(3)
+    from matrixdp.covariance import Spectrum
+
+    for _ in range(20):
+        W = np.linalg.qr(np.eye(8) + 1e-5 * rng.standard_normal((8, 8)))[0]
+        covariance = Dense(Spectrum(10.0 ** rng.uniform(-10, 0, 8), W), (2, 4))
+        got = certify(Gaussian(covariance), OneRow(np.zeros(4), np.ones(4)))
+        white = np.linalg.norm(covariance.whiten(got.witness))
+        assert white <= got.mu * (1 + 1e-12)
+
+
+def test_extreme_scales_are_refused_not_rounded_to_nothing():
+    for build in (lambda: Isotropic((3,), 1e155), lambda: Counts(1, 1e160), lambda: Frobenius(1e-90), lambda: Kronecker(
+        np.full(2, 1e165), np.ones(2))):  # fmt: skip
+        with pytest.raises(InvalidInput, match="between 1e-75 and 1e\\+75"):
+            build()
+
+
+def test_a_law_that_draws_by_itself_is_not_certified():
+    class Mine(Gaussian):
+        def sample(self, rng=None):
+            return np.zeros(self.shape)
+
+    with pytest.raises(InvalidInput, match="noise law"):
+        certify(Mine(Isotropic((2,), 1.0)), Frobenius(1.0))
+
+
+def test_a_box_is_for_replacing_records():
+    with pytest.raises(InvalidInput, match="replacing"):
+        OneRow(5.0, 6.0, relation="add/remove")

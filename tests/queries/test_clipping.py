@@ -18,7 +18,7 @@ from matrixdp.queries.clipping import Ball, at_least, region, root_at_least, tot
 
 EXTREMES = [0.0, 1e308, -1.7e308, 1e155, 1e-155, 5e-324, -1e-310, 1.0, 1e-100, 1e100]
 entries = st.one_of(st.sampled_from(EXTREMES), st.floats(-2, 2), st.floats(allow_nan=False, allow_infinity=False))
-norms = st.one_of(st.sampled_from([1e-100, 1e100, 1.0, 0.1, 3.0]), st.floats(1e-6, 1e6))
+norms = st.one_of(st.sampled_from([1e-30, 1e30, 1.0, 0.1, 3.0]), st.floats(1e-6, 1e6))
 
 
 def exact_square(row):
@@ -62,7 +62,7 @@ def test_the_exact_check_catches_plain_scaling():
 
 
 @settings(max_examples=200, deadline=None)
-@given(low=st.floats(-1e100, 1e100), high=st.floats(-1e100, 1e100), divisor=st.integers(1, 10**9))
+@given(low=st.floats(-1e30, 1e30), high=st.floats(-1e30, 1e30), divisor=st.integers(1, 10**9))
 def test_widths_are_rounded_up(low, high, divisor):
     if not high > low:
         low, high = high, low

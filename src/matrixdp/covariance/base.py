@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -33,6 +34,10 @@ class Covariance(ABC):
     def whiten(self, difference: Array) -> Array:
         """The difference in units of the noise; its norm is mu for that difference."""
 
+    def rank(self) -> int:
+        """How many independent coordinates the noise has."""
+        return math.prod(self.shape)
+
     def coordinates(self, white: Array) -> Array:
         """A whitened value as independent coordinates, in which the noise is standard normal."""
         return white.ravel()
@@ -40,6 +45,10 @@ class Covariance(ABC):
     def assemble(self, coordinates: Array) -> Array:
         """The whitened value with these coordinates."""
         return coordinates.reshape(self.shape)
+
+    @abstractmethod
+    def whitening_error(self) -> float:
+        """The largest rounding error of `coordinates(whiten(value))`, relative to its norm; 0 if entry by entry."""
 
     @abstractmethod
     def variances(self) -> Array:
@@ -60,7 +69,7 @@ class Covariance(ABC):
     @property
     def smallest_std(self) -> float:
         """The least standard deviation in any direction of the support: the smallest singular value of a factor."""
-        return 1 / float(np.linalg.norm(self.whiten(self.softest_direction())))
+        return 1 / _check.norm(self.whiten(self.softest_direction()))
 
     @abstractmethod
     def softest_direction(self) -> Array:

@@ -53,6 +53,10 @@ class Dense(FullCovariance):
         """The difference in units of the noise."""
         return np.reshape(self.matrix.whiten(difference.ravel()), self.shape)
 
+    def whitening_error(self) -> float:
+        """One product with the directions."""
+        return float(self.matrix.multiplication_error() * self.condition())
+
     def variances(self) -> Array:
         """The variance of each entry."""
         return np.reshape(self.matrix.diagonal(self.matrix.variances), self.shape)

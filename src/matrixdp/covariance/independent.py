@@ -12,7 +12,6 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.covariance.base import FullCovariance
 from matrixdp.covariance.spectrum import unit
-from matrixdp.errors import InvalidInput
 
 
 class _Independent(FullCovariance):
@@ -37,6 +36,10 @@ class _Independent(FullCovariance):
     def whiten(self, difference: Array) -> Array:
         """The difference in units of the noise."""
         return np.asarray(difference / self.std)
+
+    def whitening_error(self) -> float:
+        """One division an entry."""
+        return 0.0
 
     def variances(self) -> Array:
         """The variance of each entry."""
@@ -72,7 +75,7 @@ class Isotropic(_Independent):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", _check.shape(self.shape))
-        object.__setattr__(self, "std", _check.positive("std", self.std))
+        object.__setattr__(self, "std", _check.length("std", self.std))
 
     def scaled(self, factor: float) -> Isotropic:
         """The same noise, larger by the factor."""
@@ -99,10 +102,7 @@ class Diagonal(_Independent):
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
-        std = _check.finite("std", self.std)
-        if not np.all(std > 0):
-            raise InvalidInput(f"std must be above 0 in every entry, the smallest is {std.min()!r}")
-        std.flags.writeable = False
+        std = _check.lengths("std", _check.finite("std", self.std))
         object.__setattr__(self, "std", std)
         object.__setattr__(self, "shape", std.shape)
 

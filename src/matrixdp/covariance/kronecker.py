@@ -51,6 +51,10 @@ class Kronecker(FullCovariance):
         white: Array = self.columns.whiten(self.rows.whiten(difference).T).T
         return white
 
+    def whitening_error(self) -> float:
+        """Both factors are applied one after the other."""
+        return float(self.rows.multiplication_error() + self.columns.multiplication_error()) * self.condition()
+
     def variances(self) -> Array:
         """The variance of each entry."""
         return np.outer(self.rows.diagonal(self.rows.variances), self.columns.diagonal(self.columns.variances))

@@ -26,18 +26,28 @@ class Spectrum:
         variances = _check.finite("variances", self.variances, ndim=1)
         if not np.all(variances > 0):
             raise InvalidInput(f"variances must be above 0, the smallest is {variances.min()!r}")
-        skew = 0.0
-        if self.directions is not None:
-            directions = _check.finite("directions", self.directions, ndim=2)
-            size = len(variances)
-            if directions.shape != (size, size):
-                raise InvalidInput(f"directions must be {size} x {size}, got shape {directions.shape}")
-            skew = float(np.linalg.norm(directions.T @ directions - np.eye(size)))
-            if not skew <= 1e-8:
-                raise InvalidInput(f"directions must have orthonormal columns, W^T W is off the identity by {skew:.3g}")
-            object.__setattr__(self, "directions", directions)
+        _check.lengths("the roots of variances", np.sqrt(variances))
+        variances.flags.writeable = False
         object.__setattr__(self, "variances", variances)
-        object.__setattr__(self, "slack", skew)
+        object.__setattr__(self, "slack", 0.0)
+        if self.directions is None:
+            return
+        directions = _check.finite("directions", self.directions, ndim=2)
+        size = len(variances)
+        if directions.shape != (size, size):
+            raise InvalidInput(f"directions must be {size} x {size}, got shape {directions.shape}")
+        skew = _check.norm(directions.T @ directions - np.eye(size))
+        if not skew <= 1e-8:
+            raise InvalidInput(f"directions must have orthonormal columns, W^T W is off the identity by {skew:.3g}")
+        if skew > size * ROUNDOFF:
+            # what is left of the skew would count times the condition number, so it is taken out
+            turned, signs = np.linalg.qr(directions)
+            directions = turned * np.where(np.diag(signs) < 0, -1.0, 1.0)
+        directions.flags.writeable = False
+        object.__setattr__(self, "directions", directions)
+        # The noise has the covariance W D W^T and differences are whitened by D^(-1/2) W^T; with E = W^T W - I the
+        # error is D^(-1/2) E D^(1/2), at most ||E|| times the condition number, and E is a few roundings.
+        object.__setattr__(self, "slack", _bounded_slack("directions", 16 * size * ROUNDOFF * self.condition()))
 
     @classmethod
     def _trusted(cls, variances: Array, directions: Array | None, slack: float) -> Spectrum:
@@ -68,12 +78,9 @@ class Spectrum:
                 f"(largest {variances[-1]:.3g}); noise that is flat in a direction hides nothing there"
             )
         # eigh is backward stable: the computed spectrum is exact for a matrix within rounding * largest eigenvalue
-        slack = rounding * variances[-1] / variances[0]
-        if not slack <= 1e-3:
-            raise NumericalFailure(
-                f"{name} is too ill-conditioned to certify (condition number {variances[-1] / variances[0]:.3g})"
-            )
-        return cls._trusted(variances, directions, float(slack))
+        slack = _bounded_slack(name, rounding * float(variances[-1] / variances[0]))
+        _check.lengths(f"standard deviations of {name}", np.sqrt(variances))
+        return cls._trusted(variances, directions, slack)
 
     def color(self, normal: Array) -> Array:
         """Multiplies the first axis by a factor of the matrix."""
@@ -84,6 +91,11 @@ class Spectrum:
         """Multiplies the first axis by the inverse of that factor."""
         turned = difference if self.directions is None else self.directions.T @ difference
         return turned / along_first(np.sqrt(self.variances), turned)
+
+    def multiplication_error(self) -> float:
+        """Rounding of W^T V relative to V (Frobenius): n roundings of products with |W|, whose norm is sqrt(n)."""
+        size = len(self.variances)
+        return (size**1.5 if self.directions is not None else 4.0) * ROUNDOFF
 
     def condition(self) -> float:
         """The ratio of the largest and the smallest standard deviation."""
@@ -104,11 +116,20 @@ class Spectrum:
     def softest_direction(self) -> Array:
         """The unit direction with the least variance."""
         least = int(np.argmin(self.variances))
-        return unit((len(self.variances),), (least,)) if self.directions is None else self.directions[:, least].copy()
+        if self.directions is None:
+            return unit((len(self.variances),), (least,))
+        return self.directions[:, least] / _check.norm(self.directions[:, least])
 
     def scaled(self, factor: float) -> Spectrum:
         """The matrix with every standard deviation multiplied by the factor."""
         return Spectrum._trusted(self.variances * factor**2, self.directions, self.slack)
+
+
+def _bounded_slack(name: str, slack: float) -> float:
+    """The slack, unless it is so large that a certificate would mean little."""
+    if not slack <= 1e-3:
+        raise NumericalFailure(f"{name}: the variances differ too much to certify (relative error {slack:.3g})")
+    return slack
 
 
 def unit(shape: Shape, place: tuple[Any, ...]) -> Array:

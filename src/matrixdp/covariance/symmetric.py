@@ -11,7 +11,7 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.covariance.base import Covariance
-from matrixdp.covariance.spectrum import unit
+from matrixdp.covariance.spectrum import ROUNDOFF, unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +29,15 @@ class Symmetric(Covariance):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", _check.count("dimension", self.dimension))
-        object.__setattr__(self, "std", _check.positive("std", self.std))
+        object.__setattr__(self, "std", _check.length("std", self.std))
         trace_std = self.std if self.trace_std is None else self.trace_std
-        object.__setattr__(self, "trace_std", _check.positive("trace_std", trace_std))
+        object.__setattr__(self, "trace_std", _check.length("trace_std", trace_std))
         object.__setattr__(self, "shape", (self.dimension, self.dimension))
 
     @property
     def slack(self) -> float:
-        """None beyond rounding."""
-        return 0.0
+        """The traceless part is a difference, in which d roundings of the trace can be left."""
+        return 4 * self.dimension * ROUNDOFF * self.condition()
 
     def color(self, normal: Array) -> Array:
         """Projects standard normal entries onto the symmetric matrices, then stretches the two parts."""
@@ -50,6 +50,10 @@ class Symmetric(Covariance):
             return np.full(self.shape, np.inf)
         trace, rest = self._parts(difference)
         return np.asarray(trace / self.trace_std + rest / self.std)
+
+    def rank(self) -> int:
+        """The entries on and above the diagonal."""
+        return self.dimension * (self.dimension + 1) // 2
 
     def coordinates(self, white: Array) -> Array:
         """The diagonal, and sqrt(2) times what lies above it."""
@@ -66,6 +70,10 @@ class Symmetric(Covariance):
     def _parts(self, matrix: Array) -> tuple[Array, Array]:
         trace = np.eye(self.dimension) * (np.trace(matrix) / self.dimension)
         return trace, matrix - trace
+
+    def whitening_error(self) -> float:
+        """The trace is a sum of d entries; the rest is a few operations an entry."""
+        return 2 * (self.dimension + 16) * ROUNDOFF * self.condition()
 
     def variances(self) -> Array:
         """The variance of each entry."""

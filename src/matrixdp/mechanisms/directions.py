@@ -11,8 +11,8 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput, NotApplicable
 
-# A direction that the task never looks at gets noise as if the root of its weight were this share of the largest.
-LEAST_WEIGHT = 1e-3
+# What noise on directions that the task never looks at may add to the error, all together: more would help elsewhere.
+UNSEEN_SHARE = 1e-3
 
 
 def squared_radius(size: int, delta: float) -> float:
@@ -39,8 +39,8 @@ def rows_and_columns(mechanism: str, shape: Shape) -> tuple[int, int]:
 def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
     """The weight P_i of each noise direction for a task: columns of W times the directions, squared and summed.
 
-    The task is a matrix W with one column an entry, or the weights themselves; None weighs all alike. Weights of 0
-    are raised to a small share of the largest, since the optimum there is infinite.
+    The task is a matrix W with one column an entry, or the weights themselves; None weighs all alike. It must be
+    public. Weights of 0 are raised a little, since the optimum there is infinite.
     """
     if task is None:
         return np.ones(size)
@@ -54,5 +54,13 @@ def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
         weights = np.sum(np.square(seen), axis=0)
     if not (np.all(weights >= 0) and np.any(weights > 0)):
         raise InvalidInput(f"{name} must have weights of 0 or above, and one above 0")
-    raised: Array = np.maximum(weights, LEAST_WEIGHT**2 * weights.max())
-    return raised
+    return np.square(roots_of(weights, np.ones(size)))
+
+
+def roots_of(weights: Array, bounds: Array) -> Array:
+    """Roots of the weights, with those of weight 0 set so that they cost a share UNSEEN_SHARE of the error."""
+    roots, unseen = np.sqrt(weights), (weights == 0) & (bounds > 0)
+    if not np.any(unseen):
+        return roots
+    level = UNSEEN_SHARE * float(np.sum(bounds * roots)) / float(np.sum(bounds[unseen]))
+    return np.where(unseen, level, roots)

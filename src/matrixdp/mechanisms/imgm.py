@@ -33,7 +33,7 @@ def imgm(
     Without a pair the noise is i.i.d., the paper's optimum, which is the analytic Gaussian mechanism.
 
     Args:
-        rows: covariance of the rows: a matrix, a vector of variances, or a Spectrum; only its shape counts.
+        rows: covariance of the rows, public: a matrix, a vector of variances, or a Spectrum; only its shape counts.
         columns: covariance of the columns, likewise.
         releases: how many releases of this kind share the budget; the noise is that of each one.
 

@@ -32,9 +32,9 @@ def mgm(
     """Row and column covariances with ||U1^-1||_F ||U2^-1||_F <= c, the best for a task W1 A W2^T.
 
     Args:
-        row_utility: W1 (one column a row of the value), or a weight for each row direction.
+        row_utility: W1 (one column a row of the value), or a weight for each row direction; public.
         column_utility: W2, likewise for columns.
-        row_directions: orthonormal noise directions of the rows (columns of the matrix); the axes by default.
+        row_directions: orthonormal noise directions of the rows (columns of the matrix), public; the axes by default.
         column_directions: likewise for columns.
 
     Source: yang2023matrix, Theorem 1 and Algorithm 1.
@@ -63,8 +63,8 @@ def udn(
     """Correlated rows, independent columns: ||U1^-1||_F <= c.
 
     Args:
-        row_utility: W1 (one column a row of the value), or a weight for each row direction.
-        row_directions: orthonormal noise directions of the rows (columns of the matrix); the axes by default.
+        row_utility: W1 (one column a row of the value), or a weight for each row direction; public.
+        row_directions: orthonormal noise directions of the rows (columns of the matrix), public; the axes by default.
 
     Source: yang2023matrix, Theorem 2.
     Deviates: (1) as mgm.

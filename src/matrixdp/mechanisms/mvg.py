@@ -60,9 +60,9 @@ def mvg(
             share for every direction.
         important: how many directions the binary allocation favours.
         share: their share of the precision.
-        directions: orthonormal directions (columns); the axes by default. Or an earlier release of a symmetric matrix
-            on the same data, whose eigenvectors are taken, the leading ones first: what that release cost is taken off
-            this budget, so that both together keep it.
+        directions: orthonormal directions (columns), public; the axes by default. Or an earlier release of a symmetric
+            matrix on the same data, whose eigenvectors are taken, the leading ones first: what that release cost is
+            taken off this budget, so that both together keep it.
 
     Source: chanyaswad2018mvg, Theorem 3 and Algorithms 1 and 2.
     Deviates: (1) radius="laurent-massart" applies the root that the published statement leaves out.
@@ -72,7 +72,7 @@ def mvg(
     _check.choice("modes", modes, ("unimodal", "equimodal"))
     if modes == "equimodal" and m != n:
         raise NotApplicable(f"mvg's equimodal noise needs a square value, got shape {shape}; use modes='unimodal'")
-    turned, rest, spent = _directions(directions, m, budget)
+    turned, rest, spent = _directions(directions, m, budget, sensitivity.relation)
     phi = _precision_bound(shape, sensitivity.frobenius_radius(shape), rest, gamma, radius)
     total = phi**4 / n if modes == "unimodal" else phi**2
     rows = Spectrum(1 / np.sqrt(_shares(precision, important, share, m) * total), turned)
@@ -112,7 +112,7 @@ def _shares(precision: Any, important: int, share: float, size: int) -> Array:
     return shares
 
 
-def _directions(directions: Any, size: int, budget: Budget) -> tuple[Array | None, Budget, str]:
+def _directions(directions: Any, size: int, budget: Budget, relation: str) -> tuple[Array | None, Budget, str]:
     """The directions, the budget that is left for the noise, and a word on what the directions cost."""
     if directions is None:
         return None, budget, ""
@@ -121,6 +121,11 @@ def _directions(directions: Any, size: int, budget: Budget) -> tuple[Array | Non
     matrix = _check.finite("directions", directions.value, ndim=2)
     if matrix.shape != (size, size):
         raise InvalidInput(f"directions must come from a {size} x {size} matrix, got shape {matrix.shape}")
+    if directions.certificate.relation != relation:
+        raise InvalidInput(
+            f"directions were released under the relation {directions.certificate.relation!r}, this value has "
+            f"{relation!r}; what they cost cannot be added up"
+        )
     spent = directions.certificate.mu
     if spent is None:
         raise InvalidInput("directions must come from a release with Gaussian noise")

@@ -15,7 +15,7 @@ from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms import design
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.mechanisms.directions import LEAST_WEIGHT
+from matrixdp.mechanisms.directions import roots_of
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
@@ -29,7 +29,8 @@ def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: 
     """Minimises the expected (weighted) squared error over all Gaussian noise that keeps the budget.
 
     Args:
-        weights: how much the squared error of each entry counts, an array of the value's shape; all alike by default.
+        weights: how much the squared error of each entry counts, a public array of the value's shape; all alike by
+            default.
     """
     bound = float(gaussian.mu(budget.epsilon, budget.delta)) / HEADROOM
     counted = _weights(weights, shape)
@@ -83,11 +84,13 @@ def _entrywise(bounds: Array, weights: Array, bound: float) -> Diagonal:
     A correlated covariance cannot do better: the set is unchanged when signs flip, so averaging over sign flips
     keeps the constraint (it is convex in the covariance) and the error, and leaves a diagonal.
     """
-    roots = np.sqrt(weights)
-    roots = np.maximum(roots, LEAST_WEIGHT * roots.max())
-    variances = bounds / roots * (float(np.sum(bounds * roots)) / bound**2)
-    std = np.sqrt(variances)
-    return Diagonal(np.where(bounds > 0, std, LEAST_STD * std[bounds > 0].min()))
+    roots = roots_of(weights, bounds)
+    changing = bounds > 0
+    if not np.any(roots[changing] > 0):
+        raise InvalidInput("weights must be above 0 for some entry that can change; this task needs no noise at all")
+    std = np.zeros(bounds.shape)
+    std[changing] = np.sqrt(bounds[changing] / roots[changing] * float(np.sum(bounds * roots))) / bound
+    return Diagonal(np.where(changing, std, LEAST_STD * std[changing].min()))
 
 
 def _rank_one(dimension: int, sensitivity: RankOne, bound: float) -> Symmetric:

@@ -23,7 +23,8 @@ def r1smg(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spherical:
     outputs give away which of two neighbours they came from. The certificate shows the true profile.
 
     Source: ji2024less, Definition 8 and Theorem 5.
-    Deviates: none; kept to reproduce the paper, and refused by `release`.
+    Deviates: (1) the paper asks for epsilon below 1/M but uses more itself, so it is not asked for here. Kept to
+        reproduce the paper, and refused by `release`.
     """
     size = math.prod(shape)
     if not size > 2:

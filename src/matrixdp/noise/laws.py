@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaincinv
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
@@ -72,6 +74,8 @@ class Gaussian(NoiseLaw):
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws the noise."""
+        if rng is None:
+            return self.covariance.color(secure_normal(self.shape))
         return self.covariance.color(generator(rng).standard_normal(self.shape))
 
     def describe(self) -> str:
@@ -81,6 +85,10 @@ class Gaussian(NoiseLaw):
     def attributed_to(self, source: str) -> Gaussian:
         """The same law with this source."""
         return replace(self, source=source)
+
+    def scaled(self, factor: float) -> Gaussian:
+        """The same law with every standard deviation multiplied by the factor."""
+        return replace(self, covariance=self.covariance.scaled(factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +127,13 @@ class Spherical(NoiseLaw):
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws a direction and a radius."""
-        randomness = generator(rng)
-        direction = randomness.standard_normal(self.shape)
-        radius = self.scale * float(randomness.standard_gamma(self.k / self.p)) ** (1 / self.p)
+        if rng is None:
+            direction, share = secure_normal(self.shape), secure_uniform()
+            power = float(gammaincinv(self.k / self.p, share))
+        else:
+            direction = generator(rng).standard_normal(self.shape)
+            power = float(rng.standard_gamma(self.k / self.p))
+        radius = self.scale * power ** (1 / self.p)
         return np.asarray(direction * (radius / float(np.linalg.norm(direction))))
 
     def describe(self) -> str:
@@ -131,6 +143,19 @@ class Spherical(NoiseLaw):
     def attributed_to(self, source: str) -> Spherical:
         """The same law with this source."""
         return replace(self, source=source)
+
+
+def secure_normal(shape: Shape) -> Array:
+    """Standard normal noise from a fresh key, on a grid of 2^-28."""
+    from matrixdp.noise import kernels  # numba, when it is needed
+    from matrixdp.noise.grid import Grid
+
+    return kernels.standard(shape, Grid(4))
+
+
+def secure_uniform() -> float:
+    """A number strictly between 0 and 1 from the operating system, in steps of 2^-52."""
+    return (secrets.randbits(52) + 0.5) * 2.0**-52
 
 
 def generator(rng: np.random.Generator | None) -> np.random.Generator:

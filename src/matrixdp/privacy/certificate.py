@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatch
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric
 from matrixdp.covariance.spectrum import unit
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
+from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy import gaussian, spherical
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
@@ -74,6 +76,8 @@ class Certificate:
         source: who proposed the noise.
         shape: the shape of the released value.
         budget: the budget that was asked for, if any; used for printing alone.
+        sampling: how the release was drawn; None for a law that has not been drawn. What the drawing costs is in the
+            guarantee: the grid in the profile, the error of the tables in delta and epsilon.
     """
 
     profile: Profile
@@ -84,6 +88,7 @@ class Certificate:
     source: str
     shape: tuple[int, ...]
     budget: Budget | None = None
+    sampling: Sampling | None = None
     _witness: Callable[[], Array] = field(repr=False, default=lambda: np.zeros(0))
 
     @property
@@ -91,13 +96,30 @@ class Certificate:
         """The Gaussian differential privacy parameter; None for noise that is not Gaussian."""
         return self.profile.mu if isinstance(self.profile, GaussianProfile) else None
 
+    @property
+    def total_variation(self) -> float:
+        """How far the drawn noise may be from its law."""
+        return self.sampling.total_variation if self.sampling else 0.0
+
+    @property
+    def float_safe(self) -> bool:
+        """Whether the guarantee covers the floating-point numbers that were released."""
+        return self.sampling is not None and self.sampling.float_safe
+
     def delta(self, epsilon: float) -> float:
         """The least delta that holds at this epsilon."""
-        return self.profile.delta(epsilon)
+        return with_sampling_error(self.profile.delta(epsilon), epsilon, self.total_variation)
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon that holds at this delta."""
-        return self.profile.epsilon(delta)
+        epsilon = self.profile.epsilon(delta)
+        while self.delta(epsilon) > delta if math.isfinite(epsilon) else False:
+            left = delta - (1 + math.exp(min(epsilon, 700.0))) * self.total_variation * (1 + ROUNDING)
+            if not left > 0:
+                return math.inf
+            # at least a hair more each time, so that rounding cannot keep it from ending
+            epsilon = max(self.profile.epsilon(left), epsilon * (1 + ROUNDING))
+        return epsilon
 
     def meets(self, budget: Budget) -> bool:
         """Whether the release keeps this budget."""
@@ -122,7 +144,15 @@ class Certificate:
             "sensitivity": self.sensitivity,
             "noise": self.noise,
             "source": self.source,
+            "sampling": None if self.sampling is None else str(self.sampling),
+            "float_safe": self.float_safe,
+            "total_variation": self.total_variation,
         }
+
+    def _tightness(self) -> str:
+        if not self.exact:
+            return "an upper bound"
+        return "exact, grid included" if self.sampling and self.sampling.enlargement else "exact"
 
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else 1e-6
@@ -130,17 +160,26 @@ class Certificate:
         lines = [
             ("relation", f"{self.relation} ({neighbours})"),
             ("change", self.sensitivity),
-            ("guarantee", f"{self.profile} ({'exact' if self.exact else 'an upper bound'})"),
+            ("guarantee", f"{self.profile} ({self._tightness()})"),
             ("", f"epsilon = {_up(self.epsilon(delta))} at delta = {delta:g}"),
             ("noise", f"{self.noise}, on {' x '.join(str(side) for side in self.shape)}"),
             ("source", self.source),
         ]
         if self.budget:
             lines.insert(4, ("asked for", str(self.budget)))
+        if self.sampling:
+            lines.append(("drawn with", str(self.sampling)))
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
 
 
-def certify(noise: NoiseLaw, sensitivity: Sensitivity, budget: Budget | None = None) -> Certificate:
+def with_sampling_error(delta: float, epsilon: float, total_variation: float) -> float:
+    """delta for noise within a total variation of its law: P'(E) <= P(E) + t <= e^eps (P''(E) + t) + delta + t."""
+    return min(1.0, delta + (1 + math.exp(min(epsilon, 700.0))) * total_variation * (1 + ROUNDING))
+
+
+def certify(
+    noise: NoiseLaw, sensitivity: Sensitivity, budget: Budget | None = None, sampling: Sampling | None = None
+) -> Certificate:
     """Computes what a noise law guarantees on a sensitivity set.
 
     Guarantee: for every pair of neighbours whose values differ by a member of the set, and every epsilon, the release
@@ -150,18 +189,21 @@ def certify(noise: NoiseLaw, sensitivity: Sensitivity, budget: Budget | None = N
         noise: the law that the noise is drawn from.
         sensitivity: what a neighbour can change.
         budget: the budget that was asked for; only changes how the certificate prints.
+        sampling: how the noise is drawn, for the certificate of a release.
 
     Source: yang2021improved, Lemma 1 and Theorem 2; balle2018improving, Theorem 5.
 
     Raises:
         NotCertifiable: if the noise cannot hide some difference in the set at all.
     """
-    if not isinstance(noise, NoiseLaw):
+    if type(noise) not in _guarantee.registry or type(noise) is object:
         raise InvalidInput(f"noise must be a noise law, got {noise!r}; calibrate() makes one")
     if not isinstance(sensitivity, Sensitivity):
         raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {sensitivity!r}")
     sensitivity.fits(noise.shape)
     profile, exact, witness = _guarantee(noise, sensitivity)
+    if sampling is not None and isinstance(profile, GaussianProfile):
+        profile = GaussianProfile((profile.mu + sampling.enlargement) * (1 + ROUNDING))
     return Certificate(
         profile=profile,
         exact=exact,
@@ -171,6 +213,7 @@ def certify(noise: NoiseLaw, sensitivity: Sensitivity, budget: Budget | None = N
         source=noise.source + (f"; {noise.note}" if noise.note else ""),
         shape=noise.shape,
         budget=budget,
+        sampling=sampling,
         _witness=witness,
     )
 
@@ -185,9 +228,9 @@ def _guarantee(noise: NoiseLaw, sensitivity: Sensitivity) -> tuple[Profile, bool
 def _(noise: Gaussian, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
     found = supremum(sensitivity, noise.covariance)
     mu = found.mu * (1 + ROUNDING + noise.covariance.slack)
-    if not math.isfinite(mu):
+    if not 0 < mu < math.inf:
         raise NotCertifiable(f"{noise.describe()} cannot hide every change allowed here: {sensitivity}")
-    return GaussianProfile(mu), found.exact, found.witness
+    return GaussianProfile(mu), found.exact and noise.covariance.slack <= ATTAINED, found.witness
 
 
 @_guarantee.register
@@ -216,7 +259,7 @@ def _attained(upper: float, witness: Array, covariance: Covariance) -> Supremum:
 
 
 def _mu(covariance: Covariance, difference: Array) -> float:
-    return float(np.linalg.norm(covariance.whiten(difference)))
+    return _check.norm(covariance.whiten(difference))
 
 
 def _full(covariance: Covariance) -> FullCovariance:
@@ -250,7 +293,7 @@ def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
     full = _full(covariance)
     bounds = sensitivity.bounds(full.shape)
     by_entries = math.sqrt(float(np.sum(bounds * full.absolute_precision(bounds))))
-    by_ball = float(np.linalg.norm(bounds)) / full.smallest_std
+    by_ball = _check.norm(bounds) / full.smallest_std
     return _attained(min(by_entries, by_ball), _worst_corner(bounds, bounds, full), full)
 
 
@@ -281,6 +324,7 @@ def _(sensitivity: OneColumn | OneRow, covariance: Covariance) -> Supremum:
         else:
             on_line = Entrywise(sensitivity.widths(full.shape))
         found = supremum(on_line, line)
+        found = replace(found, mu=found.mu * (1 + line.slack))
         if best is None or found.mu > best[1].mu:
             best = index, found
     assert best is not None

@@ -30,7 +30,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.queries.records import DataDependentBound
 
 # Squares of bounds, and sums of billions of them, stay far from overflow and underflow inside these limits.
-SMALLEST, LARGEST = 1e-100, 1e100
+SMALLEST, LARGEST = 1e-30, 1e30
 BLOCK = 256
 
 
