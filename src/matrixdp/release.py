@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from matrixdp import _check
-from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.mechanisms.base import HEADROOM
+from matrixdp.noise import tensors
 from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.noise.sampler import Sampling, check_fits, draw, sampling_for, seeded
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate, certify, with_sampling_error
 from matrixdp.sensitivity import RankOne, Sensitivity
+
+# How far a value for a RankOne set may be from symmetric: the rounding of a sum of x x^T in single precision.
+SYMMETRY = 1e-5
 
 
 class Spends(Protocol):
@@ -32,7 +36,7 @@ class Spends(Protocol):
 class Release:
     """A noisy value that may be published, with what it guarantees and the law its noise was drawn from."""
 
-    value: Array
+    value: Any
     certificate: Certificate
     noise: NoiseLaw
 
@@ -55,7 +59,8 @@ def release(
     """Adds noise to a value so that the budget is kept, and certifies it.
 
     Args:
-        value: the query's value, a vector or matrix of finite numbers.
+        value: the query's value, a vector or matrix of finite numbers: an array, or a PyTorch tensor, which comes back
+            as a tensor on its device.
         sensitivity: what a neighbour can change in it.
         budget: the promise to keep.
         mechanism: a mechanism's name; "auto" takes the least expected error.
@@ -75,7 +80,8 @@ def release(
             accept_violation is not set.
     """
     true_value = _checked_value(value, sensitivity)
-    law = calibrate(mechanism, shape=true_value.shape, sensitivity=sensitivity, budget=budget, **options)
+    shape = tensors.shape_of(true_value)
+    law = calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     law, sampling = _drawable(law, sensitivity, budget, rng)
     certificate = certify(law, sensitivity, budget, sampling)
     refuted = mechanism in RECIPES and RECIPES[mechanism].refuted
@@ -86,20 +92,33 @@ def release(
             f"{certificate.delta(budget.epsilon):.3g}{'' if certificate.exact else ' (an upper bound)'}; nothing was "
             "released. Use mechanism='auto', or accept_violation=True to release without the guarantee"
         )
-    check_fits(true_value, law, sampling)
+    finish = _prepared(true_value, law, sampling, rng)
     if rng is not None:
         warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
     if ledger is not None:
         ledger.spend(certificate, note=note)
-    return Release(value=draw(true_value, law, sampling, rng), certificate=certificate, noise=law)
+    return Release(value=finish(), certificate=certificate, noise=law)
 
 
-def _checked_value(value: Any, sensitivity: Sensitivity) -> Array:
-    """A finite array; symmetric where the set promises that, for symmetric noise would not hide the rest."""
-    checked = _check.finite("value", value)
+def _prepared(value: Any, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None) -> Callable[[], Any]:
+    """Checks that the value fits, and gives the one call that draws."""
+    if not tensors.is_tensor(value):
+        check_fits(value, law, sampling)
+        return lambda: draw(value, law, sampling, rng)
+    if isinstance(law, Gaussian) and tensors.stays_on_device(value, law, sampling):
+        tensors.check_fits(value, law, sampling)
+        return lambda: tensors.draw(value, law, sampling)
+    array = tensors.to_array(value)
+    check_fits(array, law, sampling)
+    return lambda: tensors.like(draw(array, law, sampling, rng), value)
+
+
+def _checked_value(value: Any, sensitivity: Sensitivity) -> Any:
+    """A finite array or tensor; symmetric where the set promises that, for symmetric noise would not hide the rest."""
+    checked = tensors.checked(value) if tensors.is_tensor(value) else _check.finite("value", value)
     if isinstance(sensitivity, RankOne):
-        sensitivity.fits(checked.shape)
-        if not np.max(np.abs(checked - checked.T)) <= 1e-9 * np.max(np.abs(checked)):
+        sensitivity.fits(tensors.shape_of(checked))
+        if not float(abs(checked - checked.T).max()) <= SYMMETRY * float(abs(checked).max()):
             raise InvalidInput(
                 "value must be symmetric for a RankOne set, which is for sums of x x^T; use Frobenius for x y^T"
             )

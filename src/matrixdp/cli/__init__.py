@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from matrixdp.cli.audit import audit
 from matrixdp.cli.calibrate import calibrate
 from matrixdp.cli.claims import claims
 from matrixdp.cli.compare import compare
@@ -15,7 +16,7 @@ from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
 from matrixdp.errors import MatrixDPError
 
-COMMANDS = (demo, compare, calibrate, release, claims)
+COMMANDS = (demo, compare, calibrate, release, claims, audit)
 
 
 class _Commands(TyperGroup):

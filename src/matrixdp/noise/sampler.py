@@ -26,6 +26,11 @@ LARGEST_NORM = 2.0**40
 # A law whose whitening is so inexact that not even this norm is safe makes no claim about floating point.
 LEAST_NORM = 2.0**20
 
+TOO_LARGE = (
+    "value is too large for its noise: it would not fit the grid on which the noise is drawn; check its units, the "
+    "clipping and the sensitivity"
+)
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -94,10 +99,7 @@ def check_fits(value: Array, law: NoiseLaw, sampling: Sampling) -> None:
         largest = float(np.max(np.abs(white)))
         too_long = sampling.float_safe and not float(np.linalg.norm(white)) <= sampling.largest_norm
     if too_long or not largest / sampling.grid.step < LIMIT:
-        raise InvalidInput(
-            "value is too large for its noise: it would not fit the grid on which the noise is drawn; check its units, "
-            "the clipping and the sensitivity"
-        )
+        raise InvalidInput(TOO_LARGE)
 
 
 def draw(value: Array, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None = None) -> Array:

@@ -1,0 +1,10 @@
+"""Black-box tests of a claimed (epsilon, delta): how well outputs on two neighbouring inputs can be told apart.
+
+An audit can refute a claim, with a stated probability of a false alarm; it can never prove one. Proofs are the
+certificate's work.
+"""
+
+from matrixdp.audit.bench import audit, audit_law, audit_scores
+from matrixdp.audit.result import AuditResult
+
+__all__ = ["AuditResult", "audit", "audit_law", "audit_scores"]

@@ -1,0 +1,78 @@
+"""`matrixdp audit`: a mechanism's claim put to the test by samples."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from matrixdp.cli import arguments, show, specs
+
+
+def audit(
+    mechanism: Annotated[
+        str, typer.Argument(metavar="MECHANISM", help="A mechanism's name, or auto for the least error.")
+    ],
+    shape: arguments.Shape,
+    sensitivity: arguments.Sensitivity,
+    epsilon: arguments.Epsilon,
+    delta: arguments.Delta,
+    relation: arguments.Relation = None,
+    samples: Annotated[int, typer.Option(help="How many outputs to draw for each of two neighbours.")] = 10_000,
+    confidence: Annotated[float, typer.Option(help="The probability that the bounds hold.")] = 0.999999,
+    method: Annotated[
+        str,
+        typer.Option(help="clopper-pearson assumes nothing, gaussian assumes Gaussian noise and sees more; or auto."),
+    ] = "auto",
+    option: arguments.Options = None,
+    json: arguments.Json = False,
+) -> None:
+    """Audit one mechanism: draw its noise on the worst two neighbours, and see whether the outputs refute its claim.
+
+    Exit code 0: acquitted, these samples do not refute the claim. 1: condemned, the claim is false.
+
+    Example: matrixdp audit r1smg --shape 10x10 --sensitivity frobenius:1 --epsilon 0.005 --delta 1e-5
+    """
+    from rich.progress import Progress
+
+    from matrixdp.audit import audit_law
+    from matrixdp.budget import Budget
+    from matrixdp.mechanisms import calibrate
+    from matrixdp.privacy.certificate import certify
+
+    differences, budget = specs.sensitivity(sensitivity, relation), Budget(epsilon, delta)
+    law = calibrate(
+        mechanism,
+        shape=specs.shape(shape),
+        sensitivity=differences,
+        budget=budget,
+        **specs.options(option or []),
+    )
+    certificate = certify(law, differences, budget)
+    console = show.console()
+    with Progress(console=console, transient=True, disable=json or not console.is_terminal) as bar:
+        task = bar.add_task("drawing", total=None)
+        result = audit_law(
+            law,
+            differences,
+            budget,
+            samples=samples,
+            confidence=confidence,
+            method=method,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    exact = {"epsilon": certificate.epsilon(delta), "delta": certificate.delta(epsilon), "attained": certificate.exact}
+    if json:
+        show.document({"mechanism": mechanism, "certificate": exact, **result.to_dict()})
+    else:
+        console.print(f"Audit of {certificate.source}", markup=False, soft_wrap=True)
+        least = f"{exact['delta']:.4g}" if exact["delta"] >= 1e-300 else "below 1e-300"
+        truth = f"epsilon {exact['epsilon']:.4g} at delta {delta:g}, delta {least} at epsilon {epsilon:g}"
+        claim, *found, verdict = result.lines()
+        bound = "" if certificate.exact else " (an upper bound)"
+        for name, text in (("change", str(differences)), claim, ("truth", truth + bound), *found):
+            console.print(f"  {name:<10} {text}", markup=False, soft_wrap=True)
+        style = "bold red" if result.condemned else "green"
+        console.print(f"  {verdict[0]:<10} {verdict[1]}", markup=False, soft_wrap=True, style=style)
+    if result.condemned:
+        raise typer.Exit(1)
