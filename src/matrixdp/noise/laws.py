@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,9 +14,13 @@ from scipy.special import gammaincinv
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.covariance import Covariance
+from matrixdp.covariance import Covariance, Isotropic
 from matrixdp.errors import InvalidInput
+from matrixdp.noise.grid import Grid
 from matrixdp.privacy.spherical import radius_moment
+
+# Levels of the grid on which a law is drawn when no release says how fine it has to be: steps of 2^-28.
+LEVELS = 4
 
 
 class NoiseLaw(ABC):
@@ -86,6 +91,27 @@ class Gaussian(NoiseLaw):
         """The same law with this source."""
         return replace(self, source=source)
 
+    def stream(self, chunk_rows: int, values: Any = None) -> Iterator[Array]:
+        """Draws the noise some rows at a time, in constant memory, from one fresh key that no block uses twice.
+
+        Args:
+            chunk_rows: rows of a chunk.
+            values: what the noise is added to: anything of this shape that gives arrays for slices of rows, such as a
+                memory map. The noise alone by default.
+
+        Returns:
+            An iterator over the noisy chunks, on a grid of 2^-28 standard deviations.
+        """
+        from matrixdp.noise import kernels  # numba, when it is needed
+
+        if not isinstance(self.covariance, Isotropic):
+            raise InvalidInput(f"only i.i.d. noise can be drawn by rows, got {self.describe()}; use sample()")
+        source = np.broadcast_to(0.0, self.shape) if values is None else values
+        if tuple(source.shape) != self.shape:
+            raise InvalidInput(f"values must have the shape {self.shape} of the noise, got {tuple(source.shape)}")
+        chunks = kernels.stream(source, self.covariance.std, Grid(LEVELS), rows=_check.count("chunk_rows", chunk_rows))
+        return (np.asarray(chunk, dtype=np.float64) for chunk in chunks)
+
     def scaled(self, factor: float) -> Gaussian:
         """The same law with every standard deviation multiplied by the factor."""
         return replace(self, covariance=self.covariance.scaled(factor))
@@ -148,9 +174,8 @@ class Spherical(NoiseLaw):
 def secure_normal(shape: Shape) -> Array:
     """Standard normal noise from a fresh key, on a grid of 2^-28."""
     from matrixdp.noise import kernels  # numba, when it is needed
-    from matrixdp.noise.grid import Grid
 
-    return kernels.standard(shape, Grid(4))
+    return kernels.standard(shape, Grid(LEVELS))
 
 
 def secure_uniform() -> float:
