@@ -1,0 +1,35 @@
+"""What the histogram methods share: checked counts, and how far a neighbour moves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.errors import InvalidInput
+from matrixdp.sensitivity import RELATIONS
+
+# Whole numbers up to here, and all their sums, are exact in floating point.
+MOST_RECORDS = 2**53
+
+
+def whole_counts(value: Any) -> Array:
+    """A histogram with one or two axes: whole numbers, 0 or above, whose sums are exact.
+
+    The guarantees of the histogram methods rest on this: every record is in one cell, and moves it by 1.
+    """
+    counts = _check.finite("counts", value)
+    if not np.all((counts >= 0) & (counts == np.floor(counts))):
+        raise InvalidInput(
+            "counts must be whole numbers, 0 or above; give the histogram itself, without noise or scale"
+        )
+    if not counts.sum() <= MOST_RECORDS:
+        raise InvalidInput(f"counts must hold at most 2^53 records, got {counts.sum():g}")
+    return counts
+
+
+def moves(relation: str) -> int:
+    """How many cells a neighbour moves by 1: one when a record is added or removed, two when it is replaced."""
+    return 1 if _check.choice("relation", relation, RELATIONS) == "add/remove" else 2
