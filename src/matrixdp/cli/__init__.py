@@ -12,6 +12,7 @@ from matrixdp.cli.calibrate import calibrate
 from matrixdp.cli.claims import claims
 from matrixdp.cli.compare import compare
 from matrixdp.cli.demo import demo
+from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
 from matrixdp.errors import MatrixDPError
@@ -54,6 +55,7 @@ def start(
 
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

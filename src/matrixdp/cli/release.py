@@ -41,6 +41,9 @@ def release(
     records_are: Annotated[str | None, typer.Option(help="For identity: rows or columns.")] = None,
     mechanism: Annotated[str, typer.Option(help="A mechanism's name, or auto for the least error.")] = "auto",
     option: arguments.Options = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Charge the release to this ledger, or release nothing.", show_default="none")
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Release a query on a file of records: a noisy matrix, and next to it the certificate of what it guarantees.
@@ -50,9 +53,11 @@ def release(
     Example: matrixdp release people.csv --query second-moment --norm 1 --epsilon 1 --delta 1e-6 --output moment.csv
     """
     from matrixdp.budget import Budget
+    from matrixdp.privacy.ledger import Ledger
     from matrixdp.release import release
 
     files.check_free(output)
+    account = None if ledger is None else Ledger(ledger)
     budget = Budget(epsilon, delta)
     given = {
         "norm": norm,
@@ -68,7 +73,10 @@ def release(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     answer = _query(query, chosen)(records, **chosen)
-    released = release(answer.value, answer.sensitivity, budget, mechanism, **specs.options(option or []))
+    chosen_options = specs.options(option or [])
+    released = release(
+        answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
+    )
     asked = {"query": query, "parameters": {name: _plain(value) for name, value in chosen.items()}}
     certificate = files.write(output, released.value, {**asked, **released.certificate.to_dict()})
     if json:

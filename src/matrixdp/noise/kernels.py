@@ -30,7 +30,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput
 from matrixdp.noise.entropy import Key, Words
-from matrixdp.noise.grid import COLUMNS, LIMIT, REFINEMENT, SIGN_BIT, Grid
+from matrixdp.noise.grid import LIMIT, REFINEMENT, Grid
 
 Floats = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
@@ -40,25 +40,25 @@ BLOCK = 1 << 16
 
 _STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, unless told otherwise
 
-_COLUMN = np.uint64(COLUMNS - 1)
-_SIGN = np.uint64(SIGN_BIT)
-_ONE = np.uint64(1)
-_THRESHOLD = ~np.uint64((1 << SIGN_BIT + 1) - 1)
-
 
 def _look_up(words: Words, table: Words, carry: float, noise: Array) -> None:
     """noise = carry * noise + K, one word an entry.
 
-    A word's upper 52 bits are below the threshold exactly if the whole word is below the column with its alias cleared,
-    and the lower bits of the word are its own column as those of the column are the alias: one selection gives |K|.
+    With 2^11 columns, a word's lower 11 bits are its column, the next is the sign, and its upper 52 bits are below the
+    threshold exactly if the whole word is below the packed column with its lower 12 bits cleared. The lower 11 bits of
+    the packed column are the alias: so one selection between word and column gives |K|. All masks come from the table,
+    because machine code on disk is not renewed when a constant elsewhere changes.
     """
+    sign_bit = np.uint64(table.size)
+    size_bits = sign_bit - np.uint64(1)
+    threshold_bits = ~(sign_bit | size_bits)
     for j in range(words.size):
         word = words[j]
-        column = table[word & _COLUMN]
-        chosen = word if word < (column & _THRESHOLD) else column
-        size = np.int64(chosen & _COLUMN)
-        sign = np.int64((word >> _SIGN) & _ONE)
-        noise[j] = carry * noise[j] + np.float64((size ^ -sign) + sign)
+        column = table[word & size_bits]
+        chosen = word if word < (column & threshold_bits) else column
+        size = np.int64(chosen & size_bits)
+        negative = np.int64((word & sign_bit) != 0)
+        noise[j] = carry * noise[j] + np.float64((size ^ -negative) + negative)
 
 
 def _add(values: Floats, unit: float, noise: Array, out: Floats) -> None:

@@ -1,0 +1,141 @@
+"""How fast noise is drawn: million entries a second, and memory beyond the output. `python benchmarks/noise.py`.
+
+Every row draws a new 4096 x 4096 matrix of float64; ours also puts values on the grid and adds the noise to them. Rows
+take turns, and each shows its median. OpenDP and diffprivlib draw a small sample, from which the rate is taken; they
+and torch are optional. Memory is what Python and numpy allocate at most beyond the output; compiling is not counted.
+"""
+
+import argparse
+import statistics
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from matrixdp.noise.entropy import Key
+from matrixdp.noise.grid import Grid
+from matrixdp.noise.kernels import BLOCK, add_noise
+
+SHAPE = 4096, 4096
+ENTRIES = SHAPE[0] * SHAPE[1]
+SAMPLE = 10_000
+
+
+def numpy_threads(count):
+    generators = np.random.default_rng().spawn(count)
+
+    def draw():
+        out = np.empty(SHAPE)
+        with ThreadPoolExecutor(count) as pool:
+            parts = np.array_split(out.reshape(-1), count)
+            list(pool.map(lambda pair: pair[0].standard_normal(out=pair[1]), zip(generators, parts, strict=True)))
+        return out
+
+    return draw
+
+
+def torch_normal():
+    import torch
+
+    torch.set_num_threads(1)
+    return lambda: torch.randn(SHAPE, dtype=torch.float64)
+
+
+def words_alone():
+    words = np.empty(BLOCK, dtype=np.uint64)
+
+    def fill():
+        stream = Key().stream()
+        for block in range(ENTRIES // BLOCK):
+            stream.fill(words, block)
+
+    return fill
+
+
+def opendp():
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l2_distance(T=float)
+    measurement, zeros = dp.m.make_gaussian(*space, scale=1.0), [0.0] * SAMPLE
+    return lambda: measurement(zeros)
+
+
+def diffprivlib():
+    from diffprivlib.mechanisms import GaussianAnalytic
+
+    mechanism = GaussianAnalytic(epsilon=1.0, delta=1e-6, sensitivity=1.0)
+    return lambda: [mechanism.randomise(0.0) for _ in range(SAMPLE)]
+
+
+def rows(threads):
+    values = np.random.default_rng(0).normal(size=SHAPE)
+    slow, fast = np.random.default_rng(), np.random.Generator(np.random.SFC64())
+    yield "numpy PCG64, 1 thread", ENTRIES, lambda: lambda: slow.standard_normal(SHAPE)
+    yield "numpy SFC64, 1 thread", ENTRIES, lambda: lambda: fast.standard_normal(SHAPE)
+    yield f"numpy PCG64, {threads} threads", ENTRIES, lambda: numpy_threads(threads)
+    yield "torch.randn, 1 thread", ENTRIES, torch_normal
+    yield "AES-256 words alone, 1 thread", ENTRIES, words_alone
+    for levels in (1, 2, 3):
+        for count in (1, threads):
+            name = f"matrixdp, step 2^-{7 * levels}, {count} thread{'s' * (count > 1)}"
+            draw = partial(add_noise, values, 1.0, Grid(levels), threads=count)
+            yield name, ENTRIES, lambda draw=draw: draw
+    yield "OpenDP Gaussian", SAMPLE, opendp
+    yield "diffprivlib GaussianAnalytic", SAMPLE, diffprivlib
+
+
+def memory_beyond_output(draw, entries):
+    """The most that was allocated at one time, in bytes, less the output."""
+    tracemalloc.start()
+    try:
+        out = draw()
+        return tracemalloc.get_traced_memory()[1] - (0 if out is None else 8 * entries)
+    finally:
+        tracemalloc.stop()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+
+    draws, absent = {}, []
+    for name, entries, load in rows(arguments.threads):
+        try:
+            draws[name] = load(), entries
+        except ImportError:
+            absent.append(name)
+    seconds = {name: [] for name in draws}
+    memory = {}
+    for name, (draw, entries) in draws.items():
+        draw()  # compiles
+        memory[name] = memory_beyond_output(draw, entries) if entries == ENTRIES else None
+    for _ in track(range(arguments.rounds), transient=True):
+        for name, (draw, _) in draws.items():
+            start = time.perf_counter()
+            draw()
+            seconds[name].append(time.perf_counter() - start)
+
+    table = Table(title=f"Gaussian noise, {SHAPE[0]} x {SHAPE[1]} float64, median of {arguments.rounds}")
+    table.add_column("sampler")
+    for heading in ("million entries/s", "x numpy PCG64", "MiB beyond output"):
+        table.add_column(heading, justify="right")
+    rates = {name: draws[name][1] / statistics.median(times) / 1e6 for name, times in seconds.items()}
+    reference = next(iter(rates.values()))
+    for name, rate in rates.items():
+        shown = "" if memory[name] is None or "torch" in name else f"{memory[name] / 2**20:.1f}"
+        table.add_row(name, f"{rate:,.4g}", f"{rate / reference:.3g}", shown)
+    for name in absent:
+        table.add_row(name, "not installed")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

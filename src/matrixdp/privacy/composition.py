@@ -1,0 +1,349 @@
+"""Theorems on composition and sampling: those that the papers used, and the one that an Accountant uses.
+
+The papers' are plain functions of (epsilon, delta), all that they know of the noise; an Accountant knows all of it, and
+does better. They are here to reproduce what was published, and to compare. What a composition spends is rounded up,
+what a step may spend is rounded down. `k` is the number of steps, and `slack` the delta that a theorem gives away for a
+smaller epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import optimize, special
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.errors import InvalidInput, NotCertifiable
+from matrixdp.privacy import gaussian, spherical
+from matrixdp.privacy.certificate import GaussianProfile
+
+AMPLIFICATIONS = ("exact", "linear")
+
+_UNIT = 2.0**-53
+_UP, _DOWN = 1.0 + 64.0 * _UNIT, 1.0 - 256.0 * _UNIT  # more than the rounding of a closed form; and there and back
+_LARGEST_EPSILON = 700.0  # beyond, e^epsilon is no float
+_LARGEST_K = 10**6  # terms of the optimal composition
+_DOTS, _LAST_DOT = 160, 1e-30  # points on the curve of spherical noise, and delta at the last of them
+
+Noise = GaussianProfile | spherical.Profile
+
+
+# --- composition ---
+
+
+def basic(epsilon: float, delta: float, k: int) -> tuple[float, float]:
+    """Adds up: (k epsilon, k delta).
+
+    Guarantee: k steps, each (epsilon, delta)-private, are together private with the returned pair.
+    Source: dwork2014algorithmic, Theorem 3.16. Deviates: none.
+    """
+    epsilon, delta, k = _step(epsilon, delta, k)
+    return k * epsilon * _UP, min(k * delta * _UP, 1.0)
+
+
+def strong(epsilon: float, delta: float, k: int, slack: float) -> tuple[float, float]:
+    """Strong composition: epsilon grows with the root of k.
+
+    Guarantee: k steps, each (epsilon, delta)-private, are together private with the returned pair.
+    Source: dwork2014algorithmic, Theorem 3.20; it is ji2024less, equation 16, for one step of (q epsilon_0, q delta_0).
+    Deviates: none.
+    """
+    epsilon, delta, k = _step(epsilon, delta, k)
+    slack = _check.probability("slack", slack)
+    return _strong_epsilon(epsilon, k, slack) * _UP, min((k * delta + slack) * _UP, 1.0)
+
+
+def _strong_epsilon(epsilon: float, k: int, slack: float) -> float:
+    return math.sqrt(-2.0 * k * math.log(slack)) * epsilon + k * epsilon * math.expm1(epsilon)
+
+
+def strong_step(epsilon: float, delta: float, k: int, slack: float) -> tuple[float, float]:
+    """What each of k steps may spend for a total of (epsilon, delta) by strong composition.
+
+    Guarantee: `strong` of the returned pair is at most (epsilon, delta).
+    Source: ji2024less, equation 16, solved for the step. Deviates: none; rounded down.
+    """
+    epsilon, delta, k = _step(epsilon, delta, k)
+    left = delta * _DOWN - _check.probability("slack", slack)
+    if not left > 0.0:
+        raise InvalidInput(f"slack must be below delta = {delta:g}, got {slack!r}: nothing would be left for the steps")
+    high = min(epsilon / math.sqrt(-2.0 * k * math.log(slack)), _LARGEST_EPSILON)
+
+    def excess(step: float) -> float:
+        return _strong_epsilon(step, k, slack) * _UP - epsilon
+
+    step = optimize.brentq(excess, 0.0, high * _UP, xtol=1e-300, rtol=1e-15)
+    return float(step) * _DOWN, left / k * _DOWN
+
+
+def amortised(
+    epsilon: float, delta: float, epochs: float, sampling_rate: float, slack: float, *, amplification: str = "exact"
+) -> tuple[float, float]:
+    """What a step of private gradient descent may spend on its batch, for a total of (epsilon, delta).
+
+    Guarantee: with amplification "exact" and Poisson sampling under add/remove, epochs / sampling_rate steps that are
+        each private with the returned pair on their batch are together (epsilon, delta)-private. With "linear", none.
+    Source: ji2024less, equation 16 and section 7.3, with amplification "linear".
+    Deviates: 1. sampling turns epsilon_0 into log(1 + q (e^epsilon_0 - 1)), which is more than the q epsilon_0 of the
+        paper, 29 times more at its epsilon_0 = 5.42, so "exact" is the default; 2. the number of steps is rounded up.
+
+    Args:
+        epsilon: of all steps.
+        delta: of all steps.
+        epochs: passes over the records.
+        sampling_rate: q, the share of the records in a batch.
+        slack: delta' of the paper.
+        amplification: "exact", or "linear" as published.
+    """
+    rate, epochs = check_sampling_rate(sampling_rate), _check.positive("epochs", epochs)
+    linear = _check.choice("amplification", amplification, AMPLIFICATIONS) == "linear"
+    step = strong_step(epsilon, delta, math.ceil(epochs / rate * (1.0 - 1e-12)), slack)
+    return (step[0] / rate, step[1] / rate) if linear else before_sampling(*step, rate)
+
+
+def kov(epsilon: float, delta: float, k: int, slack: float) -> tuple[float, float]:
+    """The closed form of Kairouz, Oh and Viswanath.
+
+    Guarantee: k steps, each (epsilon, delta)-private, are together private with the returned pair.
+    Source: kairouz2017composition, Theorem 3.4. Deviates: none.
+    """
+    epsilon, delta, k = _step(epsilon, delta, k)
+    slack = _check.probability("slack", slack)
+    drift = math.tanh(0.5 * epsilon) * epsilon * k
+    spread = min(-math.log(slack), math.log(math.e + math.sqrt(k) * epsilon / slack))
+    total = min(k * epsilon, drift + epsilon * math.sqrt(2.0 * k * spread))
+    return total * _UP, min(-math.expm1(k * math.log1p(-delta) + math.log1p(-slack)) * _UP, 1.0)
+
+
+def optimal_delta(epsilon: float, delta: float, k: int, total_epsilon: float) -> float:
+    """The least delta that holds for all (epsilon, delta)-private steps, at a given total epsilon.
+
+    Guarantee: k steps, each (epsilon, delta)-private, are together (total_epsilon, returned delta)-private; some such
+    steps are not private with less.
+    Source: kairouz2017composition, Theorem 3.3. Deviates: stated for every total epsilon, not only (k - 2i) epsilon;
+        both follow from randomised response with a leak being the worst of all such steps.
+    """
+    epsilon, delta, k = _step(epsilon, delta, k)
+    total_epsilon = _check.at_least_zero("total_epsilon", total_epsilon)
+    if not k <= _LARGEST_K:
+        raise InvalidInput(f"k must be at most {_LARGEST_K}, got {k}; use kov, or an Accountant")
+    # the loss is (k - 2l) epsilon when l of the k responses point the other way
+    log_up, log_down = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
+    terms = math.floor(0.5 * (k - total_epsilon / epsilon)) + 2 if epsilon > 0.0 else 0
+    others = np.arange(min(max(terms, 0), k + 1), dtype=np.float64)
+    excess = np.maximum((k - 2.0 * others) * epsilon - total_epsilon, 0.0)
+    log_choices = special.gammaln(k + 1.0) - special.gammaln(others + 1.0) - special.gammaln(k - others + 1.0)
+    log_masses = log_choices + (k - others) * log_up + others * log_down
+    rounding = 16.0 * _UNIT * (8.0 + k * (math.log(k + 1.0) + epsilon + 1.0))
+    leak = min(float(np.sum(np.exp(log_masses) * -np.expm1(-excess))) * (1.0 + rounding), 1.0 - _UNIT)
+    return min(-math.expm1(k * math.log1p(-delta) + math.log1p(-leak)) * _UP, 1.0)
+
+
+def optimal_epsilon(epsilon: float, delta: float, k: int, total_delta: float) -> float:
+    """The least epsilon that holds for all (epsilon, delta)-private steps, at a given total delta.
+
+    Guarantee: `optimal_delta(epsilon, delta, k, returned epsilon) <= total_delta`.
+    Source: kairouz2017composition, Theorem 3.3, solved for epsilon. Deviates: as optimal_delta.
+    """
+    total_delta = _check.probability("total_delta", total_delta)
+    low, high = 0.0, basic(epsilon, delta, k)[0]
+    if not optimal_delta(epsilon, delta, k, high) <= total_delta:
+        raise InvalidInput(f"total_delta must be at least 1 - (1 - delta)^k for k = {k}, {delta=}, got {total_delta!r}")
+    if optimal_delta(epsilon, delta, k, low) <= total_delta:
+        return low
+    while high - low > 1e-12 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if optimal_delta(epsilon, delta, k, middle) <= total_delta else (middle, high)
+    return high
+
+
+def gaussian_step(epsilon: float, delta: float, k: int) -> float:
+    """The mu of each of k Gaussian releases that are together (epsilon, delta)-private; the std is sensitivity / mu.
+
+    Guarantee: k releases with Gaussian noise are together (epsilon, delta)-private with this mu, and with no larger.
+    Source: yang2021improved, Theorem 4. Deviates: none; rounded down.
+    """
+    mu = float(gaussian.mu(_epsilon(epsilon), _check.probability("delta", delta)))
+    return mu / math.sqrt(_check.count("k", k)) * (1.0 - 8.0 * _UNIT)
+
+
+# --- sampling ---
+
+
+def sampled(epsilon: float, delta: float, sampling_rate: float) -> tuple[float, float]:
+    """Amplification by sampling: (log(1 + q (e^epsilon - 1)), q delta).
+
+    Guarantee: a step that is (epsilon, delta)-private under add/remove, run on records that each enter with probability
+    q, independently, is private with the returned pair under add/remove.
+    Source: balle2018subsampling, Theorem 8. Deviates: none.
+    """
+    epsilon, delta, _ = _step(epsilon, delta, 1)
+    rate = check_sampling_rate(sampling_rate)
+    return _log_mixture(epsilon, rate) * _UP, rate * delta * _UP
+
+
+def before_sampling(epsilon: float, delta: float, sampling_rate: float) -> tuple[float, float]:
+    """What a step may spend on a sample, so that (epsilon, delta) is spent on the records.
+
+    Guarantee: `sampled` of the returned pair is at most (epsilon, delta); a delta of 1 or more means any.
+    Source: balle2018subsampling, Theorem 8, solved for the step. Deviates: none; rounded down.
+    """
+    epsilon, delta, _ = _step(epsilon, delta, 1)
+    rate = check_sampling_rate(sampling_rate)
+    if epsilon < 1.0:
+        step = math.log1p(math.expm1(epsilon) / rate)
+    else:
+        step = epsilon - math.log(rate) + math.log1p(-(1.0 - rate) * math.exp(-epsilon))
+    return step * _DOWN, delta / rate * _DOWN
+
+
+def sampled_pure(epsilon: float, sampling_rate: float) -> float:
+    """Amplification of a pure epsilon as in MGM: log((1 - q + q e^epsilon) / (1 - q + q e^-epsilon)).
+
+    Guarantee: an epsilon-private step, run on records that are each replaced by nothing with probability 1 - q,
+    independently, is private with the returned epsilon, also if the record of one person is replaced by another.
+    Source: yang2023matrix, Theorem 6, solved for the outer epsilon; beimel2014bounds. Deviates: none.
+    """
+    epsilon, rate = _epsilon(epsilon), check_sampling_rate(sampling_rate)
+    return (_log_mixture(epsilon, rate) - _log_mixture(-epsilon, rate)) * _UP
+
+
+def before_sampling_pure(epsilon: float, sampling_rate: float) -> float:
+    """The epsilon* that a step may spend on a sample, so that a pure epsilon is spent on the records.
+
+    Guarantee: `sampled_pure` of the answer is at most epsilon.
+    Source: yang2023matrix, Theorem 6, where f(epsilon, epsilon*) = q; beimel2014bounds. Deviates: rounded down.
+    """
+    epsilon, rate = _epsilon(epsilon), check_sampling_rate(sampling_rate)
+    return (0.5 * epsilon + math.asinh((1.0 - rate) / rate * math.sinh(0.5 * epsilon))) * _DOWN
+
+
+def _log_mixture(epsilon: float, rate: float) -> float:
+    """log(1 - q + q e^epsilon)."""
+    change = rate * math.expm1(epsilon)
+    return math.log1p(change) if change > -0.5 else math.log(1.0 - rate + rate * math.exp(epsilon))
+
+
+# --- sampling of a whole curve ---
+
+
+@lru_cache(maxsize=64)
+def _dots(profile: spherical.Profile) -> tuple[Array, Array]:
+    """Points on the curve, which takes milliseconds each; denser towards epsilon = 0."""
+    last = profile.pure_epsilon if profile.pure_epsilon < math.inf else profile.epsilon(_LAST_DOT)
+    if not last < math.inf:
+        raise NotCertifiable(f"delta stays above {_LAST_DOT} at every epsilon for {profile}, and cannot be composed")
+    epsilons = max(last, 1e-12) * np.linspace(0.0, 1.0, _DOTS + 1) ** 2
+    return epsilons, np.array([profile.delta(float(epsilon)) for epsilon in epsilons])
+
+
+def _chords(epsilons: Array, deltas: Array, epsilon: Array) -> Array:
+    """Linear in e^epsilon between the points, which lies above a convex curve; constant beyond the last."""
+    right = np.clip(np.searchsorted(epsilons, epsilon), 1, epsilons.size - 1)
+    left, inside = right - 1, np.minimum(epsilon, epsilons[-1])
+    gap = np.expm1(epsilons[left] - epsilons[right])
+    to_left: Array = np.expm1(inside - epsilons[right]) / gap
+    to_right: Array = np.exp(inside - epsilons[right]) * np.expm1(epsilons[left] - inside) / gap
+    return deltas[left] * to_left + deltas[right] * to_right
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair of laws (P', Q') that bounds one release whose records entered with probability q, independently.
+
+    Let (P, Q) be the pair of a certificate, and H its curve `sup over events of P - e^epsilon Q`, which is the same in
+    both directions. By joint convexity over what else was drawn, these pairs and curves bound the sampled release:
+
+        add/remove   ((1-q) Q + q P, Q), a record more in the first data set:     q H(log((e^epsilon - 1 + q) / q))
+                     (P, (1-q) P + q Q), a record more in the second:             a H(log(q e^epsilon / a)),
+                                                                                  a = 1 - (1-q) e^epsilon
+        replace      ((1-q) R + q P, (1-q) R + q Q), R apart from P and Q:        q H(epsilon) for epsilon >= 0
+
+    The first two are exact. In the third, the record is not drawn with probability 1 - q; a certificate for replaced
+    records says nothing about a sample that lacks the record, so no better pair follows from it. Hence sampling lowers
+    epsilon and delta under add/remove, and delta alone under replace.
+
+    Guarantee: for every real epsilon `curve` is at least that of the release; so products of pairs bound compositions.
+    Source: zhu2022optimal, on Poisson sampling, for add/remove. Deviates: replace, as above.
+
+    Attributes:
+        profile: of the certificate.
+        rate: q.
+        sampled_first: whether the first law is the mixture, or the second; None under replace, or if q = 1.
+    """
+
+    profile: Noise
+    rate: float
+    sampled_first: bool | None
+
+    def curve(self, epsilon: Array) -> Array:
+        """H of the pair at any real epsilon, rounded up."""
+        q = self.rate
+        epsilon = epsilon * (1.0 - 4.0 * _UNIT * np.sign(epsilon))  # H falls, so this rounds up
+        if self.sampled_first is None:
+            return self._symmetric(epsilon, q)
+        edge = math.log1p(-q)  # no loss is below it, or above its negative
+        inside = epsilon > edge if self.sampled_first else epsilon < -edge
+        bounded = np.where(inside, epsilon, 0.0)
+        factor: Array | float
+        if self.sampled_first:
+            factor, outside = q, -np.expm1(np.minimum(epsilon, 0.0))
+            far = bounded - math.log(q) + np.log(-np.expm1(edge - bounded))
+        else:
+            factor, outside = -np.expm1(edge + bounded), np.zeros(1)
+            far = bounded + math.log(q) - np.log(factor)
+        near = np.log1p(np.maximum(np.expm1(np.clip(bounded, -1.0, 1.0)) / factor, _UNIT - 1.0))  # keeps small ones
+        inner = np.where(np.abs(bounded) < 1.0, near, far)
+        inner -= 8.0 * _UNIT * (np.abs(inner) + np.abs(bounded) * (1.0 - 2.0 * math.log(q)))  # more than its rounding
+        return np.where(inside, factor * self._symmetric(inner, 1.0), outside)
+
+    def _symmetric(self, epsilon: Array, factor: float) -> Array:
+        """factor H, and below 0 what follows if both directions are equal: H(-x) = 1 - e^-x + e^-x H(x)."""
+        size = np.abs(epsilon)
+        if isinstance(self.profile, GaussianProfile):
+            value = factor * np.asarray(gaussian.delta(self.profile.mu, size))
+        else:
+            value = factor * _chords(*_dots(self.profile), size)
+        return np.where(epsilon < 0.0, np.exp(-size) * value - np.expm1(-size), value) * (1.0 + 8.0 * _UNIT)
+
+    def window(self, floor: float) -> tuple[float, float]:
+        """The losses to cover: H is at most the floor above them, or the least delta known of spherical noise."""
+        q = self.rate
+        reach = self._reach(min(floor / q, 0.5))
+        if self.sampled_first is None:
+            return -reach, reach
+        far, near = float(np.logaddexp(math.log1p(-q), math.log(q) + reach)), min(-math.log1p(-q), reach)
+        return (-near, far) if self.sampled_first else (-far, near)
+
+    def _reach(self, floor: float) -> float:
+        if isinstance(self.profile, GaussianProfile):
+            return max(float(gaussian.epsilon(self.profile.mu, floor)), self.profile.mu)
+        epsilons, deltas = _dots(self.profile)
+        below = np.flatnonzero(deltas[1:] <= floor)
+        return float(epsilons[1 + below[0] if below.size else -1])
+
+
+# --- arguments ---
+
+
+def _epsilon(value: float) -> float:
+    if not _check.at_least_zero("epsilon", value) <= _LARGEST_EPSILON:
+        raise InvalidInput(f"epsilon must be at most {_LARGEST_EPSILON:g}, got {value!r}: above, it protects nothing")
+    return float(value)
+
+
+def check_sampling_rate(value: float) -> float:
+    """A probability above 0; every record may be used."""
+    if not 0.0 < _check.number("sampling_rate", value) <= 1.0:
+        raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {value!r}; 1 means every record is used")
+    return float(value)
+
+
+def _step(epsilon: float, delta: float, k: int) -> tuple[float, float, int]:
+    if not 0.0 <= _check.number("delta", delta) < 1.0:
+        raise InvalidInput(f"delta must be 0 or above and below 1, got {delta!r}; 1e-6 is a common choice")
+    return _epsilon(epsilon), float(delta), _check.count("k", k)

@@ -1,0 +1,557 @@
+"""The ledger: what it lets through, what it finds, and that no crash, race or full disk loses a spend."""
+
+import hashlib
+import json
+import math
+import os
+import random
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from matrixdp import Budget, release
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
+from matrixdp.noise.sampler import Sampling
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.certificate import Certificate, GaussianProfile
+from matrixdp.privacy.ledger import Ledger, LedgerError
+from matrixdp.sensitivity import Counts, Frobenius
+
+BUDGET = Budget(3.0, 1e-6)
+MU = float(gaussian.mu(BUDGET.epsilon, BUDGET.delta))
+
+
+def certificate(mu, relation="add/remove"):
+    return Certificate(GaussianProfile(mu), True, relation, "any change", "noise", "test", (2, 3))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "budget.db"
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory):
+    """The bytes of a ledger with twenty entries."""
+    path = tmp_path_factory.mktemp("twenty") / "budget.db"
+    ledger = Ledger(path, BUDGET)
+    for number in range(1, 21):
+        ledger.spend(certificate(number / 1000), f"entry {number}")
+    return path.read_bytes()
+
+
+@pytest.fixture
+def used(path, twenty):
+    """A ledger with twenty entries."""
+    path.write_bytes(twenty)
+    return Ledger(path)
+
+
+WORKER = [sys.executable, str(Path(__file__).with_name("ledger_worker.py"))]
+ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    """Runs one of ledger_worker's scenarios."""
+    with subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ONE_THREAD) as worker:
+
+        def run(*arguments):
+            print(json.dumps(arguments, default=str), file=worker.stdin, flush=True)
+            return json.loads(worker.stdout.readline()) or pytest.fail("the scenario failed, see above")
+
+        yield run
+
+
+def sql(path, *statements):
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+# --- what it lets through ---
+
+
+def test_gaussian_spends_add_up_exactly(path):
+    ledger = Ledger(path, BUDGET)
+    assert ledger.spent() == 0.0
+    for _ in range(10):
+        ledger.spend(certificate(MU / math.sqrt(10.5)))
+    assert len(ledger.history()) == 10
+    total = float(gaussian.epsilon(MU * math.sqrt(10 / 10.5), BUDGET.delta))
+    assert total * (1 - 1e-12) <= ledger.spent() <= total * (1 + 1e-9)
+    before = path.read_bytes()
+    with pytest.raises(BudgetExceeded, match="nothing was spent"):
+        ledger.spend(certificate(MU / math.sqrt(10.5)))
+    assert path.read_bytes() == before
+    ledger.spend(certificate(MU / math.sqrt(22)), "what is left is enough for half of it")
+
+
+def test_a_count_is_that_many_spends(path):
+    ledger = Ledger(path, BUDGET)
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(certificate(MU / math.sqrt(10.5)), count=11)
+    entry = ledger.spend(certificate(MU / math.sqrt(10.5)), count=10)
+    assert (entry.number, entry.count) == (1, 10)
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(certificate(MU / math.sqrt(10.5)))
+
+
+def test_what_remains_can_be_spent_and_no_more(path):
+    ledger = Ledger(path, BUDGET)
+    assert (ledger.remaining().mu, ledger.remaining().epsilon) == (MU, BUDGET.epsilon)
+    ledger.spend(certificate(0.5))
+    left = ledger.remaining()
+    assert left.mu == pytest.approx(math.sqrt(MU**2 - 0.25), rel=1e-9)
+    assert left.epsilon == pytest.approx(float(gaussian.epsilon(left.mu, BUDGET.delta)), rel=1e-6)
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(certificate(left.mu * (1 + 1e-9)))
+    ledger.spend(certificate(left.mu))
+    assert ledger.remaining().mu < 1e-4
+
+
+def test_a_release_may_use_exactly_what_remains(path):
+    ledger = Ledger(path, BUDGET)
+    ledger.spend(certificate(0.5))
+    left = Budget(ledger.remaining().epsilon, BUDGET.delta)
+    release(np.zeros((3, 4)), Frobenius(1.0), left, "analytic", ledger=ledger)
+    assert ledger.remaining().mu < 0.05 * MU
+
+
+@pytest.mark.parametrize("mechanism", ["analytic", "classic", "optimal", "spherical", "auto"])
+def test_one_release_may_use_the_whole_budget(path, mechanism):
+    budget = Budget(0.9, 1e-6)
+    ledger = Ledger(path, budget)
+    released = release(np.zeros(6), Frobenius(1.0), budget, mechanism, ledger=ledger, note="all of it")
+    (entry,) = ledger.history()
+    assert entry.profile == released.certificate.profile
+    assert entry == Ledger(path).history()[0]
+    assert entry.total_variation == released.certificate.total_variation
+    assert (entry.note, entry.relation, entry.shape) == ("all of it", "add/remove", (6,))
+
+
+def test_sampled_spends_go_to_the_accountant(path):
+    ledger = Ledger(path, BUDGET)
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(certificate(1.0), count=1000)
+    ledger.spend(certificate(1.0), "training", count=1000, sampling_rate=0.01)
+    assert 2.0 < Ledger(path).spent() < 3.0
+    left = ledger.remaining()
+    assert 0 < left.mu < MU
+    ledger.spend(certificate(left.mu))
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(certificate(0.1))
+
+
+def test_what_the_sampler_is_off_counts(path):
+    ledger = Ledger(path, BUDGET)
+    rough = Certificate(
+        GaussianProfile(0.1), True, "add/remove", "", "", "", (2,), sampling=Sampling(total_variation=1e-8)
+    )
+    assert rough.meets(BUDGET)
+    ledger.spend(rough, count=4)  # (1 + e^3) 4e-8 is below 1e-6
+    assert ledger.history()[0].total_variation == 1e-8
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(rough)
+
+
+def test_nothing_is_drawn_before_the_spend_or_without_it(path, monkeypatch):
+    ledger, drawn = Ledger(path, BUDGET), []
+
+    def draw(value, *_):
+        with closing(sqlite3.connect(path)) as connection:
+            drawn.append(connection.execute("SELECT count(*) FROM entries").fetchone()[0])
+        return value
+
+    monkeypatch.setattr(sys.modules["matrixdp.release"], "draw", draw)
+    release(np.zeros((2, 2)), Counts(1), Budget(2.0, 1e-6), "analytic", ledger=ledger)
+    assert drawn == [1]  # the spend is in the file already, and it is one
+    with pytest.raises(BudgetExceeded):
+        release(np.zeros((2, 2)), Counts(1), Budget(2.9, 1e-6), "analytic", ledger=ledger)
+    with pytest.raises(GuaranteeViolated):
+        release(np.zeros((2, 2)), Frobenius(1.0), Budget(0.1, 1e-6), "r1smg", ledger=ledger)
+    with pytest.raises(InvalidInput, match="relation"):
+        release(np.zeros((2, 2)), Counts(1, relation="replace"), Budget(0.1, 1e-6), "analytic", ledger=ledger)
+    assert (drawn, len(ledger.history())) == ([1], 1)
+
+
+def test_one_relation_a_ledger(path):
+    ledger = Ledger(path, BUDGET)
+    assert ledger.relation is None
+    ledger.spend(certificate(0.1, "replace"))
+    assert Ledger(path, relation="replace").relation == "replace"
+    with pytest.raises(InvalidInput, match="'replace', got 'add/remove'"):
+        ledger.spend(certificate(0.1))
+    with pytest.raises(InvalidInput, match="relation"):
+        Ledger(path, relation="add/remove")
+    given = Ledger(path.with_name("given.db"), BUDGET, relation="add/remove")
+    with pytest.raises(InvalidInput, match="relation"):
+        given.spend(certificate(0.1, "replace"))
+    assert given.history() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"note": "two\nlines"},
+        {"note": "\ud800"},
+        {"note": "x" * 1001},
+        {"note": 3},
+        {"count": 0},
+        {"count": 1.5},
+        {"count": 2**63},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.1},
+        {"sampling_rate": math.nan},
+        {"certificate": 0.5},
+        {"certificate": certificate(math.nan)},
+        {"certificate": certificate(-1.0)},
+        {"certificate": Certificate(certificate(0.1), True, "replace", "", "", "", (2,))},
+    ],
+)
+def test_bad_spends_are_refused(path, arguments):
+    ledger = Ledger(path, BUDGET)
+    with pytest.raises(InvalidInput, match=next(iter(arguments)) + "|mu must"):
+        ledger.spend(**{"certificate": certificate(0.1), **arguments})
+    assert ledger.history() == []
+
+
+# --- opening ---
+
+
+def test_opening_again(path):
+    with pytest.raises(LedgerError, match="give a budget"):
+        Ledger(path)
+    Ledger(path, BUDGET).spend(certificate(0.1), "first")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == [path.name]
+    assert Ledger(str(path)).budget == BUDGET
+    assert [entry.note for entry in Ledger(path, BUDGET).history()] == ["first"]
+    for other in (Budget(3.0, 2e-6), Budget(4.0, 1e-6)):
+        with pytest.raises(InvalidInput, match="budget must be the ledger's own"):
+            Ledger(path, other)
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ledger = Ledger("budget.db", BUDGET)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ledger.spend(certificate(0.1))
+    assert len(Ledger(tmp_path / "budget.db").history()) == 1
+
+
+def test_files_that_are_no_ledgers_are_not_touched(tmp_path):
+    empty, text, other = tmp_path / "empty", tmp_path / "text", tmp_path / "other"
+    empty.touch()
+    text.write_text("no database at all\n" * 100)
+    sql(other, "PRAGMA journal_mode = WAL", "CREATE TABLE t (x)")
+    for path in (empty, text, other):
+        before = path.read_bytes()
+        with pytest.raises(LedgerError, match=r"not a ledger|not a database"):
+            Ledger(path, BUDGET)
+        assert path.read_bytes() == before
+    with pytest.raises(LedgerError, match="unable to open"):
+        Ledger(tmp_path, BUDGET)
+    with pytest.raises(LedgerError, match="folder must exist"):
+        Ledger(tmp_path / "missing" / "budget.db", BUDGET)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(3, BUDGET), ("a\0b", BUDGET), ("ok.db", (3.0, 1e-6)), ("ok.db", 3.0), ("ok.db", "3")]
+)
+def test_bad_arguments_are_refused(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"path|budget"):
+        Ledger(*arguments)
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_flush_is_on_and_a_write_ahead_log_is_undone(used):
+    sql(used.path, "PRAGMA journal_mode = WAL")
+    with used._transaction("BEGIN") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)
+    assert os.listdir(used.path.parent) == [used.path.name]
+
+
+# --- the chain ---
+
+CANONICAL = {"sort_keys": True, "separators": (",", ":")}
+
+
+def link(previous, fields):
+    return hashlib.sha256((previous + json.dumps(fields, **CANONICAL)).encode()).hexdigest()
+
+
+def test_an_outsider_can_check_an_export(used):
+    used.spend(certificate(0.1), "café", count=2)
+    lines = json.loads(json.dumps(used.export()))
+    head = ""
+    for line in lines[:-1]:
+        kept = line.pop("hash")
+        head = link(head, line)
+        assert head == kept
+    assert lines[-1] == {"entries": 21, "head": head}
+    assert head == used.verify() == used.verify(head)
+    assert (lines[-2]["note"], lines[-2]["mu"], lines[-2]["count"]) == ("café", 0.1, 2)
+
+
+TAMPERING = {
+    "smaller mu": ["UPDATE entries SET mu = mu / 2 WHERE number = 7"],
+    "no mu": ["UPDATE entries SET mu = NULL WHERE number = 7"],
+    "last mu": ["UPDATE entries SET mu = 0 WHERE number = 20"],
+    "note": ["UPDATE entries SET note = 'another' WHERE number = 1"],
+    "blob": ["UPDATE entries SET note = x'00ff' WHERE number = 3"],
+    "bad text": ["UPDATE entries SET note = CAST(x'ff' AS TEXT) WHERE number = 3"],
+    "count": ["UPDATE entries SET count = 2 WHERE number = 3"],
+    "rate": ["UPDATE entries SET sampling_rate = 0.01 WHERE number = 3"],
+    "hash": ["UPDATE entries SET hash = '00' WHERE number = 3"],
+    "first gone": ["DELETE FROM entries WHERE number = 1"],
+    "middle gone": ["DELETE FROM entries WHERE number = 10"],
+    "last gone": ["DELETE FROM entries WHERE number = 20"],
+    "last gone, and counted": ["DELETE FROM entries WHERE number = 20", "UPDATE ledger SET entries = 19"],
+    "all gone": ["DELETE FROM entries"],
+    "swapped": [
+        "UPDATE entries SET number = 99 WHERE number = 4",
+        "UPDATE entries SET number = 4 WHERE number = 5",
+        "UPDATE entries SET number = 5 WHERE number = 99",
+    ],
+    "closed up": ["DELETE FROM entries WHERE number = 19", "UPDATE entries SET number = 19 WHERE number = 20"],
+    "one more": ["INSERT INTO entries (number, mu, hash) VALUES (21, 0.0, '00')"],
+    "negative": ["INSERT INTO entries (number, mu, hash) VALUES (-1, 0.0, '00')"],
+    "budget": ["UPDATE ledger SET epsilon = 30.0"],
+    "relation": ["UPDATE ledger SET relation = 'replace'"],
+    "head": ["UPDATE ledger SET head = '00'"],
+    "no header": ["DELETE FROM ledger"],
+    "two headers": ["INSERT INTO ledger SELECT * FROM ledger"],
+    "no table": ["DROP TABLE entries"],
+    "no column": ["ALTER TABLE entries DROP COLUMN mu"],
+    "schema": ["PRAGMA user_version = 1"],
+    "no schema": ["PRAGMA user_version = 0"],
+}
+
+
+@pytest.mark.parametrize("name", TAMPERING)
+def test_tampering_is_found(used, name):
+    sql(used.path, *TAMPERING[name])
+    with pytest.raises(LedgerError):
+        Ledger(used.path)
+    with pytest.raises(LedgerError):
+        used.verify()
+
+
+def test_a_changed_budget_is_found_in_an_empty_ledger(path):
+    Ledger(path, BUDGET)
+    sql(path, "UPDATE ledger SET epsilon = 30.0")
+    with pytest.raises(LedgerError, match="changed by other means"):
+        Ledger(path)
+
+
+def test_a_consistent_truncation_is_found_with_a_head_that_was_kept(used):
+    old, kept = used.history()[18].hash, used.verify()
+    sql(used.path, "DELETE FROM entries WHERE number = 20", f"UPDATE ledger SET entries = 19, head = '{old}'")
+    shorter = Ledger(used.path)  # the file alone cannot tell
+    assert shorter.verify(old) == old
+    with pytest.raises(LedgerError, match="does not contain"):
+        shorter.verify(kept)
+    with pytest.raises(LedgerError, match="changed by other means"):
+        used.spend(certificate(0.001))  # this object has seen more
+
+
+def test_an_old_copy_or_another_ledger_in_its_place_is_found(used, tmp_path):
+    copy = used.path.read_bytes()
+    used.spend(certificate(0.001))
+    used.path.write_bytes(copy)
+    with pytest.raises(LedgerError, match="changed by other means"):
+        used.spend(certificate(0.001))
+    used.path.unlink()
+    with pytest.raises(LedgerError, match="unable to open"):
+        used.spend(certificate(0.001))
+    Ledger(used.path, BUDGET)
+    with pytest.raises(LedgerError, match="fixed at creation"):
+        used.spend(certificate(0.001))
+
+
+def damaged(content):
+    """The file with a part zeroed, cut off, or one bit flipped."""
+    moments = random.Random(2)
+    for start in range(0, len(content), 128):
+        yield content[:start] + bytes(128) + content[start + 128 :]
+    for length in range(0, len(content), 512):
+        yield content[:length]
+    for _ in range(150):
+        place = moments.randrange(len(content))
+        yield content[:place] + bytes([content[place] ^ 1 << moments.randrange(8)]) + content[place + 1 :]
+
+
+def test_a_damaged_file_is_found_or_says_the_same(used):
+    expected, content, found = used.export(), used.path.read_bytes(), 0
+    for damage in damaged(content):
+        used.path.write_bytes(damage)
+        try:
+            assert Ledger(used.path).export() == expected
+        except LedgerError:
+            found += damage != content
+    assert found > 60  # the rest fell on unused bytes
+
+
+# --- two schemas ---
+
+
+def old_ledger(path):
+    """A file of schema 1, which had neither count nor sampling rate."""
+    fixed = {"chain": "matrixdp ledger, chain 1", "id": "ab" * 16, "epsilon": 3.0, "delta": 1e-6}
+    fixed |= {"relation": None, "created": "2025-01-01T00:00:00.000000+00:00"}
+    heads = [link("", fixed)]
+    words = {"sensitivity": "any change", "noise": "noise", "source": "test", "shape": "2x3"}
+    columns = "number, time, note, relation, exact, mu, total_variation, sensitivity, noise, source, shape, hash"
+    sql(
+        path,
+        "PRAGMA application_id = 1835298924",
+        "PRAGMA user_version = 1",
+        "CREATE TABLE ledger "
+        "(id TEXT, epsilon REAL, delta REAL, relation TEXT, created TEXT, entries INTEGER, head TEXT)",
+        "CREATE TABLE entries (number INTEGER PRIMARY KEY, time TEXT, note TEXT, relation TEXT, exact INTEGER, "
+        "mu REAL, dimension INTEGER, k REAL, p REAL, scale REAL, radius REAL, total_variation REAL, sensitivity TEXT, "
+        "noise TEXT, source TEXT, shape TEXT, hash TEXT)",
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        for number in (1, 2, 3):
+            entry = {"number": number, "time": f"2025-01-0{number}T00:00:00.000000+00:00", "note": "old"}
+            entry |= {"relation": "add/remove", "exact": 1, "mu": 0.2, "total_variation": 0.0, **words}
+            heads.append(link(heads[-1], entry))
+            row = (*entry.values(), heads[-1])
+            connection.execute(f"INSERT INTO entries ({columns}) VALUES ({', '.join('?' * len(row))})", row)
+        row = (*list(fixed.values())[1:], 3, heads[-1])
+        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.commit()
+    return heads
+
+
+def test_an_older_schema_is_brought_up_to_date_and_keeps_its_hashes(path):
+    heads = old_ledger(path)
+    ledger = Ledger(path, BUDGET)
+    assert [entry.hash for entry in ledger.history()] == heads[1:]
+    assert {(entry.count, entry.sampling_rate) for entry in ledger.history()} == {(1, 1.0)}
+    assert ledger.remaining().mu == pytest.approx(math.sqrt(MU**2 - 3 * 0.04), rel=1e-9)
+    ledger.spend(certificate(0.01), count=3)
+    again = Ledger(path)
+    assert again.history()[-1].count == 3
+    for head in heads:
+        again.verify(head)
+
+
+def test_an_older_schema_that_was_tampered_with_stays_as_it_is(path):
+    old_ledger(path)
+    sql(path, "UPDATE entries SET mu = 0.1 WHERE number = 2")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="entry 2 is not what was written"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused(used):
+    sql(used.path, "PRAGMA user_version = 3")
+    before = used.path.read_bytes()
+    for call in (lambda: Ledger(used.path), lambda: used.spend(certificate(0.001))):
+        with pytest.raises(LedgerError, match="schema 3"):
+            call()
+    assert used.path.read_bytes() == before
+
+
+# --- many at once, crashes, disks ---
+
+
+def test_processes_together_never_pass_the_budget(path, scenario):
+    found = scenario("race", path, 8, 100, MU / math.sqrt(500.5))
+    assert found["entries"] == sum(found["allowed"]) == 500
+    assert Ledger(path).spent() <= BUDGET.epsilon
+
+
+def test_threads_share_one_ledger(path):
+    ledger, numbers = Ledger(path, BUDGET), []
+
+    def work():
+        for _ in range(10):
+            numbers.append(ledger.spend(certificate(0.001)).number)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 81))
+    assert len(Ledger(path).history()) == 80
+
+
+def test_forks_while_another_thread_spends(tmp_path, scenario):
+    found = scenario("forks", tmp_path, 40)
+    assert found["statuses"] == [0] * 40
+    assert found["entries"] == found["thread"] + 40
+
+
+def test_kills_lose_no_spend_and_release_nothing_without_one(tmp_path, scenario):
+    found = scenario("crash", tmp_path, 200, True)
+    assert found["held"]
+    assert found["releases"] > 20  # the workers got somewhere,
+    assert found["journals"] > 10  # and were killed inside a transaction, too
+
+
+def test_the_kills_do_find_a_release_before_its_spend(tmp_path, scenario):
+    found = scenario("crash", tmp_path, 200, False)
+    assert not found["held"]
+    assert found["unspent"] > 0
+
+
+def test_kills_leave_no_half_made_ledger(tmp_path, scenario):
+    assert 0 < scenario("creation", tmp_path, 40)["made"] < 40
+
+
+def test_files_that_cannot_grow(tmp_path, scenario):
+    found = scenario("limit", tmp_path)
+    assert "release nothing" in found["failure"]
+    assert found["before"] == found["after"] == found["then"] - 1
+
+
+def test_full_disk(tmp_path):
+    inside = 'mount -t tmpfs -o size=128k tmpfs "$0" && exec "$@"'
+    private = ["unshare", "--map-root-user", "--mount", "sh", "-c", inside, str(tmp_path)]
+    try:
+        subprocess.run([*private, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no small file system can be mounted here")
+    line = json.dumps(["full", str(tmp_path)])
+    done = subprocess.run([*private, *WORKER], input=line, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    found = json.loads(done.stdout)
+    assert "full" in found["failure"]
+    assert "full" in found["second"]
+    assert (found["before"], found["after"], found["then"]) == (1, 1, 2)
+    assert found["files"] == ["ledger.db"]
+
+
+def test_read_only_files_and_folders(scenario):
+    found = scenario("readonly")
+    for place in ("file", "folder"):
+        assert "readonly" in found[place]["failure"]
+        assert (found[place]["before"], found[place]["after"]) == (1, 1)
+    assert "writable" in found["creation"]
+    assert "unable to open" in found["hidden"]
+
+
+def test_a_lock_that_is_never_given_back(used):
+    impatient = Ledger(used.path, timeout=0.1)
+    with closing(sqlite3.connect(used.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerError, match="locked"):
+            impatient.spend(certificate(0.001))
+        assert len(impatient.history()) == 20
+    impatient.spend(certificate(0.001))
