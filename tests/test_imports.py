@@ -14,7 +14,7 @@ LEVELS = [
     {"noise", "privacy"},
     {"mechanisms", "queries"},
     {"release", "compare", "claims", "audit", "baselines", "datasets"},
-    {"plots", "sklearn"},
+    {"plots", "sklearn", "distributed"},
     {"demo", "studies"},
     {"cli"},
 ]

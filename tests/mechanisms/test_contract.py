@@ -171,6 +171,14 @@ def test_optimal_rank_one_beats_every_other_pair_of_scales(d, relation):
     assert error <= plain * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("relation", ["add/remove", "replace"])
+def test_optimal_rank_one_keeps_the_budget_in_many_dimensions(relation):
+    budget = Budget(1.0, 1e-7)
+    for d in (300, 784, 1500):
+        law = calibrate("optimal", shape=(d, d), sensitivity=RankOne(1.0, relation), budget=budget)
+        assert certify(law, RankOne(1.0, relation)).meets(budget)
+
+
 def test_auto_takes_the_least_error_and_honours_options():
     budget = Budget(0.5, 1e-6)
     law = calibrate("auto", shape=(5, 5), sensitivity=RankOne(1.0), budget=budget)

@@ -1,6 +1,7 @@
 """The accountant: against closed forms, quadrature, dp-accounting and finer grids; never below the truth."""
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import mpmath
@@ -10,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy import stats
 
-from matrixdp import Budget, certify
+from matrixdp import Budget, certify, release
 from matrixdp.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian
@@ -18,7 +19,7 @@ from matrixdp.privacy import accountant, gaussian, spherical
 from matrixdp.privacy.accountant import Accountant, noise_multiplier_for
 from matrixdp.privacy.certificate import Certificate, GaussianProfile
 from matrixdp.privacy.composition import Pair
-from matrixdp.sensitivity import Frobenius
+from matrixdp.sensitivity import Counts, Frobenius
 
 TOLERANCE = 1.01  # what is claimed of epsilon, and of delta down to about 1e-6
 RATE, STEPS = 256 / 60000, 7032  # 30 epochs of MNIST in batches of 256, as in R1SMG, section 7.3
@@ -196,10 +197,11 @@ def test_renyi_is_looser_and_refuses_what_it_does_not_know():
         accounts((spherical.Profile(3, 3, 1.0, 5.0, 1.0), 3, 1.0)).epsilon(1e-6, method="renyi")
 
 
-def test_renyi_at_a_rate_that_drowns_in_rounding():
+@pytest.mark.parametrize("count", [1, 1000])
+def test_renyi_at_a_rate_that_drowns_in_rounding(count):
     """The Rényi divergence of one step is 1e-18, which its formula cannot see; the answer must not be too small."""
-    acct = accounts((1.0, 1000, 1e-9))
-    assert acct.delta(1e-9, method="renyi") >= acct.delta(1e-9) > 0.0
+    acct = accounts((1.0, count, 1e-9))
+    assert acct.delta(1e-10, method="renyi") >= acct.delta(1e-10) > 0.0
 
 
 def test_random_compositions_on_finer_grids(monkeypatch):
@@ -411,3 +413,27 @@ def test_other_bad_input():
         acct.epsilon(1e-6, method="moments")
     with pytest.raises(NotCertifiable, match="pld"):
         accounts((1.0, 1, 0.5)).epsilon(1e-6, method="exact")
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.1, 256 / 60000, 7032), (2.0, 0.01, 1000), (4.0, 0.1, 200)])
+def test_sampled_gaussians_agree_with_dp_accounting(noise, rate, steps):
+    """Where dp-accounting's own privacy-loss distributions serve, both answers are bounds on one truth, and meet."""
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    theirs = dp_accounting.pld.PLDAccountant().compose(event, steps).get_epsilon(1e-5)
+    accountant = Accountant()
+    accountant.add(certify(Gaussian(Isotropic((1,), noise)), Frobenius(1.0)), steps, rate)
+    assert accountant.epsilon(1e-5) == pytest.approx(theirs, rel=5e-3)
+
+
+def test_what_the_samplers_were_off_is_added():
+    """Releases on a grid carry the error of their tables; an accountant adds them up."""
+    out = release(np.zeros(50), Counts(1), Budget(0.5, 1e-6), "analytic")
+    exact, drawn = Accountant(), Accountant()
+    exact.add(certify(out.noise, Counts(1)), 4)
+    drawn.add(out.certificate, 4)
+    laws = Accountant()
+    laws.add(replace(out.certificate, sampling=None), 4)
+    assert drawn.delta(1.0) == pytest.approx(laws.delta(1.0) + 4 * (1 + math.e) * out.certificate.total_variation)
+    assert drawn.delta(1.0) > laws.delta(1.0) > exact.delta(1.0)
+    assert drawn.epsilon(1e-6) > laws.epsilon(1e-6)
+    assert drawn.delta(drawn.epsilon(1e-6)) <= 1e-6 * (1 + 1e-9)

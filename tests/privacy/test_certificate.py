@@ -197,9 +197,8 @@ def test_symmetric_noise_with_scales_far_apart_never_lowers_mu(scales):
             V = np.random.default_rng(seed).standard_normal((4, 4))
             V = V + V.T
             trace = mpmath.fsum(mpmath.mpf(float(x)) for x in np.diag(V)) / 4
-            exact = [(mpmath.mpf(float(V[i, j])) - (trace if i == j else 0)) / scales[0] + (trace / scales[1] if i == j else 0)
-                     for i in range(4) for j in range(4)]  # fmt: skip
-            true = mpmath.sqrt(mpmath.fsum(x**2 for x in exact))
+            rest = [mpmath.mpf(float(V[i, j])) - (trace if i == j else 0) for i in range(4) for j in range(4)]
+            true = mpmath.sqrt(mpmath.fsum(x**2 for x in rest) / scales[0] ** 2 + 4 * (trace / scales[1]) ** 2)
             assert true <= certify(Gaussian(Symmetric(4, *scales)), Vertices(V)).mu
 
 

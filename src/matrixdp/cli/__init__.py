@@ -15,9 +15,10 @@ from matrixdp.cli.demo import demo
 from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
+from matrixdp.cli.study import study
 from matrixdp.errors import MatrixDPError
 
-COMMANDS = (demo, compare, calibrate, release, claims, audit)
+COMMANDS = (demo, compare, calibrate, release, claims, audit, study)
 
 
 class _Commands(TyperGroup):

@@ -43,7 +43,8 @@ def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: 
     if isinstance(sensitivity, (OneColumn, OneRow)) and weights is None:
         return Gaussian(_one_box(shape, sensitivity, bound))
     if isinstance(sensitivity, RankOne) and weights is None:
-        return Gaussian(_rank_one(shape[0], sensitivity, bound))
+        covariance = _rank_one(shape[0], sensitivity, bound)
+        return Gaussian(covariance.scaled(1 + covariance.slack))
     raise NotApplicable(f"optimal has no closed form for {type(sensitivity).__name__} with weights; use 'analytic'")
 
 

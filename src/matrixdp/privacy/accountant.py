@@ -20,14 +20,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from scipy import optimize, signal
+from scipy import optimize
 
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import Certificate, GaussianProfile, Profile
+from matrixdp.privacy.certificate import (
+    Certificate,
+    GaussianProfile,
+    Profile,
+    epsilon_with_sampling_error,
+    with_sampling_error,
+)
 from matrixdp.privacy.composition import Noise, Pair, check_sampling_rate
 from matrixdp.sensitivity import RELATIONS
 
@@ -112,7 +118,8 @@ class _Total:
 
 
 def _sum(losses: Sequence[_Loss], h: float, tilt: float) -> _Total:
-    from dp_accounting.pld import common  # half a second to load, and most programs never come here
+    from dp_accounting.pld import common  # half a second to load each, and most programs never come here
+    from scipy import signal
 
     def transform_error(size: int) -> float:
         return 16.0 * _UNIT * math.log2(2 * size + 2)
@@ -273,7 +280,8 @@ class Accountant:
     Guarantee: for all neighbours under `relation`, all releases together are (epsilon(delta), delta)-differentially
     private, also when a query depends on earlier answers; the certificates, counts and rates must not. (Without
     sampling and with Gaussian noise they may, if the total is held to a budget that was fixed first: smith2022fully.)
-    Answers are never below the truth, and within about 1 % of the best that the certificates allow.
+    Answers are never below the truth, and within about 1 % of the best that the certificates allow. Of spherical noise
+    no delta below 1e-30 a release is known; where that is not enough, epsilon is infinite.
     Source: dong2022gaussian, Corollary 3.3, without sampling; zhu2022optimal and doroshenko2022connect, Algorithm 1,
         otherwise; mironov2019renyi for method "renyi".
     Deviates: 1. exact curves in place of densities; 2. the tilt; 3. replace with sampling, see composition.Pair.
@@ -342,9 +350,16 @@ class Accountant:
         return self._ask("delta", _check.at_least_zero("epsilon", epsilon), method)
 
     def _ask(self, asked: str, value: float, method: str) -> float:
+        """The answer for the laws, and what the samplers of all releases were off on top."""
         method = _check.choice("method", method, METHODS)
-        entries = [(entry.certificate.profile, entry.sampling_rate, entry.count) for entry in self._history]
-        return _answer(_merged(entries), self._relation or RELATIONS[0], asked, value, method)
+        steps = _merged((entry.certificate.profile, entry.sampling_rate, entry.count) for entry in self._history)
+        relation = self._relation or RELATIONS[0]
+        variation = math.fsum(entry.count * entry.certificate.total_variation for entry in self._history)
+        if asked == "delta":
+            return with_sampling_error(_answer(steps, relation, "delta", value, method), value, variation)
+        return epsilon_with_sampling_error(
+            lambda delta: _answer(steps, relation, "epsilon", delta, method), value, variation
+        )
 
 
 def noise_multiplier_for(

@@ -112,14 +112,7 @@ class Certificate:
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon that holds at this delta."""
-        epsilon = self.profile.epsilon(delta)
-        while self.delta(epsilon) > delta if math.isfinite(epsilon) else False:
-            left = delta - (1 + math.exp(min(epsilon, 700.0))) * self.total_variation * (1 + ROUNDING)
-            if not left > 0:
-                return math.inf
-            # at least a hair more each time, so that rounding cannot keep it from ending
-            epsilon = max(self.profile.epsilon(left), epsilon * (1 + ROUNDING))
-        return epsilon
+        return epsilon_with_sampling_error(self.profile.epsilon, delta, self.total_variation)
 
     def meets(self, budget: Budget) -> bool:
         """Whether the release keeps this budget."""
@@ -175,6 +168,24 @@ class Certificate:
 def with_sampling_error(delta: float, epsilon: float, total_variation: float) -> float:
     """delta for noise within a total variation of its law: P'(E) <= P(E) + t <= e^eps (P''(E) + t) + delta + t."""
     return min(1.0, delta + (1 + math.exp(min(epsilon, 700.0))) * total_variation * (1 + ROUNDING))
+
+
+def epsilon_with_sampling_error(epsilon_at: Callable[[float], float], delta: float, total_variation: float) -> float:
+    """epsilon for noise within a total variation of its law, from epsilon as a function of delta for the law itself.
+
+    The error grows with epsilon, so epsilon is raised until what the error leaves of delta is enough for it.
+    """
+    epsilon = epsilon_at(delta)
+    if total_variation == 0:
+        return epsilon
+    while math.isfinite(epsilon):
+        left = delta - with_sampling_error(0.0, epsilon, total_variation)
+        needed = epsilon_at(left) if left > 0 else math.inf
+        if needed <= epsilon:
+            break
+        # a little above what is needed now, so that this ends after a few steps
+        epsilon = needed + 1e-9 * max(needed - epsilon, needed * 1e-3)
+    return epsilon
 
 
 def certify(

@@ -1,0 +1,93 @@
+# mypy: allow-subclassing-any
+"""A density from a private histogram."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import DensityMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from matrixdp import _check, postprocess, queries
+from matrixdp._check import Array
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.release import Spends
+from matrixdp.sklearn.base import PrivateEstimator
+
+
+class PrivateHistogram(DensityMixin, PrivateEstimator):
+    """Noisy counts of records in the cells of a public grid, in one dimension or two.
+
+    Args:
+        edges: the borders of the cells; a pair of such lists for two columns. Public.
+        columns: which columns to count, by position; all by default.
+        budget: the promise to keep; or give epsilon and delta.
+        epsilon: instead of budget, with delta.
+        delta: instead of budget, with epsilon.
+        relation: "add/remove" one record, or "replace" one.
+        mechanism: a mechanism's name; "auto" takes the least expected error.
+        random_state: for tests only; who knows it can take the noise off.
+
+    Attributes:
+        counts_: the noisy counts, none below 0.
+        released_: the noisy counts as released.
+        certificate_: what the fit guarantees.
+
+    Guarantee: `certificate_` covers the attributes. `score_samples` and `score` depend on the records given to them.
+    """
+
+    def __init__(
+        self,
+        edges: Any = None,
+        *,
+        columns: Any = None,
+        budget: Budget | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        relation: str = "add/remove",
+        mechanism: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.edges = edges
+        self.columns = columns
+        self.budget = budget
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.mechanism = mechanism
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateHistogram:
+        """Releases the noisy counts once, charged to the ledger if there is one."""
+        records = validate_data(self, X, dtype=np.float64)
+        if self.edges is None:
+            raise InvalidInput("edges are missing: the borders of the cells, known without the records")
+        answer = queries.histogram(records, edges=self.edges, columns=self.columns, relation=self.relation)
+        self.released_ = self._release(answer, ledger).value
+        self.counts_ = postprocess.nonnegative(self.released_)
+        return self
+
+    def score_samples(self, X: Any) -> Array:
+        """The logarithm of the density at each record: -inf outside the grid and in empty cells."""
+        check_is_fitted(self)
+        records = validate_data(self, X, dtype=np.float64, reset=False)
+        chosen = queries.load(records, self.columns)
+        borders = [_check.finite("edges", e) for e in (self.edges if self.counts_.ndim == 2 else [self.edges])]
+        density = self.counts_ / max(float(np.sum(self.counts_)), np.finfo(np.float64).tiny)
+        inside = np.ones(len(chosen), dtype=bool)
+        places = []
+        for axis, (entries, border) in enumerate(zip(chosen.T, borders, strict=True)):
+            density = density / np.expand_dims(np.diff(border), [a for a in range(density.ndim) if a != axis])
+            index = np.searchsorted(border, entries, side="right") - 1
+            index[entries == border[-1]] -= 1
+            inside &= (index >= 0) & (index < len(border) - 1)
+            places.append(np.clip(index, 0, len(border) - 2))
+        found = np.where(inside, density[tuple(places)], 0.0)
+        logarithms: Array = np.log(found, out=np.full(len(found), -np.inf), where=found > 0)
+        return logarithms
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The sum of the logarithms of the density."""
+        return float(np.sum(self.score_samples(X)))

@@ -1,0 +1,170 @@
+# mypy: allow-subclassing-any
+"""Principal components and covariances of records, learned from one private release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from matrixdp import _check, postprocess, queries
+from matrixdp._check import Array
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.release import Spends
+from matrixdp.sklearn.base import PrivateEstimator
+
+
+class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
+    """Principal components from a noisy second moment about a public center.
+
+    Args:
+        n_components: how many components to keep; all by default.
+        budget: the promise to keep; or give epsilon and delta.
+        epsilon: instead of budget, with delta.
+        delta: instead of budget, with epsilon.
+        norm: the largest distance of a record from the center; longer ones are shortened. Public.
+        center: a public vector or number that is subtracted first.
+        relation: "replace" one record, or "add/remove" one, which needs size.
+        size: a public number to divide by; the number of records by default, which only "replace" allows.
+        mechanism: a mechanism's name; "auto" takes the least expected error.
+        random_state: for tests only; who knows it can take the noise off.
+
+    Attributes:
+        components_: orthonormal rows, the largest variance first.
+        explained_variance_: the noisy second moment along each, 0 where noise made it negative.
+        explained_variance_ratio_: its share of all components'.
+        mean_: the center.
+        certificate_: what the fit guarantees.
+
+    Guarantee: `certificate_` covers the attributes. `transform` of the training records is not private: it is a
+        function of those records, and reveals them.
+    """
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        budget: Budget | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        norm: float | None = None,
+        center: Any = 0.0,
+        relation: str = "replace",
+        size: int | None = None,
+        mechanism: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.budget = budget
+        self.epsilon = epsilon
+        self.delta = delta
+        self.norm = norm
+        self.center = center
+        self.relation = relation
+        self.size = size
+        self.mechanism = mechanism
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivatePCA:
+        """Releases the noisy second moment once, charged to the ledger if there is one."""
+        records = validate_data(self, X, dtype=np.float64)
+        features = records.shape[1]
+        kept = features if self.n_components is None else _check.count("n_components", self.n_components)
+        if not kept <= features:
+            raise InvalidInput(f"n_components must be at most the number of features, {features}, got {kept}")
+        center = _check.broadcast("center", self.center, (features,))
+        answer = queries.second_moment(
+            records - center, norm=required_norm(self.norm), relation=self.relation, average=True, size=self.size
+        )
+        moment = postprocess.symmetrise(self._release(answer, ledger).value)
+        values, vectors = np.linalg.eigh(moment)
+        variances = np.maximum(values[::-1], 0.0)
+        self.mean_ = np.array(center)
+        self.components_: Array = np.ascontiguousarray(vectors.T[::-1][:kept])
+        self.explained_variance_ = variances[:kept]
+        total = float(np.sum(variances))
+        self.explained_variance_ratio_ = self.explained_variance_ / total if total > 0 else np.zeros(kept)
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """The coordinates of records along the components. Not a private output: it depends on these records."""
+        check_is_fitted(self)
+        records = validate_data(self, X, dtype=np.float64, reset=False)
+        coordinates: Array = (records - self.mean_) @ self.components_.T
+        return coordinates
+
+    def inverse_transform(self, X: Any) -> Array:
+        """The points that have these coordinates."""
+        check_is_fitted(self)
+        points: Array = np.asarray(X, dtype=np.float64) @ self.components_ + self.mean_
+        return points
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+
+class PrivateCovariance(PrivateEstimator):
+    """A noisy covariance matrix, about a public center or about the records' own mean.
+
+    Args:
+        budget: the promise to keep; or give epsilon and delta.
+        epsilon: instead of budget, with delta.
+        delta: instead of budget, with epsilon.
+        norm: the largest norm of a record, counted from the center if there is one. Public.
+        center: a public vector; None means the mean of the records, which costs twice the std at the same norm.
+        relation: "replace" one record, or "add/remove" one, which needs size.
+        size: a public number to divide by; the number of records by default, which only "replace" allows.
+        mechanism: a mechanism's name; "auto" takes the least expected error.
+        random_state: for tests only; who knows it can take the noise off.
+
+    Attributes:
+        covariance_: the nearest positive semidefinite matrix to the release.
+        released_: the release itself.
+        certificate_: what the fit guarantees.
+
+    Guarantee: `certificate_` covers the attributes.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: Budget | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        norm: float | None = None,
+        center: Any = None,
+        relation: str = "replace",
+        size: int | None = None,
+        mechanism: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.budget = budget
+        self.epsilon = epsilon
+        self.delta = delta
+        self.norm = norm
+        self.center = center
+        self.relation = relation
+        self.size = size
+        self.mechanism = mechanism
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateCovariance:
+        """Releases the noisy covariance once, charged to the ledger if there is one."""
+        records = validate_data(self, X, dtype=np.float64, ensure_min_samples=1 if self.center is not None else 2)
+        answer = queries.covariance(
+            records, norm=required_norm(self.norm), center=self.center, relation=self.relation, size=self.size
+        )
+        self.released_ = self._release(answer, ledger).value
+        self.covariance_ = postprocess.nearest_psd(self.released_)
+        return self
+
+
+def required_norm(norm: float | None) -> float:
+    """The clip norm, which has no default: it must fit the records' scale, and be known without them."""
+    if norm is None:
+        raise InvalidInput("norm is missing: a public bound on a record's norm, to which longer ones are shortened")
+    return norm

@@ -1,0 +1,198 @@
+"""What a study is: an experiment of a paper, run again, with its results as tables, pictures and a short report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import stdtrit
+
+from matrixdp import plots
+from matrixdp.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+Item = TypeVar("Item")
+
+
+class Progress(Protocol):
+    """Shows how far the work is: goes through a list of steps under a label."""
+
+    def __call__(self, steps: Sequence[Item], label: str) -> Iterable[Item]:
+        """The steps, one by one."""
+
+
+def silent(steps: Sequence[Item], label: str) -> Iterable[Item]:
+    """Progress that shows nothing."""
+    return steps
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of repeated runs, with a 95 % confidence interval of `mean` plus or minus `half_width`."""
+
+    mean: float
+    half_width: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Mean:
+        """The mean of these runs, with Student's interval; it is NaN for a single run."""
+        runs = np.asarray(list(values), dtype=np.float64)
+        if len(runs) == 1:
+            return cls(float(runs[0]), math.nan, 1)
+        error = float(np.std(runs, ddof=1)) / math.sqrt(len(runs))
+        return cls(float(np.mean(runs)), float(stdtrit(len(runs) - 1, 0.975)) * error, len(runs))
+
+    def __str__(self) -> str:
+        return _number(self.mean) + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.2g}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of results; the first cell of a row names it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise InvalidInput(f"every row of the table {self.title!r} must have {len(self.columns)} cells")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Title, note, and rows as dictionaries of plain numbers and words."""
+        rows = [dict(zip(self.columns, map(plain, row), strict=True)) for row in self.rows]
+        return {"title": self.title, "note": self.note, "rows": rows}
+
+    def to_markdown(self) -> str:
+        """The table under its title."""
+        lines = [f"### {self.title}", "", _line(self.columns), "|" + "---|" * len(self.columns)]
+        lines += [_line(map(shown, row)) for row in self.rows]
+        return "\n".join([*lines, "", self.note, ""] if self.note else [*lines, ""])
+
+    def __rich__(self) -> RichTable:
+        from rich.table import Table as RichTable
+
+        table = RichTable(title=self.title, caption=self.note or None)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*map(shown, row))
+        return table
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What a run of a study found.
+
+    Attributes:
+        setting: what was run, as plain values.
+        tables: the numbers.
+        found: what came out, in Markdown.
+        difference: why it differs from what the paper says, in Markdown.
+        figures: pictures by name.
+    """
+
+    setting: Mapping[str, Any]
+    tables: tuple[Table, ...]
+    found: str
+    difference: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment of a paper.
+
+    Attributes:
+        name: how users ask for it.
+        title: what it is about.
+        source: the papers' keys in docs/references.bib.
+        claim: what the papers say, in Markdown.
+        load: reads the data from a folder; None if it needs none.
+        run: (data, smoke, progress) -> results; smoke runs take seconds and show only that the study runs.
+    """
+
+    name: str
+    title: str
+    source: str
+    claim: str
+    load: Callable[[Any], Any] | None
+    run: Callable[[Any, bool, Progress], Results]
+
+    def report(self, results: Results) -> str:
+        """The page for people: the claim, what came out, why they differ, and the numbers."""
+        setting = "; ".join(f"{name} {shown(value)}" for name, value in results.setting.items())
+        parts = [
+            f"# {self.title}",
+            f"Made by `matrixdp study {self.name}`; do not edit by hand. Source: {self.source}.",
+            f"## What the paper says\n\n{self.claim}",
+            f"## What came out\n\n{results.found}",
+            f"## Why they differ\n\n{results.difference}",
+            *(f"![{name}]({name}.png)" for name in results.figures),
+            f"## Numbers\n\nSetting: {setting}.",
+            *(table.to_markdown().rstrip() for table in results.tables),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def write(self, results: Results, out: Path) -> list[Path]:
+        """Writes results.json, report.md and the pictures into a folder, and returns their paths."""
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as reason:
+            raise InvalidInput(f"out must be a folder that can be written, got {str(out)!r} ({reason})") from None
+        document = {
+            "study": self.name,
+            "setting": plain(dict(results.setting)),
+            "tables": [table.to_dict() for table in results.tables],
+        }
+        (out / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (out / "report.md").write_text(self.report(results), encoding="utf-8")
+        for name, figure in results.figures.items():
+            plots.save(figure, out / f"{name}.png")
+        return [out / "results.json", out / "report.md", *(out / f"{name}.png" for name in results.figures)]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; None where there is no finite number."""
+    if isinstance(value, Mean):
+        return {"mean": plain(value.mean), "half_width": plain(value.half_width), "runs": value.runs}
+    if isinstance(value, Mapping):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value as people read it."""
+    if isinstance(value, (list, tuple)):
+        return " x ".join(map(shown, value))
+    return _number(value) if isinstance(value, (int, float, np.number)) else "" if value is None else str(value)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    if isinstance(value, (int, np.integer)):
+        return f"{value:,}"
+    if math.isnan(value):
+        return ""
+    if 0 < value < 1e-300:
+        return "< 1e-300"
+    return f"{value:.4g}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
