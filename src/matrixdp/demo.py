@@ -73,11 +73,11 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         console.print(comparison)
 
     console.rule("4. Two releases")
-    console.print("Each takes the least Gaussian noise that keeps its promise, as the squares of mu add up:")
+    console.print("Each takes the Gaussian noise with the least error that keeps its promise, as the squares add up:")
     truths = {"second-moment": moment.value, "histogram": histogram.value}
     released = {
-        "second-moment": release(moment.value, moment.sensitivity, share, mechanism="optimal", rng=rng),
-        "histogram": release(histogram.value, histogram.sensitivity, share, mechanism="optimal", rng=rng),
+        "second-moment": release(*moment, share, rng=rng),
+        "histogram": release(*histogram, share, rng=rng),
     }
     for name, noisy in released.items():
         _write(out, name, noisy)
