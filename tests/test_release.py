@@ -175,6 +175,30 @@ def test_rank_one_releases_are_symmetric_and_asymmetric_values_refused():
     np.testing.assert_array_equal(out.value, out.value.T)
 
 
+def test_a_reproducible_release_is_never_charged():
+    book = Book()
+    with pytest.raises(InvalidInput, match="exclude each other"):
+        release(np.zeros(3), Frobenius(1.0), BUDGET, "analytic", ledger=book, rng=np.random.default_rng(0))
+    assert not book.entries
+
+
+def test_a_symmetric_value_just_too_large_is_refused_before_the_spend():
+    """Off the diagonal the grid sees sqrt(2) times the entry."""
+    book, budget = Book(), Budget(15.0, 1e-3)
+    std = calibrate("optimal", shape=(2, 2), sensitivity=RankOne(1.0), budget=budget).covariance.std
+    value = np.full((2, 2), 0.0)
+    for size in 2.0 ** np.arange(20, 60, 0.25):
+        value[0, 1] = value[1, 0] = size * std
+        before = len(book.entries)
+        try:
+            release(value, RankOne(1.0), budget, "optimal", ledger=book)
+        except InvalidInput:
+            break
+    with pytest.raises(InvalidInput, match="too large for its noise"):
+        release(value, RankOne(1.0), budget, "optimal", ledger=book)
+    assert len(book.entries) == before
+
+
 def test_r1smg_is_refused_unless_the_caller_says_so():
     for size in (3, 100):
         with pytest.raises(GuaranteeViolated, match="theorem that is false"):

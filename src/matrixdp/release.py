@@ -70,7 +70,9 @@ def release(
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
         **options: options of the mechanism.
 
-    Guarantee: `result.certificate`, for neighbours under its relation whose values differ by a member of the set.
+    Guarantee: `result.certificate`, for neighbours under its relation whose values differ by a member of the set and
+    both fit the grid of the noise. Values that do not (many billions of times the noise) are refused, and that one
+    refusal is not hidden.
 
     Warns:
         UserWarning: if rng is given; such a release is marked as reproducible.
@@ -92,38 +94,44 @@ def release(
             f"{certificate.delta(budget.epsilon):.3g}{'' if certificate.exact else ' (an upper bound)'}; nothing was "
             "released. Use mechanism='auto', or accept_violation=True to release without the guarantee"
         )
-    finish = _prepared(true_value, law, sampling, rng)
+    finish = _prepared(true_value, law, sampling, rng, tensor=value if tensors.is_tensor(value) else None)
     if rng is not None:
+        if ledger is not None:
+            raise InvalidInput("rng and ledger exclude each other: a release that can be reproduced is for tests only")
         warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
     if ledger is not None:
         ledger.spend(certificate, note=note)
     return Release(value=finish(), certificate=certificate, noise=law)
 
 
-def _prepared(value: Any, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None) -> Callable[[], Any]:
-    """Checks that the value fits, and gives the one call that draws."""
-    if not tensors.is_tensor(value):
-        check_fits(value, law, sampling)
+def _prepared(
+    value: Any, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None, tensor: Any = None
+) -> Callable[[], Any]:
+    """Checks that the value fits, and gives the one call that draws; the result is like the tensor, if there is one."""
+    if tensors.is_tensor(value):
+        if isinstance(law, Gaussian) and tensors.stays_on_device(value, law, sampling):
+            tensors.check_fits(value, law, sampling)
+            return lambda: tensors.draw(value, law, sampling)
+        value = tensors.to_array(value)
+    check_fits(value, law, sampling)
+    if tensor is None:
         return lambda: draw(value, law, sampling, rng)
-    if isinstance(law, Gaussian) and tensors.stays_on_device(value, law, sampling):
-        tensors.check_fits(value, law, sampling)
-        return lambda: tensors.draw(value, law, sampling)
-    array = tensors.to_array(value)
-    check_fits(array, law, sampling)
-    return lambda: tensors.like(draw(array, law, sampling, rng), value)
+    return lambda: tensors.like(draw(value, law, sampling, rng), tensor)
 
 
 def _checked_value(value: Any, sensitivity: Sensitivity) -> Any:
-    """A finite array or tensor; symmetric where the set promises that, for symmetric noise would not hide the rest."""
+    """A finite array or tensor; a symmetric array where the set promises that, for symmetric noise hides only that."""
     checked = tensors.checked(value) if tensors.is_tensor(value) else _check.finite("value", value)
-    if isinstance(sensitivity, RankOne):
-        sensitivity.fits(tensors.shape_of(checked))
-        if not float(abs(checked - checked.T).max()) <= SYMMETRY * float(abs(checked).max()):
-            raise InvalidInput(
-                "value must be symmetric for a RankOne set, which is for sums of x x^T; use Frobenius for x y^T"
-            )
-        return (checked + checked.T) / 2
-    return checked
+    if not isinstance(sensitivity, RankOne):
+        return checked
+    sensitivity.fits(tensors.shape_of(checked))
+    # in double precision: averaging in single precision would move entries by more than the grid accounts for
+    array = tensors.to_array(checked) if tensors.is_tensor(checked) else checked
+    if not np.max(np.abs(array - array.T)) <= SYMMETRY * np.max(np.abs(array)):
+        raise InvalidInput(
+            "value must be symmetric for a RankOne set, which is for sums of x x^T; use Frobenius for x y^T"
+        )
+    return (array + array.T) / 2
 
 
 def _drawable(
@@ -140,7 +148,7 @@ def _drawable(
     if not spare > 0:
         raise NumericalFailure(
             f"delta {budget.delta:g} is below what the sampler can be off on {law.shape} entries "
-            f"({sampling.total_variation:.2g}); use a larger delta"
+            f"({sampling.total_variation:.2g}); use a larger delta or a smaller epsilon"
         )
     whole = min(exact.mu, float(gaussian.mu(budget.epsilon, spare))) if exact.meets(budget) else exact.mu
     return law.scaled(exact.mu / (whole - sampling.enlargement) * HEADROOM), sampling

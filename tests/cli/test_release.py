@@ -268,3 +268,13 @@ def test_a_missing_input_is_named(refused, tmp_path):
         "release", tmp_path / "no.csv", "--query", "sum", "--norm", "1", *BUDGET, "--output", tmp_path / "o.csv"
     )
     assert "no.csv" in line
+
+
+def test_options_are_those_of_mechanisms_alone(call, people):
+    output = people.with_name("out.npy")
+    for option in ("accept_violation=true", "note=x", "rng=1"):
+        result = call("release", people, "--query", "second-moment", "--norm", "1", *BUDGET, "--mechanism", "r1smg",
+                      "--option", option, "--output", output)  # fmt: skip
+        assert result.exit_code == 2
+        assert "no mechanism has an option" in result.stderr
+        assert not output.exists()

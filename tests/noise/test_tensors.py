@@ -51,6 +51,27 @@ def test_bad_tensors_are_refused(bad):
         release(bad, Frobenius(1.0), BUDGET, "analytic")
 
 
+def test_single_precision_second_moments_are_averaged_in_double_precision():
+    """Entries near 2^23 whose halves single precision cannot hold: the release keeps the half."""
+    value = torch.tensor([[2.0**23, 2.0**23], [2.0**23 + 1, 2.0**23]], dtype=torch.float32)
+    from matrixdp.release import _checked_value
+
+    averaged = _checked_value(value, RankOne(1.0))
+    assert averaged.dtype == np.float64
+    assert averaged[0, 1] == averaged[1, 0] == 2.0**23 + 0.5
+    assert release(value, RankOne(1.0), BUDGET, "optimal").value.dtype == torch.float32
+
+
+def test_a_tensor_changed_while_it_is_released_does_not_count():
+    value = torch.zeros(2000, dtype=torch.float64)
+
+    class Meddler:
+        def spend(self, certificate, note=""):
+            value.add_(1e6)
+
+    assert release(value, Frobenius(1.0), BUDGET, "analytic", ledger=Meddler()).value.abs().max() < 1e4
+
+
 def chacha20_block(secret, counter):
     words = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574, *np.frombuffer(secret, "<u4").tolist()]
     words += [counter & 0xFFFFFFFF, counter >> 32, 0, 0]

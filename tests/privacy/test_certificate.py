@@ -233,3 +233,29 @@ def test_a_law_that_draws_by_itself_is_not_certified():
 def test_a_box_is_for_replacing_records():
     with pytest.raises(InvalidInput, match="replacing"):
         OneRow(5.0, 6.0, relation="add/remove")
+
+
+def test_epsilon_with_the_samplers_error_ends_even_where_it_can_hardly_be_met():
+    from matrixdp.privacy.certificate import epsilon_with_sampling_error, with_sampling_error
+
+    calls = []
+    for mu in (3.5720383, 3.57203837, 3.5720384, 3.6, 0.2):
+
+        def epsilon_at(delta, mu=mu):
+            calls.append(delta)
+            return gaussian.epsilon(mu, delta)
+
+        epsilon = epsilon_with_sampling_error(epsilon_at, 1e-6, 4.2e-17)
+        if np.isfinite(epsilon):
+            assert with_sampling_error(gaussian.delta(mu, epsilon), epsilon, 4.2e-17) <= 1e-6 * (1 + 1e-9)
+    assert len(calls) <= 5 * 101
+
+
+@pytest.mark.parametrize("bad", [-1e-3, np.nan])
+def test_a_sampling_cannot_give_budget_back(bad):
+    from matrixdp.noise.sampler import Sampling
+
+    with pytest.raises(InvalidInput):
+        Sampling(total_variation=bad)
+    with pytest.raises(InvalidInput):
+        Sampling(enlargement=bad)

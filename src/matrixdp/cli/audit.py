@@ -46,7 +46,7 @@ def audit(
         shape=specs.shape(shape),
         sensitivity=differences,
         budget=budget,
-        **specs.options(option or []),
+        **specs.mechanism_options(option or []),
     )
     certificate = certify(law, differences, budget)
     console = show.console()

@@ -35,7 +35,7 @@ def calibrate(
         shape=specs.shape(shape),
         sensitivity=differences,
         budget=budget,
-        **specs.options(option or []),
+        **specs.mechanism_options(option or []),
     )
     certificate = certify(noise, differences, budget)
     kept, error = certificate.meets(budget), noise.expected_squared_error()

@@ -33,7 +33,7 @@ def compare(
         specs.sensitivity(sensitivity, relation),
         Budget(epsilon, delta),
         mechanism or None,
-        **specs.options(option or []),
+        **specs.mechanism_options(option or []),
     )
     if not json:
         show.console().print(table)

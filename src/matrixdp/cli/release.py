@@ -73,7 +73,7 @@ def release(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     answer = _query(query, chosen)(records, **chosen)
-    chosen_options = specs.options(option or [])
+    chosen_options = specs.mechanism_options(option or [])
     released = release(
         answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
     )

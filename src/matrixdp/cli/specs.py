@@ -67,6 +67,18 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def mechanism_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Options of mechanisms, and nothing else that a function may take by name."""
+    from matrixdp.mechanisms import RECIPES
+
+    found = options(pairs)
+    known = sorted({name for recipe in RECIPES.values() for name in recipe.options})
+    for name in found:
+        if name not in known:
+            raise InvalidInput(f"no mechanism has an option {name!r}; there are: {', '.join(known)}")
+    return found
+
+
 def _option_value(text: str) -> Any:
     """A whole number, a number, a list of numbers, true or false, the array in a .npy file, or else the text itself."""
     if text in ("true", "false"):

@@ -219,10 +219,10 @@ class Grid:
     def displacement(self) -> float:
         """How far putting two values on the grid can move their difference, in standard deviations, per entry.
 
-        Each is rounded by half a step, and before that by its float quotient: two roundings of relative error 2^-53
-        on at most LIMIT = 2^49 steps, an eighth of a step.
+        Each is rounded by half a step, and before that on its way to units of the noise: up to four roundings of
+        relative error 2^-53 on at most LIMIT = 2^49 steps, a quarter of a step.
         """
-        return 1.25 * self.step
+        return 1.5 * self.step
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaincinv
+from scipy.special import gammainccinv, gammaincinv
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
@@ -154,8 +154,7 @@ class Spherical(NoiseLaw):
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws a direction and a radius."""
         if rng is None:
-            direction, share = secure_normal(self.shape), secure_uniform()
-            power = float(gammaincinv(self.k / self.p, share))
+            direction, power = secure_normal(self.shape), secure_gamma(self.k / self.p)
         else:
             direction = generator(rng).standard_normal(self.shape)
             power = float(rng.standard_gamma(self.k / self.p))
@@ -178,9 +177,18 @@ def secure_normal(shape: Shape) -> Array:
     return kernels.standard(shape, Grid(LEVELS))
 
 
-def secure_uniform() -> float:
-    """A number strictly between 0 and 1 from the operating system, in steps of 2^-52."""
-    return (secrets.randbits(52) + 0.5) * 2.0**-52
+def secure_gamma(shape: float) -> float:
+    """A gamma variable from the operating system's entropy, as a quantile that is fine in both tails.
+
+    A float below 1/2 with all its digits, whatever its size, is taken from the lower or the upper end.
+    """
+    exponent = 2
+    while not (word := secrets.randbits(64)):
+        exponent += 64
+    exponent += 64 - word.bit_length()
+    share = math.ldexp(1 + secrets.randbits(52) * 2.0**-52, -exponent)
+    upper = secrets.randbits(1)
+    return float(gammainccinv(shape, share) if upper else gammaincinv(shape, share))
 
 
 def generator(rng: np.random.Generator | None) -> np.random.Generator:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.covariance import Covariance, FullCovariance, Isotropic
-from matrixdp.errors import InvalidInput
-from matrixdp.noise.grid import LIMIT, Grid, plan
+from matrixdp.errors import InvalidInput, NumericalFailure
+from matrixdp.noise.grid import FINEST, LIMIT, Grid, plan
 from matrixdp.noise.laws import Gaussian, NoiseLaw, generator
 from matrixdp.sensitivity import Sensitivity
 
@@ -40,7 +41,7 @@ class Sampling:
         grid: the grid of its noise, in units of the noise; None for noise drawn in floating point.
         enlargement: what has to be added to mu.
         total_variation: the distance of the drawn noise from its law, over all entries.
-        largest_norm: the norm that the whitened value must stay below; public, so that a refusal tells nothing else.
+        largest_norm: the norm that the whitened value must stay below; it depends on the law alone.
         float_safe: whether the guarantee covers the floating-point numbers that are released.
         reproducible: drawn from a generator that the caller gave, and so no secret.
     """
@@ -56,9 +57,13 @@ class Sampling:
         if self.reproducible:
             return "REPRODUCIBLE: from a generator given by the caller, for tests and studies only"
         if self.grid is None:
-            return "secure entropy, floating point (no proof against attacks on the last bits)"
+            return "secure entropy, in floating point: the guarantee is that of the law, not of these floats"
         where = f"secure entropy, grid of 2^{round(math.log2(self.grid.step))} std"
-        return where if self.float_safe else f"{where} (no proof against attacks on the last bits)"
+        return where if self.float_safe else f"{where}, whitened in floating point: no proof about these floats"
+
+    def __post_init__(self) -> None:
+        _check.at_least_zero("enlargement", self.enlargement)
+        _check.at_least_zero("total_variation", self.total_variation)
 
 
 def sampling_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> Sampling:
@@ -84,7 +89,12 @@ def sampling_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> S
 
 def _grid_for(displacement: float) -> Grid:
     """The coarsest grid with at most this displacement of an entry."""
-    return plan(displacement / (Grid(1).displacement / Grid(1).step))
+    fineness = displacement / (Grid(1).displacement / Grid(1).step)
+    if not fineness >= Grid(FINEST).step:
+        raise NumericalFailure(
+            "the budget is so small, for so many entries, that no grid is fine enough; use a larger epsilon or delta"
+        )
+    return plan(fineness)
 
 
 def check_fits(value: Array, law: NoiseLaw, sampling: Sampling) -> None:
@@ -95,7 +105,7 @@ def check_fits(value: Array, law: NoiseLaw, sampling: Sampling) -> None:
     if isinstance(covariance, Isotropic):
         largest, too_long = float(max(np.max(value), -np.min(value))) / covariance.std, False
     else:
-        white = _white(value, covariance)
+        white = covariance.coordinates(_white(value, covariance))
         largest = float(np.max(np.abs(white)))
         too_long = sampling.float_safe and not float(np.linalg.norm(white)) <= sampling.largest_norm
     if too_long or not largest / sampling.grid.step < LIMIT:

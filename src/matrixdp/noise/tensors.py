@@ -23,7 +23,7 @@ def checked(value: Any) -> Any:
     """The tensor without its gradient; float32 or float64, finite, a vector or a matrix."""
     import torch
 
-    tensor = value.detach()
+    tensor = value.detach().clone()
     if tensor.dtype not in (torch.float32, torch.float64):
         raise InvalidInput(f"value must be a float32 or float64 tensor, got {tensor.dtype}; convert it first")
     if tensor.ndim not in (1, 2) or tensor.numel() == 0:
@@ -58,8 +58,9 @@ def stays_on_device(tensor: Any, law: NoiseLaw, sampling: Sampling) -> bool:
 
 def check_fits(tensor: Any, law: Gaussian, sampling: Sampling) -> None:
     """Raises InvalidInput if a tensor is too large for the grid, as sampler.check_fits does."""
+    assert isinstance(law.covariance, Isotropic)
     assert sampling.grid is not None
-    if not float(tensor.abs().max()) / law.covariance.smallest_std / sampling.grid.step < LIMIT:
+    if not float(tensor.abs().max()) / law.covariance.std / sampling.grid.step < LIMIT:
         raise InvalidInput(TOO_LARGE)
 
 

@@ -178,14 +178,14 @@ def epsilon_with_sampling_error(epsilon_at: Callable[[float], float], delta: flo
     epsilon = epsilon_at(delta)
     if total_variation == 0:
         return epsilon
-    while math.isfinite(epsilon):
+    for _ in range(100):
         left = delta - with_sampling_error(0.0, epsilon, total_variation)
         needed = epsilon_at(left) if left > 0 else math.inf
-        if needed <= epsilon:
-            break
+        if needed <= epsilon or not math.isfinite(needed):
+            return max(epsilon, needed)
         # a little above what is needed now, so that this ends after a few steps
-        epsilon = needed + 1e-9 * max(needed - epsilon, needed * 1e-3)
-    return epsilon
+        epsilon = needed + max(1e-3 * (needed - epsilon), 1e-12 * needed)
+    return math.inf
 
 
 def certify(
