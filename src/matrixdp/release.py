@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,8 +60,8 @@ def release(
     """Adds noise to a value so that the budget is kept, and certifies it.
 
     Args:
-        value: the query's value, a vector or matrix of finite numbers: an array, or a PyTorch tensor, which comes back
-            as a tensor on its device.
+        value: the query's value, a vector or matrix of finite numbers: an array; a PyTorch tensor, which comes back as
+            a tensor on its device; or a Dask array, which comes back as one, with noise drawn on the workers.
         sensitivity: what a neighbour can change in it.
         budget: the promise to keep.
         mechanism: a mechanism's name; "auto" takes the least expected error.
@@ -81,10 +82,14 @@ def release(
         GuaranteeViolated: if the mechanism's noise does not keep the budget or its theorem is refuted, and
             accept_violation is not set.
     """
+    if type(value).__module__.partition(".")[0] == "dask":  # an extra, in a room above this one
+        on_dask: Callable[..., Release] = importlib.import_module("matrixdp.distributed").release
+        kept = {"ledger": ledger, "note": note, "accept_violation": accept_violation, "rng": rng}
+        return on_dask(value, sensitivity, budget, mechanism, **kept, **options)
     true_value = _checked_value(value, sensitivity)
     shape = tensors.shape_of(true_value)
     law = calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
-    law, sampling = _drawable(law, sensitivity, budget, rng)
+    law, sampling = drawable(law, sensitivity, budget, rng)
     certificate = certify(law, sensitivity, budget, sampling)
     refuted = mechanism in RECIPES and RECIPES[mechanism].refuted
     if (refuted or not certificate.meets(budget)) and accept_violation is not True:
@@ -134,7 +139,7 @@ def _checked_value(value: Any, sensitivity: Sensitivity) -> Any:
     return (array + array.T) / 2
 
 
-def _drawable(
+def drawable(
     law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, rng: np.random.Generator | None
 ) -> tuple[NoiseLaw, Sampling]:
     """How to draw the law, and the law a hair larger, so that what drawing costs fits into the budget too."""

@@ -278,3 +278,45 @@ def test_options_are_those_of_mechanisms_alone(call, people):
         assert result.exit_code == 2
         assert "no mechanism has an option" in result.stderr
         assert not output.exists()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two Parquet files of 40 records each."""
+    import pandas
+
+    (tmp_path / "people").mkdir()
+    records = np.random.default_rng(0).normal(size=(80, 3))
+    for part in (0, 1):
+        frame = pandas.DataFrame(records[40 * part : 40 * part + 40], columns=["a", "b", "c"])
+        frame.to_parquet(tmp_path / "people" / f"{part}.parquet")
+    return tmp_path / "people"
+
+
+def test_a_folder_of_parquet_is_read_by_dask(call, folder):
+    output = folder.with_name("moment.npy")
+    result = call("release", folder, "--query", "second-moment", "--norm", "1", "--epsilon", "10", "--delta", "1e-3",
+                  "--output", output)  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    import pandas
+
+    from matrixdp import queries
+
+    records = pandas.concat([pandas.read_parquet(folder / f"{part}.parquet") for part in (0, 1)]).to_numpy()
+    exact = queries.second_moment(records, norm=1.0).value
+    assert np.abs(np.load(output) - exact).max() < 3
+
+
+def test_a_folder_cannot_be_released_record_by_record(call, folder):
+    result = call(
+        "release", folder, "--query", "identity", "--norm", "1", *BUDGET, "--output", folder.with_name("o.npy")
+    )
+    assert result.exit_code == 2
+    assert "matrixdp.distributed" in result.stderr
+
+
+def test_a_scheduler_that_does_not_answer_is_named(call, folder):
+    result = call("release", folder, "--query", "sum", "--norm", "1", *BUDGET, "--output", folder.with_name("o.npy"),
+                  "--scheduler", "nonsense://nowhere")  # fmt: skip
+    assert result.exit_code == 2
+    assert "nonsense://nowhere" in result.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,9 @@ QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity"
 
 
 def release(
-    records: Annotated[Path, typer.Argument(metavar="INPUT", help="Records, one a row: CSV, NPY or Parquet.")],
+    records: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="Records, one a row: CSV, NPY, Parquet, or a folder of it.")
+    ],
     query: Annotated[str, typer.Option(help=f"What to release: {', '.join(QUERIES)}.")],
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
@@ -43,6 +47,9 @@ def release(
     option: arguments.Options = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Charge the release to this ledger, or release nothing.", show_default="none")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Read Parquet on the workers of this Dask scheduler.", show_default="none")
     ] = None,
     json: arguments.Json = False,
 ) -> None:
@@ -72,7 +79,8 @@ def release(
         "records_are": records_are,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    answer = _query(query, chosen)(records, **chosen)
+    with _cluster(scheduler):
+        answer = _query(query, chosen, on_dask=records.is_dir() or scheduler is not None)(records, **chosen)
     chosen_options = specs.mechanism_options(option or [])
     released = release(
         answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
@@ -87,11 +95,36 @@ def release(
     console.print(f"Written: {output} and {files.certificate_path(output)}", markup=False, soft_wrap=True)
 
 
-def _query(name: str, given: dict[str, Any]) -> Callable[..., Any]:
+def _cluster(scheduler: str | None) -> AbstractContextManager[object]:
+    """A client of the scheduler for a while; nothing without one."""
+    if scheduler is None:
+        return nullcontext()
+    distributed = _extra("distributed")
+    try:
+        client: AbstractContextManager[object] = distributed.Client(scheduler, timeout="10s")
+    except (OSError, ValueError) as reason:
+        raise InvalidInput(f"no Dask scheduler answers at {scheduler!r} ({reason}); start one first") from None
+    return client
+
+
+def _extra(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InvalidInput("Parquet folders and --scheduler need Dask: pip install 'matrixdp[distributed]'") from None
+
+
+def _query(name: str, given: dict[str, Any], on_dask: bool) -> Callable[..., Any]:
     """The query's function, once it is sure that it knows every option given and misses none."""
     from matrixdp import _check, queries
 
-    function: Callable[..., Any] = getattr(queries, _check.choice("query", name, QUERIES).replace("-", "_"))
+    _check.choice("query", name, QUERIES)
+    if on_dask and name == "identity":
+        raise InvalidInput(
+            "identity gives a matrix as large as the data; for a folder use matrixdp.distributed in Python"
+        )
+    room = _extra("matrixdp.distributed") if on_dask else queries
+    function: Callable[..., Any] = getattr(room, name.replace("-", "_"))
     known = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     takes = ", ".join(map(_flag, known))
     for option in given:

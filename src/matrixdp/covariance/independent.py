@@ -29,6 +29,11 @@ class _Independent(FullCovariance):
         """None beyond rounding."""
         return 0.0
 
+    @property
+    def smallest_std(self) -> float:
+        """The least of them."""
+        return float(np.min(self.std))
+
     def color(self, normal: Array) -> Array:
         """Noise with this covariance."""
         return np.asarray(self.std * normal)

@@ -40,7 +40,7 @@ class Sampling:
     Attributes:
         grid: the grid of its noise, in units of the noise; None for noise drawn in floating point.
         enlargement: what has to be added to mu.
-        total_variation: the distance of the drawn noise from its law, over all entries.
+        total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
         largest_norm: the norm that the whitened value must stay below; it depends on the law alone.
         float_safe: whether the guarantee covers the floating-point numbers that are released.
         reproducible: drawn from a generator that the caller gave, and so no secret.
@@ -72,8 +72,7 @@ def sampling_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> S
         return Sampling()
     covariance = law.covariance
     independent = isinstance(covariance, FullCovariance) and covariance.independent
-    entries = covariance.rank()
-    changed = sensitivity.changed_entries(law.shape) if independent else entries
+    changed = sensitivity.changed_entries(law.shape) if independent else covariance.rank()
     grid = _grid_for(mu * TOLERANCE / math.sqrt(changed))
     displacement = grid.displacement * math.sqrt(changed)
     inexact = 0.0 if independent else 2 * covariance.whitening_error()
@@ -81,7 +80,8 @@ def sampling_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> S
     return Sampling(
         grid=grid,
         enlargement=displacement + (inexact * norm if inexact else 0.0),
-        total_variation=entries * grid.total_variation,
+        # an independent entry that does not change has one law under both neighbours, tables and all
+        total_variation=changed * grid.total_variation,
         largest_norm=norm,
         float_safe=norm >= LEAST_NORM,
     )

@@ -1,0 +1,19 @@
+"""Records and matrices larger than memory, on Dask: the calls of one machine, on Dask collections and Parquet folders.
+
+    from matrixdp import Budget, distributed
+
+    answer = distributed.second_moment("people/", norm=1.0)             # one pass, on the workers
+    distributed.release(*answer, Budget(1.0, 1e-6), ledger=ledger)      # a small matrix, noise drawn here
+
+    answer = distributed.identity(features, norm=1.0)                   # a Dask array in, a Dask array out
+    out = distributed.release(*answer, Budget(1.0, 1e-6), ledger=ledger)
+    dask.array.to_zarr(out.value, "released.zarr")                      # noise drawn on the workers
+
+Queries run at once, on the active `distributed.Client` or, without one, on threads of this process. docs/scale.md says
+what they cost and what has to be trusted.
+"""
+
+from matrixdp.distributed.noise import release
+from matrixdp.distributed.queries import covariance, histogram, identity, mean, second_moment, sum
+
+__all__ = ["covariance", "histogram", "identity", "mean", "release", "second_moment", "sum"]

@@ -1,0 +1,173 @@
+"""Releasing a matrix that no machine holds: noise block by block, on the workers.
+
+One release has one key, drawn here; each block of the matrix gets a key of its own, derived from it and from the
+block's index, and only that one travels, inside the block's task. So a block that is computed again, because a worker
+was lost or because someone asks twice, carries the same noise, and no worker can remove the noise of another's blocks.
+Two releases share nothing.
+
+The same noise on other values would show their difference. So the array must mean the same values whenever it is
+computed: if its files or tasks may change, `persist()` it before the release.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from typing import Any
+
+import dask
+import dask.array
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph
+
+from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.covariance import Isotropic
+from matrixdp.errors import GuaranteeViolated, InvalidInput
+from matrixdp.mechanisms import RECIPES, calibrate
+from matrixdp.noise.entropy import Key
+from matrixdp.noise.grid import Grid
+from matrixdp.noise.kernels import Floats, add_noise
+from matrixdp.noise.laws import Gaussian
+from matrixdp.noise.sampler import TOO_LARGE
+from matrixdp.privacy.certificate import certify
+from matrixdp.release import Release, Spends, drawable
+from matrixdp.release import release as release_in_memory
+from matrixdp.sensitivity import RankOne, Sensitivity
+
+
+class BlockKey:
+    """The key of one block on its way to a worker: silent in print, pickled on purpose."""
+
+    __slots__ = ("_name", "_secret")
+
+    def __init__(self, name: str, secret: bytes) -> None:
+        self._name = name
+        self._secret = secret
+
+    def open(self) -> Key:
+        """The key, new each time, so that the block can be drawn again."""
+        return Key.from_bytes(self._secret)
+
+    def __repr__(self) -> str:
+        return "<BlockKey: secret>"
+
+    def __reduce__(self) -> tuple[type[BlockKey], tuple[str, bytes]]:
+        return BlockKey, (self._name, self._secret)
+
+    def __dask_tokenize__(self) -> str:
+        return self._name  # Dask would otherwise hash the secret into the names of tasks
+
+
+def release(
+    value: Any,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    mechanism: str = "auto",
+    *,
+    ledger: Spends | None = None,
+    note: str = "",
+    accept_violation: bool = False,
+    rng: np.random.Generator | None = None,
+    **options: Any,
+) -> Release:
+    """`matrixdp.release` for a Dask array: the released value is a Dask array, and its noise is drawn on the workers.
+
+    Args:
+        value: a Dask array of real numbers of known shape, a vector or a matrix; float32 stays float32. Anything else
+            goes to `matrixdp.release`, so that every answer of `matrixdp.distributed` can be released here.
+        sensitivity: what a neighbour can change in it.
+        budget: the promise to keep.
+        mechanism: one that gives i.i.d. noise; "auto" is "analytic", the least such noise.
+        ledger: charged before this returns, and so before any block exists.
+        note: what the ledger remembers of this release; never data.
+        accept_violation: release even though the noise is known not to keep the budget.
+        rng: not on Dask.
+        **options: options of the mechanism.
+
+    Guarantee: `result.certificate`, for everything that is ever computed from `result.value`, for neighbours under its
+        relation whose values differ by a member of the set. Whoever can read the memory of the client, the scheduler or
+        a worker, or the connections between them, is outside of it.
+
+    Raises:
+        InvalidInput: here for a value that is no such array; on computing, from a block whose values are not finite or
+            do not fit the grid. The release has failed then, and stays spent.
+        GuaranteeViolated: as `matrixdp.release` does.
+    """
+    if not dask.is_dask_collection(value):
+        return release_in_memory(
+            value,
+            sensitivity,
+            budget,
+            mechanism,
+            ledger=ledger,
+            note=note,
+            accept_violation=accept_violation,
+            rng=rng,
+            **options,
+        )
+    if rng is not None:
+        raise InvalidInput("rng cannot be given for a Dask array: its noise is drawn on the workers, from secure keys")
+    shape = _known_shape(value)
+    if isinstance(sensitivity, RankOne):
+        raise InvalidInput(
+            "sensitivity must not be RankOne for a Dask array: no block can see whether the matrix is symmetric; "
+            "compute() the value first, or use Frobenius"
+        )
+    name = "analytic" if mechanism == "auto" else mechanism
+    proposed = calibrate(name, shape=shape, sensitivity=sensitivity, budget=budget, **options)
+    law, sampling = drawable(proposed, sensitivity, budget, None)
+    if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic) and sampling.grid is not None):
+        raise InvalidInput(
+            f"mechanism={mechanism!r} gives noise that cannot be drawn block by block ({law.describe()}); "
+            'use mechanism="analytic", or compute() the value first'
+        )
+    certificate = certify(law, sensitivity, budget, sampling)
+    if (RECIPES[name].refuted or not certificate.meets(budget)) and accept_violation is not True:
+        raise GuaranteeViolated(
+            f"{law.source} does not keep {budget}: at epsilon {budget.epsilon:g} its delta is "
+            f"{certificate.delta(budget.epsilon):.3g}; nothing was released. Use mechanism='auto'"
+        )
+    if ledger is not None:
+        ledger.spend(certificate, note=note)
+    noisy = add_block_noise(value, law.covariance.std, sampling.grid, Key())
+    return Release(value=noisy, certificate=certificate, noise=law)
+
+
+def add_block_noise(values: Any, std: float, grid: Grid, key: Key) -> Any:
+    """A Dask array of the values with grid noise: block (i, j) is `add_noise` with `key.derive(i, j)`.
+
+    The name of the array is random and tells nothing about the key.
+    """
+    name = f"released-{secrets.token_hex(16)}"
+    dtype = values.dtype if values.dtype in (np.float32, np.float64) else np.dtype(np.float64)
+    tasks = {}
+    for index in itertools.product(*map(range, values.numblocks)):
+        block_key = BlockKey(f"{name}-{index}", key.derive(*index).expose())
+        tasks[(name, *index)] = (noisy_block, (values.name, *index), std, grid, block_key, index)
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[values])
+    return dask.array.Array(graph, name, values.chunks, dtype=dtype)
+
+
+def noisy_block(block: Any, std: float, grid: Grid, key: BlockKey, index: Shape) -> Floats:
+    """One block with its noise; runs on a worker."""
+    plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
+    values: Floats = block if plain else _check.finite(f"block {index} of value", block)
+    if not values.size > 0:
+        return values
+    try:
+        return add_noise(values, std, grid, key.open(), threads=1)
+    except InvalidInput:  # its message shows the largest value, and this one goes into the logs of the cluster
+        raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
+
+
+def _known_shape(value: Any) -> Shape:
+    if not isinstance(value, dask.array.Array):
+        raise InvalidInput(f"value must be a Dask array, got {type(value).__name__}; distributed.identity() makes one")
+    if any(math.isnan(side) for side in value.shape):
+        raise InvalidInput("value must have a known shape; call compute_chunk_sizes() on the array first")
+    if value.dtype.kind not in "iuf":
+        raise InvalidInput(f"value must be an array of real numbers, got dtype {value.dtype}; convert it first")
+    return _check.shape(tuple(int(side) for side in value.shape))

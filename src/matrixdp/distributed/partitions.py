@@ -1,0 +1,244 @@
+"""Records in partitions: blocks of a Dask array, partitions of a Dask DataFrame, row groups of a Parquet folder.
+
+A partition has a place, which errors name: for Parquet the file and the row group, because that is what can be repaired
+or replaced. A row group is read in batches, so that the memory of a worker does not depend on how large a writer made
+it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dask.array
+import numpy as np
+
+from matrixdp._check import Array
+from matrixdp.errors import InvalidInput
+from matrixdp.queries import load
+
+if TYPE_CHECKING:
+    import pandas
+
+BATCH_ENTRIES = 1 << 22
+"""Entries of a row group that are read at a time: 32 MiB as float64."""
+
+PIECE_ENTRIES = 1 << 18
+"""Entries that a query sees at a time: 2 MiB, which stay in a core's cache from loading to adding."""
+
+LEAST_ROWS = 256
+"""Records in a piece at least, so that adding up what the query says of it costs little beside the query."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Some records in a Parquet file, still to be read."""
+
+    path: Path
+    number: int
+    rows: int
+    names: tuple[str, ...]
+    """The columns that the file must have."""
+    chosen: tuple[str, ...]
+    """The columns to read."""
+
+    @property
+    def place(self) -> str:
+        """The file and the row group."""
+        return f"{self.path}, row group {self.number}"
+
+    def batches(self) -> Iterator[pandas.DataFrame]:
+        """Reads the records, some at a time; their labels count from 0 in the row group."""
+        import pandas
+        from pyarrow import ArrowException
+
+        size = max(1, BATCH_ENTRIES // len(self.chosen))
+        first = 0
+        try:
+            with _open(self.path) as file:
+                _check_names(_columns_of(file), self.names, self.place)
+                # One thread: the scheduler has already given every core a task of its own.
+                options = {"row_groups": [self.number], "columns": list(self.chosen), "use_threads": False}
+                for batch in file.iter_batches(size, **options):
+                    frame = batch.to_pandas(ignore_metadata=True, use_threads=False)[list(self.chosen)]
+                    frame.index = pandas.RangeIndex(first, first + len(frame))
+                    first += len(frame)
+                    yield frame
+        except (ArrowException, OSError) as error:
+            raise InvalidInput(f"{self.place}: cannot be read: {error}") from None
+        if first != self.rows:
+            raise InvalidInput(f"{self.place}: has {first} records where it had {self.rows}; the data were changed")
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Some records: where they are, a Dask task or row group that gives them, and how many, unless that is unknown."""
+
+    place: str
+    content: Any
+    rows: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Partitions:
+    """All records, and the names or positions of the columns that were chosen."""
+
+    parts: list[Partition]
+    columns: tuple[Any, ...]
+
+    def zeros(self) -> Array:
+        """One record of zeros: what a query says of it beyond its value is what it says of any records."""
+        return np.zeros((1, len(self.columns)))
+
+
+def pieces(content: Any, place: str, columns: tuple[Any, ...]) -> Iterator[Any]:
+    """The records of a partition, as arrays or data frames with these columns, none empty; runs on a worker."""
+    if isinstance(content, RowGroup):
+        for frame in content.batches():
+            yield from _cut(frame, frame.to_numpy())
+    elif isinstance(content, np.ndarray):
+        _check_names(range(content.shape[1]), columns, place)
+        yield from _cut(content, content)
+    else:
+        _check_names(content.columns, columns, place)
+        frame = content[list(columns)]
+        yield from _cut(frame, frame.to_numpy())
+
+
+def _cut(records: Any, values: Any) -> Iterator[Any]:
+    """Small pieces of finite floats; other records whole, so that an error can name their rows and columns."""
+    if not len(records):
+        return
+    if not (type(values) is np.ndarray and values.dtype.kind == "f" and np.isfinite(values).all()):
+        yield records
+        return
+    rows = max(LEAST_ROWS, PIECE_ENTRIES // values.shape[1])
+    for first in range(0, len(values), rows):
+        yield values[first : first + rows]
+
+
+def partitions(records: Any, columns: Any = None) -> Partitions:
+    """The partitions of the records, with only the chosen columns.
+
+    Args:
+        records: a Dask array with a record in each row (one dimension means one column), a Dask DataFrame or Series,
+            or the path of a Parquet file or of a folder of Parquet files, which every worker must be able to read.
+        columns: which columns to use, by name or by position from 0; all by default.
+
+    Raises:
+        InvalidInput: if the records are of another kind, or the files do not all have the same columns.
+    """
+    if isinstance(records, (str, Path)):
+        groups = _row_groups(Path(records), columns)
+        return Partitions([Partition(group.place, group, group.rows) for group in groups], groups[0].chosen)
+    frames = sys.modules.get("dask.dataframe")  # a data frame can only come from there
+    if frames is not None and isinstance(records, (frames.DataFrame, frames.Series)):
+        return _of_frame(records.to_frame() if isinstance(records, frames.Series) else records, columns)
+    return _of_array(records, columns)
+
+
+def _of_frame(frame: Any, columns: Any) -> Partitions:
+    names = list(frame.columns)
+    chosen = [names[i] for i in _picked(names, columns)]
+    tasks = frame[chosen].to_delayed()
+    return Partitions([Partition(f"records, partition {i}", task) for i, task in enumerate(tasks)], tuple(chosen))
+
+
+def _of_array(records: Any, columns: Any) -> Partitions:
+    if not isinstance(records, dask.array.Array):
+        raise InvalidInput(
+            "records must be a Dask array, a Dask DataFrame, or the path of a Parquet file or folder, got "
+            f"{type(records).__name__}; use matrixdp.queries for what fits into memory"
+        )
+    if records.ndim not in (1, 2):
+        raise InvalidInput(f"records must have a record in each row, got {records.ndim} dimensions")
+    array = records[:, None] if records.ndim == 1 else records
+    if not isinstance(array.shape[1], (int, np.integer)):
+        raise InvalidInput("records must have a known number of columns; call compute_chunk_sizes() on them first")
+    if columns is not None:
+        array = array[:, _picked(range(int(array.shape[1])), columns)]
+    array = array.rechunk({1: -1})
+    rows = [None if np.isnan(count) else int(count) for count in array.chunks[0]]
+    blocks = enumerate(zip(array.to_delayed().ravel(), rows, strict=True))
+    parts = [Partition(f"records, block {i}", task, count) for i, (task, count) in blocks]
+    return Partitions(parts, tuple(range(int(array.shape[1]))))
+
+
+def _row_groups(path: Path, columns: Any = None) -> list[RowGroup]:
+    """The row groups of a file or folder that hold records, in the order of the files' names; reads footers only."""
+    from pyarrow import ArrowException
+
+    groups: list[RowGroup] = []
+    names: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+    for file_path in _files(path):
+        try:
+            with _open(file_path) as file:
+                found, rows = (
+                    _columns_of(file),
+                    [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)],
+                )
+        except (ArrowException, OSError) as error:
+            raise InvalidInput(f"records: {file_path} is not a Parquet file that can be read: {error}") from None
+        if not names:
+            names = found
+            chosen = tuple(names[i] for i in _picked(names, columns))
+        _check_names(found, names, f"{file_path}, row group 0")
+        groups += [RowGroup(file_path, i, count, names, chosen) for i, count in enumerate(rows) if count]
+    if not groups:
+        raise InvalidInput(f"records: {path} holds no records")
+    return groups
+
+
+def _check_names(found: Any, wanted: tuple[Any, ...], place: str) -> None:
+    """Refuses a partition whose columns are not those of the first one: the matrix would be ragged."""
+    if set(found) != set(wanted):
+        missing = ", ".join(str(name) for name in wanted if name not in found) or "none"
+        added = ", ".join(str(name) for name in found if name not in wanted) or "none"
+        raise InvalidInput(
+            f"{place}: its {len(found)} columns are not the {len(wanted)} of the first partition (missing: {missing}; "
+            f"not in the first: {added}); repair it or leave it out"
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path.resolve()]
+    if not path.is_dir():
+        raise InvalidInput(f"records: there is no file or folder {path}")
+    files = sorted(file for file in path.resolve().rglob("*.parquet") if file.is_file())
+    nested = [file for file in files if file.parent != path.resolve()]
+    if nested:
+        raise InvalidInput(
+            f"records: {nested[0]} lies in a folder inside {path}, and the names of such folders may be columns; "
+            "give one folder of files, or use dask.dataframe.read_parquet"
+        )
+    if not files:
+        raise InvalidInput(f"records: {path} holds no files that end in .parquet")
+    return files
+
+
+def _open(path: Path) -> Any:
+    from pyarrow.parquet import ParquetFile
+
+    return ParquetFile(path, pre_buffer=False, buffer_size=1 << 16)  # streams a row group instead of holding its bytes
+
+
+def _columns_of(file: Any) -> tuple[str, ...]:
+    schema = file.schema_arrow
+    index = (schema.pandas_metadata or {}).get("index_columns", [])  # row labels that pandas stored, not records
+    return tuple(name for name in schema.names if name not in index)
+
+
+def _picked(names: Any, columns: Any) -> list[int]:
+    """The positions of the chosen columns: what `load` picks from a record of positions."""
+    import pandas
+
+    if not names:
+        raise InvalidInput("records must have at least one column")
+    positions = np.arange(len(names))[None]
+    record = positions if isinstance(names, range) else pandas.DataFrame(positions, columns=list(names))
+    return [int(position) for position in load(record, columns)[0]]

@@ -1,0 +1,171 @@
+"""Releases of Dask arrays, without a cluster."""
+
+import pickle
+import tracemalloc
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+from matrixdp import Budget, Ledger, calibrate
+from matrixdp.distributed import noise, release
+from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.noise.entropy import Key
+from matrixdp.noise.kernels import add_noise
+from matrixdp.privacy.certificate import certify
+from matrixdp.sensitivity import Frobenius, OneRow, RankOne
+
+BUDGET = Budget(1.0, 1e-6)
+VALUES = np.random.default_rng(2).normal(size=(300, 40))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The release keys, in the order in which they are made."""
+    made = []
+
+    def make():
+        made.append(Key())
+        return made[-1]
+
+    monkeypatch.setattr(
+        noise, "Key", type("Recorded", (), {"__new__": lambda cls: make(), "from_bytes": Key.from_bytes})
+    )
+    return made
+
+
+def blocks(array):
+    """Every block's index, and its place in the array."""
+    for i, rows in enumerate(da.core.slices_from_chunks(array.chunks)):
+        yield tuple(int(k) for k in np.unravel_index(i, array.numblocks)), rows
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("shape", [(300, 40), (12000,)])
+def test_each_block_is_the_kernels_noise_under_its_derived_key(keys, shape, dtype):
+    values = VALUES.reshape(shape).astype(dtype)
+    array = da.from_array(values, chunks=(128, 30)[: len(shape)])
+    out = release(array, Frobenius(2.0), BUDGET)
+    got = out.value.compute()
+    std, grid = out.noise.covariance.std, out.certificate.sampling.grid
+    assert got.dtype == out.value.dtype == dtype
+    for index, place in blocks(array):
+        want = add_noise(values[place], std, grid, keys[0].derive(*index))
+        assert np.array_equal(got[place], want)
+        assert not np.array_equal(got[place], values[place])
+
+
+def test_whole_numbers_become_floats(keys):
+    out = release(da.arange(1000, chunks=400), Frobenius(1.0), BUDGET)
+    want = add_noise(np.arange(400.0), out.noise.covariance.std, out.certificate.sampling.grid, keys[0].derive(0))
+    assert np.array_equal(out.value.compute()[:400], want)
+
+
+def test_computing_twice_or_in_parts_gives_one_noise_and_two_releases_give_two():
+    array = da.from_array(VALUES, chunks=(100, 40))
+    first, second = (release(array, Frobenius(1.0), BUDGET).value for _ in range(2))
+    once = first.compute()
+    assert np.array_equal(once, first.compute())
+    assert np.array_equal(once[150:210, 3], first[150:210, 3].compute())
+    assert np.array_equal(once.sum(axis=0), first.rechunk((300, 7)).compute().sum(axis=0))
+    assert first.name != second.name
+    assert not np.any(once == second.compute())
+    zeros = release(da.zeros((300, 40), chunks=(100, 40)), Frobenius(1.0), BUDGET).value.compute()
+    assert not np.any(zeros[:100] == zeros[100:200])  # nor do two blocks share theirs
+
+
+def test_the_certificate_covers_what_the_workers_do():
+    out = release(da.zeros((300, 40), chunks=100), OneRow(radius=2.0), BUDGET)
+    certificate, sampling = out.certificate, out.certificate.sampling
+    assert certificate.meets(BUDGET)
+    assert sampling.total_variation >= 40 * sampling.grid.total_variation
+    assert sampling.enlargement >= np.sqrt(40) * sampling.grid.displacement
+    assert certificate.mu >= 2.0 / out.noise.covariance.std + sampling.enlargement
+    assert certificate.to_dict() == certify(out.noise, OneRow(radius=2.0), BUDGET, sampling).to_dict()
+    bare = calibrate("analytic", shape=(300, 40), sensitivity=OneRow(radius=2.0), budget=BUDGET)
+    assert not certify(bare, OneRow(radius=2.0), BUDGET, sampling).meets(BUDGET)  # without room for the grid
+
+
+def test_the_budget_is_spent_once_before_anything_is_computed(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", Budget(1.2, 1e-6))
+    touched = []
+    array = da.from_array(VALUES, chunks=100).map_blocks(lambda block: touched.append(1) or block, meta=VALUES[:0])
+    out = release(array, OneRow(radius=1.0), BUDGET, ledger=ledger, note="features")
+    assert (touched, len(ledger.history())) == ([], 1)
+    out.value.compute()
+    out.value.compute()
+    assert len(ledger.history()) == 1
+    with pytest.raises(BudgetExceeded):
+        release(array, OneRow(radius=1.0), BUDGET, ledger=ledger)
+    assert len(ledger.history()) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_a_block_that_does_not_fit_fails_the_release_which_stays_spent(tmp_path, bad):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    values = VALUES.copy()
+    values[250, 3] = bad
+    out = release(da.from_array(values, chunks=(100, 40)), OneRow(radius=1.0), BUDGET, ledger=ledger)
+    with pytest.raises(InvalidInput, match=r"block \(2, 0\) of value: .*stays spent") as caught:
+        out.value.compute()
+    assert "e+30" not in str(caught.value)
+    assert len(ledger.history()) == 1
+
+
+def test_nothing_of_the_size_of_the_data_is_made_here():
+    array = da.zeros((10**7, 100), chunks=(10**5, 100))  # 8 GB, if it were computed
+    release(array[:1000], OneRow(radius=1.0), BUDGET)  # what is loaded once
+    tracemalloc.start()
+    release(array, OneRow(radius=1.0), BUDGET)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6
+
+
+def test_a_key_travels_in_silence(keys):
+    out = release(da.from_array(VALUES, chunks=100), Frobenius(1.0), BUDGET)
+    graph = dict(out.value.__dask_graph__())
+    task = graph[(out.value.name, 1, 0)]
+    key = next(part for part in task if isinstance(part, noise.BlockKey))
+    secret = keys[0].derive(1, 0).expose()
+    assert key.open().expose() == secret
+    assert secret in pickle.dumps(key)  # the search below can find it
+    assert pickle.loads(pickle.dumps(key)).open().expose() == secret
+    for text in (repr(key), str(key), f"{key}", repr(graph), dask.base.tokenize(key), repr(out.value), out.value.name):
+        assert secret.hex() not in text
+        assert repr(secret)[2:-1] not in text
+    other = noise.BlockKey("name", bytes(32))
+    assert dask.base.tokenize(other) == dask.base.tokenize(noise.BlockKey("name", secret))  # not even hashed
+    assert keys[0].expose() not in pickle.dumps(key)  # a worker learns the keys of its own blocks only
+
+
+@pytest.mark.parametrize(
+    ("value", "sensitivity", "options", "message"),
+    [
+        (da.zeros((9, 4)), Frobenius(1.0), {"rng": np.random.default_rng(0)}, "rng"),
+        (da.zeros((4, 4)), RankOne(1.0), {}, "RankOne"),
+        (dask.delayed(np.zeros)(4), Frobenius(1.0), {}, "must be a Dask array"),
+        (da.zeros((4, 4), dtype=complex), Frobenius(1.0), {}, "real numbers"),
+        (da.zeros((4, 4, 4)), Frobenius(1.0), {}, "shape"),
+        (da.zeros(9)[da.zeros(9) > 0], Frobenius(1.0), {}, "known shape"),
+        (da.zeros((9, 4)), Frobenius(1.0), {"mechanism": "spherical"}, "block by block"),
+        (da.zeros((2, 3)), OneRow(low=0.0, high=[1.0, 2.0, 3.0]), {"mechanism": "optimal"}, "block by block"),
+    ],
+)
+def test_what_cannot_be_released_in_blocks_is_refused_and_costs_nothing(tmp_path, value, sensitivity, options, message):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    with pytest.raises(InvalidInput, match=message):
+        release(value, sensitivity, BUDGET, ledger=ledger, **options)
+    assert len(ledger.history()) == 0
+
+
+def test_an_array_in_memory_goes_the_usual_way():
+    out = release(VALUES, Frobenius(1.0), BUDGET)
+    assert isinstance(out.value, np.ndarray)

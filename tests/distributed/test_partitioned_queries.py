@@ -1,0 +1,188 @@
+"""Queries on partitions against the same queries on one machine, without a cluster."""
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from matrixdp import distributed, queries
+from matrixdp.distributed import partitions
+from matrixdp.errors import InvalidInput
+
+RECORDS = np.random.default_rng(1).normal(size=(1024, 5))
+FRAME = pd.DataFrame(RECORDS, columns=list("abcde"))
+CASES = [
+    ("sum", {"norm": 1.0}),
+    ("sum", {"low": -1.0, "high": [1.0, 2.0, 0.5, 1.0, 1.0], "relation": "replace"}),
+    ("mean", {"norm": 1.5}),
+    ("mean", {"low": -1.0, "high": 1.0, "relation": "add/remove", "size": 1000}),
+    ("second_moment", {"norm": 1.0, "columns": [3, 0]}),
+    ("second_moment", {"norm": 1.0, "average": True, "relation": "replace"}),
+    ("covariance", {"norm": 1.0, "center": [0.1, 0.0, 0.0, 0.0, 0.2]}),
+    ("histogram", {"edges": np.linspace(-2, 2, 9), "columns": [2]}),
+    ("histogram", {"edges": [[-1, 0, 1], [-2, 0, 2]], "columns": [1, 4], "relation": "replace"}),
+    ("identity", {"norm": 1.0}),
+    ("identity", {"low": -1.0, "high": 1.0, "columns": [1, 2]}),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("people")
+    for number in range(2):
+        write(path / f"part-{number}.parquet", FRAME[512 * number : 512 * (number + 1)], 256)
+    return path
+
+
+def write(path, frame, rows):
+    pq.write_table(pa.Table.from_pandas(frame), path, row_group_size=rows)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("kind", ["array", "frame", "folder"])
+def test_the_answer_is_that_of_one_machine(name, options, kind, folder):
+    records = {
+        "array": lambda: da.from_array(RECORDS, chunks=(256, 3)),
+        "frame": lambda: dd.from_pandas(FRAME, npartitions=4),
+        "folder": lambda: folder,
+    }[kind]()
+    got = getattr(distributed, name)(records, **options)
+    want = getattr(queries, name)(RECORDS, **options)
+    # Four equal partitions are added in the order in which one machine halves its records: not one bit differs.
+    assert np.array_equal(np.asarray(got.value), want.value)
+    assert repr(got) == repr(want)
+    assert str(got.sensitivity) == str(want.sensitivity)
+    assert got.sensitivity.frobenius_radius(want.value.shape) == want.sensitivity.frobenius_radius(want.value.shape)
+
+
+def test_uneven_partitions_differ_by_rounding_only():
+    uneven = da.from_array(RECORDS, chunks=((1, 700, 300, 23), (5,)))
+    got = distributed.second_moment(uneven, norm=1.0).value
+    assert np.allclose(got, queries.second_moment(RECORDS, norm=1.0).value, rtol=0, atol=7e-14 * len(RECORDS))
+
+
+def test_records_in_columns():
+    turned = da.from_array(RECORDS.T, chunks=(2, 300))
+    got = distributed.identity(turned, norm=1.0, records_are="columns")
+    want = queries.identity(RECORDS.T, norm=1.0, records_are="columns")
+    assert np.array_equal(got.value.compute(), want.value)
+    assert repr(got) == repr(want)
+
+
+def test_a_row_group_larger_than_a_batch_is_read_in_pieces(folder, monkeypatch):
+    monkeypatch.setattr(partitions, "BATCH_ENTRIES", 64 * 5)
+    want = queries.sum(RECORDS, norm=1.0).value
+    assert np.allclose(distributed.sum(folder, norm=1.0).value, want, rtol=0, atol=7e-14 * len(RECORDS))
+    assert np.array_equal(
+        distributed.identity(folder, norm=1.0).value.compute(), queries.identity(RECORDS, norm=1.0).value
+    )
+
+
+def test_columns_that_are_not_chosen_may_hold_anything(tmp_path):
+    write(tmp_path / "a.parquet", FRAME.assign(name="x", hole=np.nan), 300)
+    got = distributed.sum(tmp_path, norm=1.0, columns=["a", "c"])
+    assert np.allclose(got.value, queries.sum(FRAME, norm=1.0, columns=["a", "c"]).value, rtol=1e-12)
+
+
+def test_files_may_order_their_columns_differently(tmp_path):
+    write(tmp_path / "a.parquet", FRAME[:512], 512)
+    write(tmp_path / "b.parquet", FRAME[512:][list("edcba")], 512)
+    assert np.array_equal(distributed.sum(tmp_path, norm=1.0).value, queries.sum(RECORDS, norm=1.0).value)
+
+
+def test_empty_partitions_count_for_nothing(folder):
+    frame = dd.from_pandas(FRAME, npartitions=4)
+    kept = frame[frame.a > 2.0]  # some partitions may be left with no record
+    want = queries.mean(FRAME[FRAME.a > 2.0], norm=1.0)
+    assert np.allclose(distributed.mean(kept, norm=1.0).value, want.value, rtol=1e-12)
+    with pytest.raises(InvalidInput, match="every partition is empty"):
+        distributed.sum(frame[frame.a > 100], norm=1.0)
+    with pytest.raises(InvalidInput, match="every partition is empty"):
+        distributed.identity(frame[frame.a > 100], norm=1.0)
+
+
+@pytest.mark.parametrize("query", ["sum", "identity"])
+@pytest.mark.parametrize(("bad", "word"), [(np.nan, "missing"), (np.inf, "infinite")])
+def test_a_row_group_with_a_hole_is_named(tmp_path, query, bad, word, monkeypatch):
+    monkeypatch.setattr(partitions, "BATCH_ENTRIES", 64 * 5)
+    write(tmp_path / "a.parquet", FRAME[:512], 256)
+    broken = FRAME[512:].reset_index(drop=True)
+    broken.loc[256 + 77, "d"] = bad
+    write(tmp_path / "b.parquet", broken, 256)
+    with pytest.raises(InvalidInput, match=rf"b\.parquet, row group 1: records, row 77, column 'd': {word}"):
+        np.asarray(getattr(distributed, query)(tmp_path, norm=1.0).value)
+
+
+def test_a_file_with_other_columns_is_named(tmp_path):
+    write(tmp_path / "a.parquet", FRAME[:512], 256)
+    write(tmp_path / "b.parquet", FRAME[512:].drop(columns="c"), 256)
+    with pytest.raises(InvalidInput, match=r"b\.parquet, row group 0: its 4 columns .*missing: c;"):
+        distributed.sum(tmp_path, norm=1.0)
+
+
+def test_a_file_that_changes_after_the_look_at_its_footer_is_named(tmp_path):
+    for change in (FRAME.drop(columns="c"), FRAME[:100]):
+        write(tmp_path / "a.parquet", FRAME, 1024)
+        value = distributed.identity(tmp_path, norm=1.0).value
+        write(tmp_path / "a.parquet", change, 1024)
+        with pytest.raises(InvalidInput, match=r"a\.parquet, row group 0: (its 4 columns|has 100 records)"):
+            value.compute()
+
+
+def test_blocks_and_partitions_are_named():
+    holed = RECORDS.copy()
+    holed[600, 1] = np.nan
+    with pytest.raises(InvalidInput, match=r"block 2: records, row 88, column 1"):
+        distributed.sum(da.from_array(holed, chunks=(256, 5)), norm=1.0)
+    with pytest.raises(InvalidInput, match=r"partition 2: records, row 600, column 'b'"):
+        distributed.sum(dd.from_pandas(pd.DataFrame(holed, columns=list("abcde")), npartitions=4), norm=1.0)
+    ragged = [da.from_delayed(dask.delayed(np.ones)((4, width)), (4, 5), float) for width in (5, 6)]
+    with pytest.raises(InvalidInput, match=r"block 1: its 6 columns are not the 5"):
+        distributed.sum(da.concatenate(ragged), norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: distributed.sum(RECORDS, norm=1.0), "must be a Dask array"),
+        (lambda: distributed.sum(da.zeros((2, 2, 2)), norm=1.0), "got 3 dimensions"),
+        (lambda: distributed.sum("nowhere", norm=1.0), "no file or folder"),
+        (lambda: distributed.sum(da.zeros((9, 2)), columns=[2], norm=1.0), "no column 2"),
+        (lambda: distributed.sum(da.zeros((9, 2))), "either norm"),
+        (lambda: distributed.mean(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "needs size="),
+        (lambda: distributed.second_moment(da.zeros((9, 2)), norm=1.0, size=5), "only when average=True"),
+        (lambda: distributed.covariance(da.zeros((9, 2)), norm=1.0), "center must be given"),
+        (lambda: distributed.histogram(da.zeros((9, 3)), edges=[0, 1]), "1 or 2 dimensions"),
+        (lambda: distributed.identity(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "replace"),
+        (lambda: distributed.identity(dd.from_pandas(FRAME), norm=1.0, records_are="columns"), "for Dask arrays"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_read(call, message):
+    def unread(*_):
+        raise AssertionError("something was computed")
+
+    with dask.config.set(scheduler=unread), pytest.raises(InvalidInput, match=message):
+        call()
+
+
+def test_folders_inside_the_folder_and_strange_files_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"holds no files that end in \.parquet"):
+        distributed.sum(tmp_path, norm=1.0)
+    (tmp_path / "year=2020").mkdir()
+    write(tmp_path / "year=2020" / "a.parquet", FRAME, 1024)
+    with pytest.raises(InvalidInput, match="may be columns"):
+        distributed.sum(tmp_path, norm=1.0)
+    text = tmp_path / "year=2020" / "b.parquet"
+    text.write_text("no table")
+    with pytest.raises(InvalidInput, match="not a Parquet file"):
+        distributed.sum(text, norm=1.0)
