@@ -175,3 +175,23 @@ def test_no_secret_is_shown_by_the_cluster(client, monkeypatch):
     for form in (form for secret in secrets for form in forms(secret)):
         assert form not in text
         assert form not in graph
+
+
+def test_the_command_line_reads_a_folder_on_the_workers(cluster, tmp_path):
+    from typer.testing import CliRunner
+
+    from matrixdp.cli import app
+
+    (tmp_path / "people").mkdir()
+    for part in (0, 1):
+        rows = pd.DataFrame(VALUES[200 * part : 200 * part + 200, :3], columns=["a", "b", "c"])
+        pq.write_table(pa.Table.from_pandas(rows), tmp_path / "people" / f"{part}.parquet")
+    output = tmp_path / "sum.npy"
+    result = CliRunner().invoke(
+        app,
+        ["release", str(tmp_path / "people"), "--query", "sum", "--norm", "1", "--epsilon", "10", "--delta", "1e-3",
+         "--scheduler", cluster.scheduler_address, "--output", str(output)],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    exact = queries.sum(VALUES[:, :3], norm=1.0).value
+    assert np.abs(np.load(output) - exact).max() < 5
