@@ -13,6 +13,7 @@ from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.queries.clipping import warn_of_center
 from matrixdp.release import Spends
 from matrixdp.sklearn.base import PrivateEstimator
 
@@ -76,6 +77,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         if not kept <= features:
             raise InvalidInput(f"n_components must be at most the number of features, {features}, got {kept}")
         center = _check.broadcast("center", self.center, (features,))
+        warn_of_center(center, records)
         answer = queries.second_moment(
             records - center, norm=required_norm(self.norm), relation=self.relation, average=True, size=self.size
         )
