@@ -12,7 +12,7 @@ from matrixdp.privacy.spherical import best_member, scale_for
 from matrixdp.sensitivity import Sensitivity
 
 
-@recipe("l2", source="joseph2025l2, Definition 1")
+@recipe("l2", source="joseph2025l2")
 def l2(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spherical:
     """Density proportional to exp(-||z||/scale), with the least scale that keeps the budget.
 
@@ -31,8 +31,8 @@ def spherical(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spheric
 
     Never worse than the analytic Gaussian, which is a member, and up to some 15 % better with few entries.
 
-    Source: wei2026spherical for the idea that other radii can beat the Gaussian.
-    Deviates: (1) the family, its exact profile and the search are matrixdp's own.
+    Source: wei2026spherical for the family, whose members can beat the Gaussian in low dimension.
+    Deviates: (1) the exact profile, its computation and the search are matrixdp's own.
     """
     radius = sensitivity.frobenius_radius(shape) * HEADROOM
     best = best_member(math.prod(shape), radius, budget.epsilon, budget.delta)
