@@ -72,8 +72,8 @@ def release(
         **options: options of the mechanism.
 
     Guarantee: `result.certificate`, for neighbours under its relation whose values differ by a member of the set and
-    both fit the grid of the noise. Values that do not (many billions of times the noise) are refused, and that one
-    refusal is not hidden.
+    both fit the grid of the noise. Values that do not (some ten million times the noise or more, as the law has it) are
+    refused, and that one refusal is not hidden.
 
     Warns:
         UserWarning: if rng is given; such a release is marked as reproducible.

@@ -80,6 +80,17 @@ def test_a_large_product_domain_is_never_formed():
     assert certify(law, Counts(1)).meets(BUDGET)
 
 
+def test_a_union_on_a_domain_too_large_to_form_is_refused():
+    with pytest.raises(NotApplicable, match="at most 16384"):
+        calibrate(
+            "matrix-mechanism",
+            shape=(256, 256),
+            sensitivity=Counts(1),
+            budget=BUDGET,
+            workload=workloads.marginals((256, 256), [1, 2]),
+        )
+
+
 def test_errors_of_a_workload_under_every_kind_of_noise():
     shape, W = (2, 3), np.random.default_rng(0).standard_normal((4, 6))
     rng = np.random.default_rng(1)

@@ -15,7 +15,7 @@ from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms import design, workloads
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.mechanisms.workloads import Workload
+from matrixdp.mechanisms.workloads import MOST_CELLS, Workload
 from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import supremum
@@ -75,6 +75,11 @@ def _solve(task: Workload, shape: Shape, tolerance: float) -> tuple[FullCovarian
         spectra = [Spectrum(found.variances, found.directions) for found in designs]
         gap = design.combined_gap(designs)
         return (Kronecker(*spectra) if len(spectra) == 2 else Dense(spectra[0], shape)), gap
+    if not task.cells <= MOST_CELLS:
+        raise NotApplicable(
+            f"matrix-mechanism needs a covariance of all {task.cells} cells for this workload, which is no product of "
+            f"one workload an axis; it does so for at most {MOST_CELLS}"
+        )
     if task.spectrum() is not None:
         found = workloads.solve_exchangeable(task, tolerance).dense()
     else:
