@@ -67,7 +67,7 @@ def test_blocks_are_those_of_one_machine_under_the_same_key(client):
 
 
 def test_a_folder_is_queried_on_the_workers(client, tmp_path):
-    frame = pd.DataFrame(VALUES[:, :4], columns=list("abcd"))
+    frame = pd.DataFrame(VALUES[:, :4].copy(), columns=list("abcd"))
     for number in range(4):
         table = pa.Table.from_pandas(frame[100 * number : 100 * number + 100])
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=50)
