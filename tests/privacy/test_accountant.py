@@ -15,6 +15,7 @@ from matrixdp import Budget, certify, release
 from matrixdp.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian
+from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy import accountant, gaussian, spherical
 from matrixdp.privacy.accountant import Accountant, noise_multiplier_for
 from matrixdp.privacy.certificate import Certificate, GaussianProfile
@@ -437,3 +438,43 @@ def test_what_the_samplers_were_off_is_added():
     assert drawn.delta(1.0) > laws.delta(1.0) > exact.delta(1.0)
     assert drawn.epsilon(1e-6) > laws.epsilon(1e-6)
     assert drawn.delta(drawn.epsilon(1e-6)) <= 1e-6 * (1 + 1e-9)
+
+
+def hockey_stick(pairs, epsilon):
+    """sup P - e^epsilon Q of a product of discrete pairs."""
+    p, q = (np.ravel(np.outer(first, second)) for first, second in zip(*pairs, strict=True))
+    return float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.05])
+@pytest.mark.parametrize("sampled_first", [True, False])
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_a_sampler_that_hides_worst_where_it_hurts_most_is_paid_for(mu, sampled_first, rate):
+    """The drawn laws lose t of their mass where the other is likely, so that events turn up that give all away."""
+    t, cells = 1e-7, np.linspace(-9.0, 9.0 + mu, 1500)
+    density = np.exp(-(cells**2) / 2), np.exp(-((cells - mu) ** 2) / 2)
+    without, having = (d / d.sum() for d in density)
+
+    def robbed(law, other):
+        order = np.argsort(law / other)
+        taken = np.minimum(law[order], np.maximum(t - (np.cumsum(law[order]) - law[order]), 0.0))
+        kept = law.copy()
+        kept[order] -= taken
+        kept[np.argmax(law)] += taken.sum()
+        return kept
+
+    def pair(first, second):
+        mixed = (1 - rate) * first + rate * second
+        return (mixed, first) if sampled_first else (first, mixed)
+
+    ideal, drawn = pair(without, having), pair(robbed(without, having), robbed(having, without))
+    sampling = Sampling(total_variation=t)
+    accountant = Accountant()
+    accountant.add(Certificate(GaussianProfile(mu), True, "add/remove", "", "", "", (1,), sampling=sampling), 2, rate)
+    gaps = []
+    for epsilon in (0.1, 1.0, 3.0, 6.0):
+        true, law = hockey_stick((drawn, drawn), epsilon), hockey_stick((ideal, ideal), epsilon)
+        assert true <= accountant.delta(epsilon) * (1 + 1e-3)
+        gaps.append((true - law) / (rate * t))
+    if sampled_first or rate == 1.0:  # in the other direction sampling hides it
+        assert max(gaps) > 1.0  # the loss is real, above what a mere sum of total variations would say

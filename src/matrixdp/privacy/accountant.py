@@ -21,6 +21,7 @@ from functools import cache
 
 import numpy as np
 from scipy import optimize
+from scipy.special import erf
 
 from matrixdp import _check
 from matrixdp._check import Array
@@ -262,6 +263,32 @@ def _merged(entries: Iterable[tuple[Profile, float, int]]) -> Steps:
     return {(GaussianProfile(mu), 1.0): 1, **steps} if mu > 0.0 else steps
 
 
+# --- what the samplers were off ---
+
+
+def _revealed(entry: Entry) -> float:
+    """A probability k, so that the drawn release is no worse than one from its law that reveals all with probability k.
+
+    Let D be the law's curve and t the total variation between law and sampler. For the drawn pair, H(e) is at most
+    D(e) + (1 + exp e) t; and as H falls, at most D(e) + c for every e >= 0, with c = D(e0) + (1 + exp e0) t for any e0.
+    Under Poisson sampling at rate q (add/remove) both directions of H are at most q, or less, times a value of the
+    curve without sampling, so q c is added there. A pair that reveals all with probability k, and is as the law's
+    otherwise, has the curve (1 - k) H + k; it lies above H + q c, in both directions, when k (1 - H(0)) >= q c, and
+    H(0), the total variation of the law's pair, is at most q (2 Phi(mu/2) - 1). Over many releases k adds up, and is
+    not multiplied by exp(epsilon) of the total.
+    """
+    t, noise = entry.certificate.total_variation, entry.certificate.profile
+    if t == 0.0:
+        return 0.0
+    sampled_replace = entry.sampling_rate < 1.0 and entry.certificate.relation == "replace"
+    if not isinstance(noise, GaussianProfile) or sampled_replace:
+        return math.inf
+    epsilons = np.linspace(0.0, 60.0, 241)
+    c = float(np.min(gaussian.delta(noise.mu, epsilons) + (1.0 + np.exp(epsilons)) * t))
+    same = 1.0 - entry.sampling_rate * float(erf(noise.mu / 2.0**1.5))
+    return entry.sampling_rate * c / same * (1.0 + 1e-9) if same > 0.0 else math.inf
+
+
 # --- the public names ---
 
 
@@ -355,8 +382,14 @@ class Accountant:
         steps = _merged((entry.certificate.profile, entry.sampling_rate, entry.count) for entry in self._history)
         relation = self._relation or RELATIONS[0]
         variation = math.fsum(entry.count * entry.certificate.total_variation for entry in self._history)
+        revealed = math.fsum(entry.count * _revealed(entry) for entry in self._history) * (1.0 + 1e-12)
         if asked == "delta":
-            return with_sampling_error(_answer(steps, relation, "delta", value, method), value, variation)
+            found = _answer(steps, relation, "delta", value, method)
+            return min(with_sampling_error(found, value, variation), found + revealed)
+        left = value - revealed
+        found = _answer(steps, relation, "epsilon", left, method) if left > 0.0 else math.inf
+        if variation == 0.0 or (found < math.inf and with_sampling_error(0.0, found, variation) >= revealed):
+            return found
         return epsilon_with_sampling_error(
             lambda delta: _answer(steps, relation, "epsilon", delta, method), value, variation
         )

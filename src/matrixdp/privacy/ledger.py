@@ -13,7 +13,6 @@ Every operation opens a connection of its own, and none is open while the proces
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -25,9 +24,10 @@ from typing import Any
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy import gaussian, spherical
 from matrixdp.privacy.accountant import Accountant
-from matrixdp.privacy.certificate import Certificate, GaussianProfile, Profile, with_sampling_error
+from matrixdp.privacy.certificate import Certificate, GaussianProfile, Profile
 from matrixdp.privacy.ledger_file import (
     APPLICATION,
     COLUMNS,
@@ -207,9 +207,9 @@ class Ledger:
                 )
             record["number"] = before.entries + 1
             after = before.followed_by(record, link(before.head, hashed(record)))
-            accountant, variation = _total(before)
-            accountant.add(_law(entry.profile, entry.relation), entry.count, entry.sampling_rate)
-            delta = self._delta(accountant, variation + entry.count * entry.total_variation)
+            accountant = _total(before)
+            accountant.add(certificate, entry.count, entry.sampling_rate)
+            delta = accountant.delta(self.budget.epsilon)
             if not delta <= self.budget.delta:
                 raise BudgetExceeded(
                     f"after this spend, delta at epsilon {self.budget.epsilon:g} would be {delta:.3g}, above the "
@@ -223,15 +223,7 @@ class Ledger:
 
     def spent(self) -> float:
         """The epsilon that all spends together have used, at the budget's delta."""
-        accountant, variation = _total(self._current())
-        share = 0.0  # of delta, for what the samplers were off; it depends on the epsilon that it leads to
-        while share < self.budget.delta:
-            epsilon = accountant.epsilon(self.budget.delta - share)
-            needed = with_sampling_error(0.0, epsilon, variation)
-            if needed <= share:
-                return epsilon
-            share = 2 * needed
-        return math.inf
+        return _total(self._current()).epsilon(self.budget.delta)
 
     def remaining(self) -> Remaining:
         """The largest Gaussian release without sampling that the ledger would still take, rounded down.
@@ -242,13 +234,13 @@ class Ledger:
         low, high = 0.0, float(gaussian.mu(self.budget.epsilon, self.budget.delta))
         if not verified.entries:
             return Remaining(high, self.budget.epsilon)
-        accountant, variation = _total(verified)
+        accountant = _total(verified)
         exact = all(use[0] is not None and use[-1] == 1.0 for use in verified.spent)
         for _ in range(40 if exact else 12):  # other compositions are known to a percent, and take their time
             middle = (low + high) / 2
             further = accountant.copy()
-            further.add(_law(GaussianProfile(middle), verified.relation))
-            fits = self._delta(further, variation) <= self.budget.delta
+            further.add(_recorded(GaussianProfile(middle), verified.relation))
+            fits = further.delta(self.budget.epsilon) <= self.budget.delta
             low, high = (middle, high) if fits else (low, middle)
         # less by 1e-9, for a release that keeps this epsilon may have a mu above ours by rounding
         return Remaining(low, float(gaussian.epsilon(low * (1 - 1e-9), self.budget.delta)))
@@ -284,9 +276,6 @@ class Ledger:
             entries = [_entry(record, found).to_dict() for record, found in self._walk(connection, self._origin)]
         first = {**header.fixed(), "hash": self._origin.head}
         return [first, *entries, {"entries": header.entries, "head": header.head}]
-
-    def _delta(self, accountant: Accountant, variation: float) -> float:
-        return with_sampling_error(accountant.delta(self.budget.epsilon), self.budget.epsilon, variation)
 
     def _current(self) -> _Verified:
         with self._transaction("BEGIN") as connection:
@@ -387,14 +376,15 @@ def _use(record: Mapping[str, Any]) -> _Use:
     return (*(record[name] for name in PROFILE), record["total_variation"], record["sampling_rate"])
 
 
-def _total(verified: _Verified) -> tuple[Accountant, float]:
-    """An accountant who has seen the laws of all spends, and the sum of what their samplers were off."""
+def _total(verified: _Verified) -> Accountant:
+    """An accountant who has seen all spends."""
     accountant = Accountant()
     for use, count in verified.spent.items():
-        accountant.add(_law(_profile(use), verified.relation), count, use[-1])
-    return accountant, math.fsum(count * use[-2] for use, count in verified.spent.items())
+        accountant.add(_recorded(_profile(use), verified.relation, use[-2]), count, use[-1])
+    return accountant
 
 
-def _law(profile: Profile, relation: str | None) -> Certificate:
+def _recorded(profile: Profile, relation: str | None, total_variation: float = 0.0) -> Certificate:
     """A certificate for the accountant, who looks at nothing else."""
-    return Certificate(profile, False, relation or "", "", "", "", ())
+    sampling = Sampling(total_variation=total_variation)
+    return Certificate(profile, False, relation or "", "", "", "", (), sampling=sampling)
