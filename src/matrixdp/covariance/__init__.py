@@ -6,10 +6,21 @@ support also answer the few questions about the precision S^-1 that the suprema 
 """
 
 from matrixdp.covariance.base import Covariance, FullCovariance
+from matrixdp.covariance.blocks import Blocks
 from matrixdp.covariance.dense import Dense
 from matrixdp.covariance.independent import Diagonal, Isotropic
 from matrixdp.covariance.kronecker import Kronecker
 from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.covariance.symmetric import Symmetric
 
-__all__ = ["Covariance", "Dense", "Diagonal", "FullCovariance", "Isotropic", "Kronecker", "Spectrum", "Symmetric"]
+__all__ = [
+    "Blocks",
+    "Covariance",
+    "Dense",
+    "Diagonal",
+    "FullCovariance",
+    "Isotropic",
+    "Kronecker",
+    "Spectrum",
+    "Symmetric",
+]

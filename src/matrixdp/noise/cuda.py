@@ -6,6 +6,8 @@ release is expanded for this purpose alone; lane and level are the block counter
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 import triton
@@ -128,22 +130,39 @@ def _add_noise(values, out, size, key, tables, scale, LEVELS: tl.constexpr, LANE
     _finish(values, out, first + 7 * LANES, size, n7, unit, inverse)
 
 
-def add_noise(values: torch.Tensor, std: float, grid: Grid, key: Key | None = None) -> torch.Tensor:
+@cache
+def _tables(levels: int, device: torch.device) -> torch.Tensor:
+    """The tables of a grid on a device, one after the other."""
+    return torch.from_numpy(np.concatenate([t.packed for t in Grid(levels).tables]).view(np.int64)).to(device)
+
+
+def add_noise(
+    values: torch.Tensor, std: float, grid: Grid, key: Key | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """`kernels.add_noise` for a contiguous float32 or float64 tensor on a CUDA device; the result lies there too.
 
-    The caller has checked that the values are finite and fit the grid. Entry i is drawn by lane i % 128 of program
-    i // 1024, from the blocks of that lane.
+    The caller has checked that the values are finite and fit the grid, and that `out`, if given, is contiguous and of
+    the same shape (it may be `values` itself). Entry i is drawn by lane i % 128 of program i // 1024, from the blocks
+    of that lane.
     """
     device, size = values.device, values.numel()
-    out = torch.empty_like(values)
-    secret = (Key() if key is None else key).chacha_key()
-    words = torch.from_numpy(np.frombuffer(secret, dtype=np.uint32).view(np.int32).copy()).to(device)
-    tables = torch.from_numpy(np.concatenate([t.packed for t in grid.tables]).view(np.int64)).to(device)
+    out = torch.empty_like(values) if out is None else out
     unit = std * grid.step
-    scale = torch.tensor([unit, 1 / unit], dtype=torch.float64, device=device)
+    secret = (Key() if key is None else key).chacha_key()
+    # key and scale in one transfer
+    sent = torch.from_numpy(np.frombuffer(secret + np.array([unit, 1 / unit]).tobytes(), dtype=np.int32).copy())
+    received = sent.to(device)
     programs = triton.cdiv(size, 8 * LANES)
     with torch.cuda.device(device):
         _add_noise[(programs,)](
-            values, out, size, words.view(torch.uint32), tables, scale, LEVELS=grid.levels, LANES=LANES, num_warps=4
+            values,
+            out,
+            size,
+            received[:8].view(torch.uint32),
+            _tables(grid.levels, device),
+            received[8:].view(torch.float64),
+            LEVELS=grid.levels,
+            LANES=LANES,
+            num_warps=4,
         )
     return out
