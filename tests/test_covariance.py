@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy.linalg import block_diag
 
-from cases import COVARIANCES, SHAPE, spd
-from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
+from cases import COVARIANCES, SETS, SHAPE, orthogonal, spd
+from matrixdp import certify
+from matrixdp.covariance import Blocks, Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
 from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.noise.laws import Gaussian
@@ -190,3 +192,92 @@ def test_values_given_cannot_be_changed_afterwards():
         law.std[0] = 0.01
     with pytest.raises(AttributeError):
         Isotropic((2,), 1.0).std = 0.1
+
+
+# --- blocks: a vector in parts, against one dense matrix ---
+
+TURNED, VARIANCES = orthogonal(2, 4), np.array([0.5, 3.0])
+BLOCKS = {
+    "all kinds": (
+        Blocks(
+            (
+                Isotropic((2, 2), 0.8),
+                Diagonal(np.array([0.5, 1.5, 2.5])),
+                Kronecker(Spectrum(VARIANCES, TURNED), spd(3, 8)),
+                Dense(spd(2, 9)),
+            )
+        ),
+        block_diag(
+            0.64 * np.eye(4),
+            np.diag([0.25, 2.25, 6.25]),
+            np.kron(TURNED @ np.diag(VARIANCES) @ TURNED.T, spd(3, 8)),
+            spd(2, 9),
+        ),
+    ),
+    "independent": (
+        Blocks((Diagonal(np.array([[1.0, 2.0]])), Isotropic((3,), 0.1), Kronecker(np.array([4.0, 9.0]), np.ones(1)))),
+        np.diag([1.0, 4.0, 0.01, 0.01, 0.01, 4.0, 9.0]),
+    ),
+    "one part": (Blocks((Kronecker(spd(2, 1), spd(2, 2)),)), np.kron(spd(2, 1), spd(2, 2))),
+    "parts of parts": (
+        Blocks((Blocks((Isotropic((2,), 2.0), Dense(spd(2, 3)))), Isotropic((1,), 3.0))),
+        block_diag(4 * np.eye(2), spd(2, 3), 9.0),
+    ),
+}
+
+
+@pytest.fixture(params=BLOCKS)
+def blocks(request):
+    covariance, oracle = BLOCKS[request.param]
+    return covariance, Dense(oracle), oracle
+
+
+def test_blocks_agree_with_one_dense_matrix(blocks):
+    covariance, dense, oracle = blocks
+    size = len(oracle)
+    v, bounds = np.random.default_rng(0).standard_normal(size), np.linspace(0.2, 1, size)
+    assert covariance.shape == dense.shape == (size,)
+    assert [place.stop for place in covariance.places][-1] == size
+    factor = np.stack([covariance.color(e) for e in np.eye(size)], axis=1)
+    np.testing.assert_allclose(factor @ factor.T, oracle, rtol=1e-10, atol=1e-12)
+    assert np.linalg.norm(covariance.whiten(v)) == pytest.approx(np.linalg.norm(dense.whiten(v)))
+    np.testing.assert_allclose(covariance.whiten(covariance.color(v)), v, rtol=1e-9, atol=1e-12)
+    for name in ("variances", "precision_diagonal"):
+        np.testing.assert_allclose(getattr(covariance, name)(), getattr(dense, name)(), rtol=1e-9)
+    np.testing.assert_allclose(covariance.precision(v), dense.precision(v), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(covariance.absolute_precision(bounds), dense.absolute_precision(bounds), rtol=1e-9)
+    for name in ("trace", "condition", "rank"):
+        assert getattr(covariance, name)() == pytest.approx(getattr(dense, name)())
+    for power in (1, 2, 3):
+        assert covariance.power_trace(power) == pytest.approx(dense.power_trace(power))
+    assert covariance.smallest_std == pytest.approx(dense.smallest_std)
+    soft = covariance.softest_direction()
+    assert np.linalg.norm(soft) == pytest.approx(1)
+    assert np.linalg.norm(covariance.whiten(soft)) == pytest.approx(1 / dense.smallest_std)
+    assert covariance.independent == (np.count_nonzero(oracle - np.diag(np.diag(oracle))) == 0)
+    np.testing.assert_allclose(covariance.scaled(3.0).variances(), 9 * dense.variances())
+    assert covariance.scaled(3.0).slack == covariance.slack == max(part.slack for part in covariance.parts)
+    assert covariance.whitening_error() == max(part.whitening_error() for part in covariance.parts)
+    assert "parts" in covariance.describe()
+
+
+@pytest.mark.parametrize("name", ["Frobenius", "Entrywise, one bound", "Counts, two"])
+def test_blocks_are_certified_as_one_dense_matrix_is(blocks, name):
+    """For several counts at once, only a dense matrix is looked at pair by pair; the bound for blocks may be above."""
+    covariance, dense, _ = blocks
+    found, expected = (certify(Gaussian(c), SETS[name].sensitivity) for c in (covariance, dense))
+    assert found.mu >= expected.mu * (1 - 1e-9)
+    if name != "Counts, two":
+        assert found.mu <= expected.mu * (1 + 1e-9)
+    reached = np.linalg.norm(covariance.whiten(found.witness))
+    assert reached <= found.mu
+    if found.exact:
+        assert reached == pytest.approx(found.mu, rel=1e-8)
+
+
+def test_blocks_have_no_lines_and_need_parts():
+    with pytest.raises(InvalidInput, match="no rows or columns"):
+        list(BLOCKS["all kinds"][0].lines(0))
+    for parts in ((), (Symmetric(2, 1.0),), (np.eye(2),)):
+        with pytest.raises(InvalidInput, match="parts must be covariances"):
+            Blocks(parts)

@@ -14,7 +14,8 @@ LEVELS = [
     {"noise", "privacy"},
     {"mechanisms", "queries"},
     {"release", "compare", "claims", "audit", "baselines", "datasets"},
-    {"plots", "sklearn", "distributed"},
+    {"plots", "sklearn", "distributed", "learn"},
+    {"federated"},
     {"demo", "studies"},
     {"cli"},
 ]

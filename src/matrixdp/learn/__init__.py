@@ -1,0 +1,8 @@
+"""Private training in PyTorch: SGD with any noise law, and features that are released once and then trained on."""
+
+from matrixdp.learn.features import PrivateFeatures
+from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.sampling import PoissonSampler
+from matrixdp.learn.training import PoissonBatch, PrivateSGD
+
+__all__ = ["ClippedGradients", "PoissonBatch", "PoissonSampler", "PrivateFeatures", "PrivateSGD"]

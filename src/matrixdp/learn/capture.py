@@ -1,0 +1,79 @@
+"""Clipped gradients as CUDA graphs: a small network's many kernels are launched once, recorded, and then replayed.
+
+A graph has fixed sizes, and a Poisson batch has not. So a batch is copied into a room of the next larger size, and the
+records that are not there count as dropped records do: their contribution is exactly zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matrixdp.errors import InvalidInput
+from matrixdp.learn.gradients import ClippedGradients
+
+_WARM_UP = 3  # runs before the recording, in which libraries choose their kernels
+_LEAST_ROOM = 32
+
+
+class CapturedGradients:
+    """`ClippedGradients.accumulate` on a CUDA device, with the time of launching kernels spent once for each room.
+
+    The model must run the same kernels for every batch of a size, and must not wait for the device.
+    """
+
+    def __init__(self, gradients: ClippedGradients) -> None:
+        if not gradients.flat.is_cuda:
+            raise InvalidInput("capture is for models on a CUDA device; leave it out, or move the model there first")
+        self.gradients = gradients
+        self._rooms: dict[tuple[Any, ...], _Room] = {}
+        self._pool = torch.cuda.graph_pool_handle()  # rooms are used one at a time, so they share memory
+
+    def accumulate(self, inputs: Tensor, targets: Tensor) -> int | Tensor:
+        """As ClippedGradients has it; the number of dropped records stays on the device."""
+        if len(targets) == 0:
+            return 0
+        size = _room_for(len(targets))
+        memory = tuple(p.data_ptr() for p in self.gradients.model.parameters())
+        key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, memory)
+        if key not in self._rooms:
+            so_far = self.gradients.flat.clone()
+            self.gradients.accumulate(inputs[:1], targets[:1])  # makes all its checks
+            self.gradients.flat.copy_(so_far)
+            self._rooms[key] = _Room(self.gradients, inputs, targets, size, self._pool)
+        return self._rooms[key].accumulate(inputs, targets)
+
+
+class _Room:
+    """A recorded pass over so many records."""
+
+    def __init__(self, gradients: ClippedGradients, inputs: Tensor, targets: Tensor, size: int, pool: Any) -> None:
+        self.inputs = inputs.new_zeros(size, *inputs.shape[1:])
+        self.targets = targets.new_zeros(size, *targets.shape[1:])
+        self.order = torch.arange(size, device=inputs.device)
+        self.present = torch.zeros(size, dtype=torch.bool, device=inputs.device)
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):  # nobody is present, so nothing is added
+                gradients.add_present((self.inputs,), self.targets, self.present)
+        current.wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.dropped = gradients.add_present((self.inputs,), self.targets, self.present)
+
+    def accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Fills the room and replays."""
+        self.inputs[: len(inputs)].copy_(inputs)
+        self.targets[: len(targets)].copy_(targets)
+        torch.lt(self.order, len(targets), out=self.present)
+        self.graph.replay()
+        return self.dropped
+
+
+def _room_for(records: int) -> int:
+    """The next larger of sizes that are at most an eighth apart."""
+    step = max(_LEAST_ROOM, 1 << max(0, records.bit_length() - 3))
+    return -(-records // step) * step

@@ -1,0 +1,94 @@
+"""Features that are released once, with noise, and then trained on like any other data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import TensorDataset
+
+from matrixdp import _check
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.release import Release, Spends, release
+from matrixdp.sensitivity import OneRow
+
+# What passes through the front at a time.
+CHUNK = 1024
+
+
+class PrivateFeatures(nn.Module):
+    """An `nn.Sequential` split in two: a fixed front that makes features, and a top that is trained on noisy ones.
+
+    The front's features are bounded by tanh, so each lies in [-1, 1] whatever the record. `release` makes the features
+    of all records once, adds noise and gives a data set; what is trained on it is post-processing, for as many epochs
+    as you like.
+
+    Guarantee: the certificate of the release: one record replaced by another, the number of records public. It covers
+    the features alone: the front must not have been trained on these records and must treat each on its own, and labels
+    stay as they are, so they are protected only if they are public or released by other means.
+
+    Args:
+        model: the network; its modules before `split` become the front, the rest the top.
+        split: where the top begins.
+
+    Source: yang2021improved, section 5, type II.
+    Deviates: 1. one record changes one row of the features, in place of all rows; 2. the front is frozen, where the
+        paper is silent about how it was trained.
+    """
+
+    def __init__(self, model: nn.Sequential, split: int) -> None:
+        if not isinstance(model, nn.Sequential):
+            raise InvalidInput(f"model must be an nn.Sequential, got {type(model).__name__}; wrap its two parts in one")
+        if not _check.count("split", split) < len(model):
+            raise InvalidInput(f"split must leave a module for the top: below {len(model)}, got {split}")
+        super().__init__()
+        modules = list(model)
+        self.front = nn.Sequential(*modules[:split], nn.Flatten(), nn.Tanh()).requires_grad_(False)
+        if any(isinstance(module, _BatchNorm) and module.running_mean is None for module in self.front.modules()):
+            raise InvalidInput("model must not mix records: batch normalisation without running statistics does")
+        self.top = nn.Sequential(*modules[split:])
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The features without noise, one row a record; private."""
+        self.front.eval()  # train() reaches it too, and batch normalisation would mix the records
+        with torch.no_grad():
+            return torch.cat([self.front(inputs[first : first + CHUNK]) for first in range(0, len(inputs), CHUNK)])
+
+    def release(
+        self,
+        inputs: Tensor,
+        budget: Budget,
+        mechanism: str = "auto",
+        *,
+        ledger: Spends | None = None,
+        note: str = "features",
+        **options: Any,
+    ) -> Release:
+        """The features of all records with noise, one row a record.
+
+        Args:
+            inputs: all records, on the device of the front; a record that is not finite is refused.
+            budget: the promise for the one release.
+            mechanism: as for `matrixdp.release`.
+            ledger: charged before the noise is drawn.
+            note: what the ledger remembers of this release; never data.
+            **options: further arguments of `matrixdp.release`, and options of the mechanism.
+        """
+        if not bool(torch.isfinite(inputs).all()):
+            raise InvalidInput(
+                "inputs must be finite; drop or fill the records that are not before you release features"
+            )
+        rows = self.features(inputs)
+        return release(rows, OneRow(low=-1.0, high=1.0), budget, mechanism, ledger=ledger, note=note, **options)
+
+    def dataset(self, released: Release, targets: Tensor) -> TensorDataset:
+        """Released features with their targets, to train the top on."""
+        return TensorDataset(released.value, targets)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the network answers for new records: their features without noise, then the top."""
+        answers: Tensor = self.top(self.features(inputs))
+        return answers

@@ -1,0 +1,389 @@
+"""The sum of clipped per-sample gradients, from one forward and one backward pass.
+
+PyTorch's own parameter gradients mix the records of a batch. Here they are not computed at all: while a layer runs, its
+parameters do not ask for gradients; its input is kept, and the gradient of its output is taken as the backward pass
+comes by. From these two, `layers` gives every record's norm, and then the sum of the clipped gradients.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.rnn import PackedSequence
+
+from matrixdp import _check
+from matrixdp.errors import InvalidInput
+from matrixdp.learn.layers import Piece, Samples, factor_roundoff, merged, roundoff, rule_for
+
+Loss = Callable[[Any, Any], Tensor]
+
+_REPLACEMENTS: dict[type[nn.Module], str] = {
+    nn.LSTM: "opacus.layers.DPLSTM",
+    nn.GRU: "opacus.layers.DPGRU",
+    nn.RNN: "opacus.layers.DPRNN",
+    nn.MultiheadAttention: "opacus.layers.DPMultiheadAttention",
+    nn.EmbeddingBag: "nn.Embedding and a sum over the tokens",
+}
+
+
+class ClippedGradients:
+    """The sum over a batch of per-sample gradients, each clipped.
+
+    Args:
+        model: A module whose trainable parameters lie in layers with a rule: Linear, Conv1d to 3d, Embedding,
+            LayerNorm, RMSNorm, GroupNorm, InstanceNorm, and the layers that Opacus adds or that are registered with it.
+            In each of them the first dimension of input and output must be the record, in the order of the batch.
+        loss: `loss(outputs, targets)` gives one value a record, as with reduction="none", from that record alone.
+        clip: The bound on one record's gradient.
+        norm: "l2": the whole gradient is scaled by min(1, clip / its Euclidean norm). "linf": every entry is clamped to
+            [-clip, clip]; this holds all per-sample gradients in memory at once.
+
+    Guarantee:
+        Provided that model and loss treat each record on its own (layers known to mix records are refused), leaving a
+        record out changes the sum by one vector whose Euclidean norm ("l2") or largest entry ("linf") is at most clip.
+        Norms count their own rounding error, see `layers`; so the bound holds for the gradient as computed. It leaves
+        out the rounding of the sum over the records: each addition to an entry of size x is off by up to x times the
+        unit roundoff. Use float64 parameters where that matters.
+        A record whose loss, gradient or squared norm is not finite adds exactly zero.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:
+        self.model, self.loss = model, loss
+        self.clip = _check.length("clip", clip)
+        self.norm = _check.choice("norm", norm, ("l2", "linf"))
+        self._layers = _trainable_layers(model)
+        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self.flat = _flat_like(self._names)
+        parts = torch.split(self.flat, [p.numel() for p in self._names])
+        self._totals = {p: part.view(p.shape) for p, part in zip(self._names, parts, strict=True)}
+        self._recurrent = [module for module in model.modules() if hasattr(module, "cells")]  # Opacus's
+        self._rows_checked = False
+        self._attach()
+
+    def zero(self) -> None:
+        """Sets the sum to zero."""
+        self.flat.zero_()
+
+    def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
+        """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
+
+        Args:
+            inputs: What the model takes, one record a row; a tuple stands for several arguments.
+            targets: What the loss takes beside the model's output.
+
+        Returns:
+            How many records were dropped because their loss or gradient was not finite.
+        """
+        arguments = tuple(t.detach() for t in _tensors(inputs))
+        batch = arguments[0].shape[0]
+        if batch == 0:
+            return 0
+        self._check_unchanged()
+        if not self._rows_checked:
+            # A first dimension that is not the record may have this size by chance, but not two sizes.
+            with torch.enable_grad(), _Pass(self, 3 if batch == 2 else 2) as probe:
+                self.model(*(t[:1].expand(probe.batch, *t.shape[1:]) for t in arguments))
+            self._rows_checked = True
+        pieces, squared_norm, finite = self._pass(arguments, targets)
+        with torch.no_grad():
+            dropped = int((~finite).sum())  # the one wait for the device
+            self._add(pieces, squared_norm, finite if dropped else None)
+        self._attach()
+        return dropped
+
+    def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
+        """`accumulate` for the records marked as present, without waiting for the device or checking what it gets."""
+        pieces, squared_norm, finite = self._pass(arguments, targets)
+        with torch.no_grad():
+            self._add(pieces, squared_norm, finite & present)
+            return (present & ~finite).sum()
+
+    def _pass(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[dict[nn.Parameter, Piece], Tensor, Tensor]:
+        """Pieces and squared norms of a batch, and which records have a finite gradient."""
+        with torch.enable_grad(), _Pass(self, arguments[0].shape[0]) as current:
+            losses = self.loss(self.model(*arguments), targets)
+            current.backward(losses)
+        finite = torch.isfinite(current.squared_norm) & torch.isfinite(losses.detach())
+        return current.pieces, current.squared_norm, finite
+
+    def _add(self, pieces: dict[nn.Parameter, Piece], squared_norm: Tensor, kept: Tensor | None) -> None:
+        """Adds the clipped gradients of the records that are kept; of all when None is given."""
+        if self.norm == "l2":
+            # Covers the sum over the pieces, the division, and the product of weight and gradient.
+            slack = (len(pieces) + 16) * roundoff(self.flat) + 2 * factor_roundoff(self.flat)
+            weights = (self.clip * (1 - slack) / squared_norm.sqrt()).clamp_(max=1)
+            if kept is not None:
+                weights = weights.masked_fill_(~kept, 0.0)
+        for parameter, piece in pieces.items():
+            usable = piece if kept is None else piece.masked(kept)
+            if self.norm == "l2":
+                usable.add(weights, self._totals[parameter])
+            else:
+                bound = _rounded_down(self.clip, self.flat.dtype)
+                self._totals[parameter] += usable.samples().clamp(-bound, bound).sum(0)
+
+    def _check_unchanged(self) -> None:
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        if len(trainable) != len(self._names) or not all(p in self._names for p in trainable):
+            raise InvalidInput("the model's trainable parameters have changed; make a new ClippedGradients for it")
+        if not all(p.device == self.flat.device and p.dtype == self.flat.dtype for p in trainable):
+            raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
+
+    def _attach(self) -> None:
+        """Makes every .grad a view into `flat`, also after an optimizer has set it to None."""
+        for parameter, total in self._totals.items():
+            parameter.grad = total
+
+
+class _Pass:
+    """One forward and backward pass: watches the layers while it is entered, then holds pieces and norms."""
+
+    def __init__(self, gradients: ClippedGradients, batch: int) -> None:
+        self.gradients, self.batch = gradients, batch
+        self.pieces: dict[nn.Parameter, Piece] = {}
+        # What underflows in a parameter's squared norm is below the smallest normal number.
+        underflow = len(gradients._names) * torch.finfo(gradients.flat.dtype).tiny
+        self.squared_norm = torch.full((batch,), underflow, dtype=gradients.flat.dtype, device=gradients.flat.device)
+        self._anchor = torch.zeros((), device=gradients.flat.device, requires_grad=True)
+        self._going_back = False
+        self._waiting: dict[Layer, int] = defaultdict(int)
+        self._parts: dict[nn.Parameter, list[Piece]] = defaultdict(list)
+        self._users: dict[nn.Parameter, set[Layer]] = defaultdict(set)
+
+    def __enter__(self) -> _Pass:
+        model = self.gradients.model
+        self._tensors = _state(model)  # kept alive, so that no other tensor takes their places
+        self._versions = [(id(t), t._version) for t in self._tensors]
+        self._handles = []
+        for layer in self.gradients._layers:
+            self._handles.append(layer.module.register_forward_pre_hook(layer.rest))
+            hook = self._watch(layer)
+            self._handles.append(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        for module in self.gradients._recurrent:
+            self._handles.append(module.register_forward_pre_hook(_refuse_packed))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for layer in self.gradients._layers:
+            layer.wake()
+        if kind is None and [(id(t), t._version) for t in _state(self.gradients.model)] != self._versions:
+            raise InvalidInput(
+                "the model writes into its parameters or buffers as it runs, which stores records without noise; "
+                "use layers that keep no running statistics, such as GroupNorm"
+            )
+
+    def _watch(self, layer: Layer) -> Callable[..., Any]:
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            layer.wake()
+            inputs = args[0] if args else next(iter(kwargs.values()))
+            layer.check(inputs, output, self.batch, self.gradients.flat.dtype)
+            if not torch.is_grad_enabled():
+                return None
+            if any(p in self.pieces for p in layer.parameters.values()):
+                raise InvalidInput(
+                    f"{layer} ran again during the backward pass; use checkpoints with use_reentrant=False"
+                )
+            if self._going_back:  # a checkpoint runs the layer again; its gradient comes to the first run
+                return output if output.requires_grad else _join(self._anchor, output.detach(), lambda gradient: None)
+            held = [inputs.detach()]
+            version = inputs._version
+            self._waiting[layer] += 1
+            for parameter in layer.parameters.values():
+                self._users[parameter].add(layer)
+
+            def take(gradient: Tensor | None) -> None:
+                if gradient is None or not held:
+                    return
+                given = held.pop()
+                if given._version != version:
+                    raise InvalidInput(f"the input of {layer} was changed in place after it ran; change a copy instead")
+                self._take(layer, given, gradient.detach())
+
+            if output.requires_grad:
+                output.register_hook(take)
+                return None
+            return _join(self._anchor, output.detach(), take)
+
+        return after
+
+    def backward(self, losses: Tensor) -> None:
+        """Runs the backward pass, in which the layers hand over their pieces."""
+        if not isinstance(losses, Tensor) or losses.shape != (self.batch,) or not losses.is_floating_point():
+            shown = tuple(losses.shape) if isinstance(losses, Tensor) else losses
+            raise InvalidInput(
+                f"loss must give one number a record, shape ({self.batch},), got {shown}; "
+                'use reduction="none" and average over all dimensions but the first'
+            )
+        if not losses.requires_grad:
+            raise InvalidInput("loss does not depend on any trainable parameter; check the model for no_grad or detach")
+        self._going_back = True
+        names = self.gradients._names
+        found = torch.autograd.grad(losses, [self._anchor, *names], torch.ones_like(losses), allow_unused=True)
+        for name, gradient in zip(names.values(), found[1:], strict=True):
+            if gradient is not None:
+                raise InvalidInput(
+                    f"parameter {name} is used outside a call of its layer, where its per-sample gradients cannot be "
+                    "seen; call the layer itself, leave weight decay to the optimizer, or freeze the parameter"
+                )
+        for parameter in list(self._parts):
+            self._settle(parameter)
+
+    def _take(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
+        for name, piece in layer.pieces(inputs, gradient).items():
+            self._parts[layer.parameters[name]].append(piece)
+        self._waiting[layer] -= 1
+        for parameter in layer.parameters.values():
+            if not any(self._waiting[user] for user in self._users[parameter]):
+                self._settle(parameter)
+
+    def _settle(self, parameter: nn.Parameter) -> None:
+        """Once all its gradients have come, a parameter has one piece and its norm; what it came from is let go."""
+        piece = merged(self._parts.pop(parameter))
+        if self.gradients.norm == "linf":
+            piece = Samples(piece.samples())
+        self.pieces[parameter] = piece = piece.smaller()
+        self.squared_norm += piece.squared_norm()
+
+
+class _Leaf(torch.autograd.Function):
+    """Makes a layer's output part of the graph where nothing before it is; its gradient goes to the layer alone."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, output: Tensor, take: Callable[[Tensor], None]) -> Tensor:
+        """The output itself; as it counts as changed in place, it is no view, and the model may go on in place."""
+        ctx.take = take
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        """Ends here."""
+        ctx.take(gradients[0])
+        return None, None, None
+
+
+_join: Callable[..., Any] = _Leaf.apply
+
+
+@dataclass(eq=False, frozen=True)
+class Layer:
+    """A layer with parameters to train."""
+
+    name: str
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+
+    def __str__(self) -> str:
+        return f"layer {self.name or '(the model)'} ({type(self.module).__name__})"
+
+    def has_rule(self) -> bool:
+        """Whether a rule covers all its parameters; a weight that PyTorch reparametrises has another name."""
+        names = {"weight", "bias"} if type(self.module).__module__.startswith("torch.") else set(self.parameters)
+        return rule_for(self.module) is not None and set(self.parameters) <= names
+
+    def rest(self, *_: object) -> None:
+        """While the layer runs, its parameters ask for no gradients."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(False)
+
+    def wake(self) -> None:
+        """Afterwards they do again, so that any other use of them shows."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+
+    def pieces(self, inputs: Tensor, gradient: Tensor) -> dict[str, Piece]:
+        """What one call of the layer adds to the gradients of its parameters."""
+        rule = rule_for(self.module)
+        assert rule is not None
+        return rule(self.module, inputs, gradient, frozenset(self.parameters))
+
+    def check(self, inputs: Tensor, output: Tensor, batch: int, dtype: torch.dtype) -> None:
+        """Raises InvalidInput unless both tensors have a row for each record, in the parameters' type."""
+        for word, tensor in (("input", inputs), ("output", output)):
+            if not isinstance(tensor, Tensor) or tensor.ndim < 1 or tensor.shape[0] != batch:
+                shown = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise InvalidInput(
+                    f"the {word} of {self} must have a row for each of the {batch} records, got {shown}; keep the "
+                    "records in the first dimension (batch_first=True; do not merge other dimensions into it)"
+                )
+            if tensor.is_floating_point() and tensor.dtype != dtype:
+                raise InvalidInput(f"the {word} of {self} is {tensor.dtype}, its parameters {dtype}; turn off autocast")
+
+
+def _state(model: nn.Module) -> list[Tensor]:
+    """All parameters and buffers."""
+    own = (t for module in model.modules() for t in (*module._parameters.values(), *module._buffers.values()))
+    return [t for t in own if t is not None]
+
+
+def _tensors(inputs: Any) -> tuple[Tensor, ...]:
+    given = inputs if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence) else (inputs,)
+    if not given or not all(isinstance(t, Tensor) and t.ndim > 0 for t in given):
+        raise InvalidInput(
+            f"inputs must be a tensor with a row for each record, or a tuple of them, got {type(inputs)}"
+        )
+    if len({t.shape[0] for t in given}) > 1:
+        raise InvalidInput(f"inputs must have equally many rows, got {[t.shape[0] for t in given]}")
+    return given
+
+
+def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:
+    if any(isinstance(a, PackedSequence) for a in args):
+        raise InvalidInput(
+            f"{type(module).__name__} sorts the records of a PackedSequence; pass a padded tensor instead"
+        )
+
+
+def _trainable_layers(model: nn.Module) -> list[Layer]:
+    """The layers that hold trainable parameters; refuses what mixes records and what has no rule."""
+    layers: list[Layer] = []
+    others: list[Layer] = []
+    for name, module in model.named_modules():
+        layer = Layer(name, module, {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad})
+        if isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False):
+            raise InvalidInput(
+                f"{layer} mixes the records of a batch; use nn.GroupNorm instead "
+                "(opacus.validators.ModuleValidator.fix(model) replaces it)"
+            )
+        if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm is not None):
+            raise InvalidInput(f"{layer} mixes the records of a batch; leave out scale_grad_by_freq and max_norm")
+        if layer.parameters:
+            (layers if layer.has_rule() else others).append(layer)
+    # A module may also list the parameters of the layers in it, as Opacus's DPLSTM does.
+    covered = {p for layer in layers for p in layer.parameters.values()}
+    for layer in others:
+        missing = sorted(key for key, p in layer.parameters.items() if p not in covered)
+        if type(layer.module) in _REPLACEMENTS:
+            remedy = f"use {_REPLACEMENTS[type(layer.module)]} instead"
+        else:
+            remedy = (
+                "build it from layers such as nn.Linear, register a rule with "
+                "opacus.grad_sample.register_grad_sampler, or freeze it with requires_grad_(False)"
+            )
+        if missing:
+            raise InvalidInput(f"{layer} holds {', '.join(missing)} without a rule for per-sample gradients; {remedy}")
+    return layers
+
+
+def _flat_like(parameters: dict[nn.Parameter, str]) -> Tensor:
+    kinds = {(p.dtype, p.device) for p in parameters}
+    if len(kinds) != 1:
+        raise InvalidInput(f"model must have trainable parameters of one type on one device, got {kinds or 'none'}")
+    ((dtype, device),) = kinds
+    if dtype not in (torch.float32, torch.float64):
+        raise InvalidInput(f"model must have float32 or float64 parameters, got {dtype}; call model.float() first")
+    return torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=device)
+
+
+def _rounded_down(value: float, dtype: torch.dtype) -> float:
+    """The largest number of that type that is not above the value."""
+    nearest = torch.tensor(value, dtype=dtype)
+    return float(nearest if float(nearest) <= value else torch.nextafter(nearest, torch.zeros_like(nearest)))

@@ -1,0 +1,430 @@
+"""What each layer contributes to a record's gradient, from the layer's input and the gradient of its output.
+
+A layer that is linear in its weight has, for record i, the gradient G_i = sum_t g_t a_t^T over the tokens (or patches)
+t of that record: a_t is what went in, g_t the gradient of the loss by what came out. Clipping needs the norm of G_i and
+then the sum of w_i G_i. A `Piece` gives both for one parameter, in the cheaper of two ways.
+
+    explicit (`Samples`)   G_i is formed for every record; its norm and the weighted sum are read off.
+    factored (the others)  G_i is never formed:  |G_i|^2 = sum_{s,t} <a_s, a_t> <g_s, g_t>,  and the weighted sum is
+                           the ordinary weight gradient with w_i g_t in place of g_t.
+
+Explicit gradients are formed where they hold no more numbers than the a and g that they replace; that is also where
+they take fewer operations.
+
+Rounding. Every norm here is an upper bound on the norm of what is added later. Let u be the unit roundoff. A sum of n
+products, in any order, is off by at most gamma_n = n u / (1 - n u) times the sum of their sizes; numbers too small to
+square are off by at most the smallest normal number each. An explicit norm is a sum of squares, hence right up to a
+factor. A factored norm can cancel: its Gram matrices are off by gamma_n |a_s| |a_t| and the like, so that it is off by
+some gamma S^2, where S = sum_t |a_t| |g_t|, however small it is itself; and the weight gradient over T tokens that is
+added in the end is off by gamma_(T+8) S. Both are counted:
+
+    |G_i| <= sqrt(computed + gamma S^2) + gamma_(T+8) S.
+
+Where PyTorch may shorten the factors of a matrix product (`torch.set_float32_matmul_precision`), that counts too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Rule = Callable[[Any, Tensor, Tensor, frozenset[str]], dict[str, "Piece"]]
+"""(layer, input, gradient of the output, names of the trainable parameters) -> one piece a parameter."""
+
+CHUNK = 1 << 25
+"""The most numbers that unfolded patches may take at a time."""
+
+_SHORT_FACTORS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # twice the roundoff of TF32 and bfloat16
+
+
+def roundoff(tensor: Tensor) -> float:
+    """The relative error of one operation."""
+    return float(torch.finfo(tensor.dtype).eps) / 2
+
+
+def gamma(terms: int, unit: float) -> float:
+    """The relative error of a sum of so many products, in any order."""
+    return terms * unit / (1 - terms * unit)
+
+
+def factor_roundoff(tensor: Tensor) -> float:
+    """The relative error of a product's two factors in a matrix product, where it may shorten them."""
+    return _SHORT_FACTORS[torch.get_float32_matmul_precision()] if tensor.dtype == torch.float32 else 0.0
+
+
+def squared_norm(values: Tensor) -> Tensor:
+    """An upper bound on the sum of squares of each row, over all dimensions but the first."""
+    rows = values.flatten(1)
+    entries, info = rows.shape[1], torch.finfo(values.dtype)
+    # Long sums go in float64, where counting each operation's error costs nothing.
+    wide = torch.float64 if entries > 1 << 14 else values.dtype
+    total = torch.linalg.vector_norm(rows, dim=1, dtype=wide).square_().to(values.dtype)
+    error = gamma(8 if wide != values.dtype else entries + 8, info.eps / 2)
+    return torch.add(entries * info.tiny, total, alpha=1 + error)
+
+
+class Piece(ABC):
+    """The gradients of one parameter for every record of a batch."""
+
+    @abstractmethod
+    def samples(self) -> Tensor:
+        """Each record's gradient: (batch, *shape of the parameter), perhaps not contiguous."""
+
+    @abstractmethod
+    def squared_norm(self) -> Tensor:
+        """An upper bound on each record's squared norm: (batch,)."""
+
+    @abstractmethod
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """Adds the weighted sum over the records to the total, which has the parameter's shape."""
+
+    @abstractmethod
+    def masked(self, kept: Tensor) -> Piece:
+        """The same with zeros for the records that are not kept, whatever was there."""
+
+    def smaller(self) -> Piece:
+        """This piece with explicit gradients, if they are smaller than what they come from."""
+        return self
+
+
+def keep(values: Tensor, kept: Tensor) -> Tensor:
+    """The values with zeros in the records that are not kept; 0 times infinity would not be zero."""
+    return torch.where(kept.view(-1, *[1] * (values.ndim - 1)), values, values.new_zeros(()))
+
+
+@dataclass(frozen=True)
+class Samples(Piece):
+    """Explicit gradients; `order` permutes their dimensions after the first into those of the parameter."""
+
+    values: Tensor
+    shape: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
+
+    def _as_parameter(self, values: Tensor) -> Tensor:
+        """Values with any leading dimensions, in the parameter's shape."""
+        if self.shape is None or self.order is None:
+            return values
+        leading = values.ndim - (self.values.ndim - 1)
+        moved = values.permute(*range(leading), *(leading + axis for axis in self.order))
+        return moved.reshape(*values.shape[:leading], *self.shape)
+
+    def samples(self) -> Tensor:
+        """The gradients themselves."""
+        return self._as_parameter(self.values)
+
+    def squared_norm(self) -> Tensor:
+        """The sum of squares."""
+        return squared_norm(self.values)
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """One product of a matrix and a vector."""
+        flat = self.values.flatten(1).t()
+        if self.order is None and total.is_contiguous():
+            total.view(-1).addmv_(flat, weights)
+        else:
+            total += self._as_parameter((flat @ weights).view(self.values.shape[1:]))
+
+    def masked(self, kept: Tensor) -> Samples:
+        """Zeros for the others."""
+        return Samples(keep(self.values, kept), self.shape, self.order)
+
+
+@dataclass(frozen=True)
+class Tokens(Piece):
+    """The weight of a linear layer: inputs (batch, tokens, in), gradients of outputs (batch, tokens, out)."""
+
+    inputs: Tensor
+    outputs: Tensor
+
+    def samples(self) -> Tensor:
+        """(batch, out, in)."""
+        return torch.bmm(self.outputs.transpose(1, 2), self.inputs)
+
+    def smaller(self) -> Piece:
+        """Explicit, if in x out is at most tokens x (in + out)."""
+        tokens, width, height = *self.inputs.shape[1:], self.outputs.shape[2]
+        return Samples(self.samples()) if width * height <= tokens * (width + height) and tokens > 1 else self
+
+    def squared_norm(self) -> Tensor:
+        """|a|^2 |g|^2 for one token, the product of two Gram matrices for several."""
+        if self.inputs.shape[1] == 1:
+            # The product rounds, and so do the factors of the sum later.
+            slack = 1 + 2 * factor_roundoff(self.inputs) + 16 * roundoff(self.inputs)
+            return squared_norm(self.inputs).mul_(squared_norm(self.outputs)).mul_(slack)
+        gram = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
+        return gram_norm(gram, self.outputs, terms=self.inputs.shape[2])
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """One matrix product."""
+        weighted = self.outputs * weights.view(-1, 1, 1)
+        total.addmm_(weighted.flatten(0, 1).t(), self.inputs.flatten(0, 1))
+
+    def masked(self, kept: Tensor) -> Tokens:
+        """Zeros on both sides."""
+        return Tokens(keep(self.inputs, kept), keep(self.outputs, kept))
+
+
+@dataclass(frozen=True)
+class Lookup(Piece):
+    """The weight of an embedding: indices (batch, tokens), gradients of outputs (batch, tokens, dimension)."""
+
+    indices: Tensor
+    outputs: Tensor
+    rows: int
+
+    def samples(self) -> Tensor:
+        """(batch, rows, dimension)."""
+        batch, _, dimension = self.outputs.shape
+        index = self.indices.unsqueeze(-1).expand(-1, -1, dimension)
+        return self.outputs.new_zeros(batch, self.rows, dimension).scatter_add_(1, index, self.outputs)
+
+    def smaller(self) -> Piece:
+        """Explicit, if the table has no more rows than the record has tokens."""
+        return Samples(self.samples()) if self.rows <= self.indices.shape[1] else self
+
+    def squared_norm(self) -> Tensor:
+        """Tokens with the same index add up, others are orthogonal."""
+        same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
+        return gram_norm(same.to(self.outputs.dtype), self.outputs, terms=1)
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """One scattered sum."""
+        total.index_add_(0, self.indices.flatten(), (self.outputs * weights.view(-1, 1, 1)).flatten(0, 1))
+
+    def masked(self, kept: Tensor) -> Lookup:
+        """Zero gradients; the indices are whole numbers and stay."""
+        return Lookup(self.indices, keep(self.outputs, kept), self.rows)
+
+
+def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int) -> Tensor:
+    """|sum_t g_t a_t^T|^2 from the Gram matrix of a (each entry a sum of that many terms) and g: (batch, tokens, out).
+
+    An upper bound, also on what a weight gradient over the tokens rounds to; see the top of the file.
+    """
+    tokens, width = outputs.shape[1:]
+    unit, factors, tiny = roundoff(outputs), factor_roundoff(outputs), torch.finfo(outputs.dtype).tiny
+    gram = torch.bmm(outputs, outputs.transpose(1, 2))
+    # The diagonals may have rounded down, and what underflowed anywhere must count even after a factor of unit.
+    sizes = inputs.diagonal(dim1=1, dim2=2).mul(1 + gamma(terms, unit) + factors).add_(terms * tiny / unit)
+    sizes = sizes * gram.diagonal(dim1=1, dim2=2).mul(1 + gamma(width, unit) + factors).add_(width * tiny / unit)
+    absolute = sizes.sqrt_().sum(1).mul_(1 + gamma(tokens + 4, unit))
+    wide = gram.mul_(inputs).sum((1, 2), dtype=torch.float64).clamp_(min=0)
+    wide = wide.add_(absolute.square(), alpha=gamma(terms + width + 16, unit) + 2.1 * factors).sqrt_()
+    return wide.add_(absolute, alpha=gamma(tokens + 8, unit) + factors).square_().mul_(1 + 8 * unit).to(outputs.dtype)
+
+
+@dataclass(frozen=True)
+class Patches(Piece):
+    """The weight of a convolution: the input and the gradient of the output, both (batch, channels, ...)."""
+
+    layer: Any
+    inputs: Tensor
+    outputs: Tensor
+
+    def _padded(self) -> Tensor:
+        padding, mode = self.layer._reversed_padding_repeated_twice, self.layer.padding_mode
+        if not any(padding):
+            return self.inputs
+        return functional.pad(self.inputs, padding, mode="constant" if mode == "zeros" else mode)
+
+    def samples(self) -> Tensor:
+        """(batch, out channels, in channels / groups, *kernel)."""
+        return self._explicit().samples()
+
+    def smaller(self) -> Piece:
+        """Explicit, if the weight is no larger than the record's input and output."""
+        record = (self.inputs.numel() + self.outputs.numel()) // self.inputs.shape[0]
+        return self._explicit() if self.layer.weight.numel() <= record else self
+
+    def squared_norm(self) -> Tensor:
+        """The product of two Gram matrices, that of the patches being a sum over the kernel of shifted ones."""
+        padded, groups = self._padded(), self.layer.groups
+        batch, pixels = padded.shape[0], padded.shape[2:]
+        inputs = padded.reshape(batch * groups, -1, math.prod(pixels))
+        outputs = self.outputs.reshape(batch * groups, -1, math.prod(self.outputs.shape[2:])).transpose(1, 2)
+        # A sum over the channels, then over the kernel.
+        terms = inputs.shape[1] + math.prod(self.layer.kernel_size)
+        norms = []
+        step = max(1, CHUNK // inputs.shape[2] ** 2)
+        for part, gradient in zip(torch.split(inputs, step), torch.split(outputs, step), strict=True):
+            gram = torch.bmm(part.transpose(1, 2), part).view(-1, *pixels, *pixels)
+            patches = torch.zeros((), dtype=part.dtype, device=part.device)
+            for place in self._places():
+                patches = patches + gram[(slice(None), *place, *place)]
+            norms.append(gram_norm(patches.flatten(1).view(-1, *[outputs.shape[1]] * 2), gradient, terms=terms))
+        return torch.cat(norms).view(batch, groups).sum(1).mul_(1 + (groups + 2) * roundoff(self.inputs))
+
+    def _places(self) -> Iterator[tuple[slice, ...]]:
+        """For each entry of the kernel, which pixels it meets."""
+        layer, lengths = self.layer, self.outputs.shape[2:]
+        for place in itertools.product(*map(range, layer.kernel_size)):
+            starts = [k * d for k, d in zip(place, layer.dilation, strict=True)]
+            yield tuple(slice(a, a + s * (n - 1) + 1, s) for a, s, n in zip(starts, layer.stride, lengths, strict=True))
+
+    def _explicit(self) -> Samples:
+        """Patches are unfolded along all dimensions but the first, along which products of matrices slide.
+
+        With stride 1 the rows that an entry of the kernel meets lie together in memory, so they need no copy.
+        """
+        layer, inputs = self.layer, self._padded().contiguous()
+        batch, channels = inputs.shape[:2]
+        (height, *lengths), groups = self.outputs.shape[2:], self.layer.groups
+        outputs = self.outputs.reshape(batch * groups, -1, height * math.prod(lengths)).transpose(1, 2)
+        strides, width = inputs.stride()[3:], math.prod(layer.kernel_size[1:])
+        size = (channels, *layer.kernel_size[1:], inputs.shape[2], *lengths)
+        stride = (
+            *(d * s for d, s in zip(layer.dilation[1:], strides, strict=True)),
+            inputs.stride(2),
+            *(d * s for d, s in zip(layer.stride[1:], strides, strict=True)),
+        )
+        values = inputs.new_empty(batch * groups, layer.kernel_size[0], channels // groups * width, outputs.shape[2])
+        step = max(1, CHUNK // math.prod(size))
+        for start in range(0, batch, step):
+            part = inputs[start : start + step]
+            chosen = slice(start * groups, (start + part.shape[0]) * groups)
+            unfolded = part.as_strided((part.shape[0], *size), (*part.stride()[:2], *stride)).contiguous()
+            unfolded = unfolded.view(part.shape[0] * groups, channels // groups * width, inputs.shape[2], -1)
+            for k in range(layer.kernel_size[0]):
+                first = k * layer.dilation[0]
+                rows = unfolded[:, :, first : first + layer.stride[0] * (height - 1) + 1 : layer.stride[0]].flatten(2)
+                values[chosen, k] = torch.bmm(rows, outputs[chosen])
+        values = values.view(batch, groups, layer.kernel_size[0], channels // groups, width, outputs.shape[2])
+        return Samples(values, tuple(layer.weight.shape), order=(0, 4, 2, 1, 3))
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """One backward convolution; its factors are kept whole, or the norms would not hold."""
+        layer, zeros = self.layer, [0] * (self.outputs.ndim - 2)
+        weighted = self.outputs * weights.view(-1, *[1] * (self.outputs.ndim - 1))
+        pads = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        inputs, padding = (self.inputs, list(layer.padding)) if pads else (self._padded(), zeros)
+        settings = (list(layer.stride), padding, list(layer.dilation), False, zeros, layer.groups)
+        wanted = [False, True, False]
+        with torch.backends.cudnn.flags(
+            enabled=torch.backends.cudnn.enabled,
+            benchmark=torch.backends.cudnn.benchmark,
+            deterministic=torch.backends.cudnn.deterministic,
+            allow_tf32=False,
+        ):
+            total += torch.ops.aten.convolution_backward(weighted, inputs, total, None, *settings, wanted)[1]
+
+    def masked(self, kept: Tensor) -> Patches:
+        """Zeros on both sides."""
+        return Patches(self.layer, keep(self.inputs, kept), keep(self.outputs, kept))
+
+
+def merged(pieces: Sequence[Piece]) -> Piece:
+    """The sum of several pieces of one parameter: of a layer that ran several times, or of layers that share it."""
+    if len(pieces) == 1:
+        return pieces[0]
+    tokens = [piece for piece in pieces if isinstance(piece, Tokens)]
+    if len(tokens) == len(pieces):
+        return Tokens(torch.cat([p.inputs for p in tokens], 1), torch.cat([p.outputs for p in tokens], 1))
+    total = pieces[0].samples()
+    for piece in pieces[1:]:
+        total = total + piece.samples()
+    return Samples(total)
+
+
+def _linear(layer: nn.Linear, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
+    inputs, outputs = (t.reshape(t.shape[0], math.prod(t.shape[1:-1]), t.shape[-1]) for t in (inputs, outputs))
+    pieces: dict[str, Piece] = {}
+    if "weight" in names:
+        pieces["weight"] = Tokens(inputs, outputs)
+    if "bias" in names:
+        pieces["bias"] = Samples(outputs.squeeze(1) if outputs.shape[1] == 1 else outputs.sum(1))
+    return pieces
+
+
+def _convolution(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
+    pieces: dict[str, Piece] = {}
+    if "weight" in names:
+        pieces["weight"] = Patches(layer, inputs, outputs)
+    if "bias" in names:
+        pieces["bias"] = Samples(outputs.flatten(2).sum(2))
+    return pieces
+
+
+def _embedding(layer: nn.Embedding, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
+    indices = inputs.reshape(inputs.shape[0], -1).long()
+    outputs = outputs.reshape(*indices.shape, -1)
+    if layer.padding_idx is not None:
+        outputs = outputs.masked_fill((indices == layer.padding_idx).unsqueeze(-1), 0.0)
+    return {"weight": Lookup(indices, outputs, layer.num_embeddings)} if "weight" in names else {}
+
+
+def _last_dimensions(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
+    """Layer and RMS norms: a weight for each entry of the last dimensions."""
+    dimensions = tuple(range(1, inputs.ndim - len(layer.normalized_shape)))
+    pieces: dict[str, Piece] = {}
+
+    def total(values: Tensor) -> Tensor:
+        return values.sum(dimensions) if dimensions else values
+
+    if "weight" in names:
+        normalise = functional.layer_norm if isinstance(layer, nn.LayerNorm) else functional.rms_norm
+        pieces["weight"] = Samples(total(normalise(inputs, layer.normalized_shape, eps=layer.eps) * outputs))
+    if "bias" in names:
+        pieces["bias"] = Samples(total(outputs))
+    return pieces
+
+
+def _channels(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
+    """Group and instance norms: a weight for each channel.
+
+    PyTorch sums their gradients over the batch; so the batch is taken as one record with batch x channels channels.
+    """
+    batch, channels = inputs.shape[:2]
+    inputs, outputs = inputs.reshape(1, batch * channels, -1), outputs.reshape(1, batch * channels, -1)
+    groups = batch * (layer.num_groups if isinstance(layer, nn.GroupNorm) else channels)
+    size = 1, batch * channels, inputs.shape[2], groups
+    _, mean, scale = torch.ops.aten.native_group_norm(inputs, None, None, *size, layer.eps)
+    ones, wanted = inputs.new_ones(batch * channels), [False, "weight" in names, "bias" in names]
+    found = torch.ops.aten.native_group_norm_backward(outputs, inputs, mean, scale, ones, *size, wanted)
+    by_name = zip(("weight", "bias"), found[1:], strict=True)
+    return {name: Samples(gradient.view(batch, channels)) for name, gradient in by_name if name in names}
+
+
+_RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    nn.Embedding: _embedding,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _last_dimensions),
+    **dict.fromkeys((nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _channels),
+}
+
+
+def rule_for(layer: nn.Module) -> Rule | None:
+    """The rule for a layer of exactly this type (a subclass may compute something else), or None.
+
+    Opacus's own rules serve the layers that it adds and those that users registered with it.
+    """
+    kind = type(layer)
+    if kind in _RULES:
+        return _RULES[kind]
+    if kind is nn.EmbeddingBag:  # Opacus's rule counts an index once that a bag holds twice
+        return None
+    try:
+        from opacus.grad_sample import GradSampleModule
+        from opacus.layers.dp_rnn import RNNLinear
+    except ImportError:
+        return None
+    if kind is RNNLinear:
+        return _linear
+    sampler = GradSampleModule.GRAD_SAMPLERS.get(kind)
+    return None if sampler is None else _opacus_rule(sampler)
+
+
+def _opacus_rule(sampler: Callable[..., dict[nn.Parameter, Tensor]]) -> Rule:
+    def rule(layer: nn.Module, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
+        samples = sampler(layer, [inputs], outputs)
+        return {name: Samples(samples[layer.get_parameter(name)]) for name in names}
+
+    return rule

@@ -1,0 +1,19 @@
+"""What the networks have in common: features, then a top, and no layer that mixes the records of a batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+Activation = Callable[[], nn.Module]
+"""Makes an activation: nn.ReLU, or nn.Tanh, which bounds the features."""
+
+SPLIT = 1
+"""Where the papers cut their networks: `network[:SPLIT]` makes the features, `network[SPLIT:]` classifies them."""
+
+
+def network(features: Iterable[nn.Module], top: Iterable[nn.Module]) -> nn.Sequential:
+    """The layers that make the features, then those that classify them, as two named parts."""
+    return nn.Sequential(OrderedDict(features=nn.Sequential(*features), top=nn.Sequential(*top)))

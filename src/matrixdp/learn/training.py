@@ -1,0 +1,376 @@
+"""Private SGD: Poisson batches, clipped gradients, noise from any law, and a budget that no step can pass."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from matrixdp import _check
+from matrixdp.budget import Budget
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
+from matrixdp.learn.capture import CapturedGradients
+from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.noise import ParameterNoise, propose, with_mu
+from matrixdp.learn.sampling import loader
+from matrixdp.mechanisms import RECIPES
+from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
+from matrixdp.privacy.accountant import Accountant, noise_multiplier_for
+from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.privacy.ledger import Ledger
+from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
+
+# Shares of delta set aside for what the sampler of the noise is off over all steps; the first that suffices.
+SAMPLER_SHARES = (0.01, 0.2, 0.5)
+
+
+class PoissonBatch:
+    """Records drawn for one step by `PrivateSGD.batches`.
+
+    To make one by hand is a promise: every record joined independently, with the trainer's rate, and for this step
+    alone.
+    """
+
+    def __init__(self, inputs: Any, targets: Any, rate: float | None = None) -> None:
+        self.inputs, self.targets, self.rate, self.used = inputs, targets, rate, False
+
+
+class PrivateSGD:
+    """Trains a model on records, with noise, under a budget.
+
+    A step takes a Poisson batch, clips the gradient of each record, adds them up, adds noise from the secure engine,
+    divides by the expected batch size (a public constant) and calls the optimizer. An empty batch gets noise all the
+    same; a record whose gradient is not finite counts as zero.
+
+    Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, for whoever
+    sees every model on the way; the number of records is public. A step that would pass the budget raises
+    BudgetExceeded before it touches the data. Losses, accuracies on the training records and the attribute `dropped`
+    are not covered: they are for the holder of the data.
+
+    Args:
+        model: any module that ClippedGradients knows.
+        optimizer: any optimizer of torch over the model's parameters.
+        data: a data set of (input, target) pairs; a TensorDataset is fastest. A DataLoader is refused: the sampling is
+            part of the guarantee.
+        loss: (outputs, targets) -> one value a record, such as `nn.CrossEntropyLoss(reduction="none")`.
+        budget: the promise for the whole training.
+        batch_size: the expected size of a batch; each record joins with probability batch_size / len(data).
+        clip: the largest norm of a record's gradient, or its largest entry (clipping="linf"); it must not come from the
+            data.
+        epochs: how many passes the budget is planned for; or
+        steps: how many steps.
+        clipping: "l2" (the norm of the whole gradient) or "linf" (every entry).
+        noise: a mechanism's name, which gives the noise its shape while budget and steps give it its size; or a
+            NoiseLaw on the vector of all parameters, which stays as it is, and then steps may be left out.
+        by_layer: calls the mechanism for each parameter as a matrix.
+        ledger: charged for an epoch at a time, before its first step; what is charged and not used is lost.
+        capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
+            networks; the model must not wait for the device as it runs.
+        largest_batch: batches above this size go through the network in pieces, to save memory; no other effect.
+        generator: a seeded generator for reproducible studies, of batches and noise; the certificate is marked.
+        accept_violation: take the steps that are planned even if the law given does not keep the budget over them;
+            epsilon() says what they cost.
+        **options: options of the mechanism.
+
+    Source: abadi2016deep, Algorithm 1.
+    Deviates: 1. any noise law; 2. the exact curve of each step in place of moments; 3. grid noise; 4. no gradient is
+        divided by the size of the batch that was drawn.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Any,
+        loss: Callable[[Any, Any], torch.Tensor],
+        *,
+        budget: Budget,
+        batch_size: int,
+        clip: float,
+        epochs: int | None = None,
+        steps: int | None = None,
+        clipping: str = "l2",
+        noise: str | NoiseLaw = "analytic",
+        by_layer: bool = False,
+        ledger: Ledger | None = None,
+        capture: bool = False,
+        largest_batch: int | None = None,
+        generator: torch.Generator | None = None,
+        accept_violation: bool = False,
+        **options: Any,
+    ) -> None:
+        self.data, records = data, _records(data)
+        if not isinstance(budget, Budget):
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {budget!r}")
+        if not _check.count("batch_size", batch_size) <= records:
+            raise InvalidInput(f"batch_size must be at most the number of records, {records}, got {batch_size}")
+        if generator is not None:
+            if ledger is not None:
+                raise InvalidInput("generator and ledger exclude each other: what can be repeated is for studies only")
+            warnings.warn("training with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
+        self.model, self.optimizer, self.budget = model, optimizer, budget
+        self.ledger, self.generator = ledger, generator
+        self.batch_size, self.rate = batch_size, batch_size / records
+        self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
+        self.epoch_steps = math.ceil(records / batch_size)
+        planned = _planned(epochs, steps, self.epoch_steps)
+        self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping)
+        self._accumulate = CapturedGradients(self.gradients).accumulate if capture else self.gradients.accumulate
+        _check_optimizer(optimizer, model)
+        self.sensitivity: Sensitivity = Frobenius(clip) if clipping == "l2" else Entrywise(clip)
+        self.noise = self._noise(noise, planned, by_layer, options)
+        self.affordable = self._affordable(planned, accept_violation is True)
+        self.steps = 0
+        """Steps taken."""
+        self.dropped: Any = 0
+        """Records that were left out because their gradient was not finite; private, like the data."""
+        self._paid = 0
+
+    @property
+    def certificate(self) -> Certificate:
+        """What one step guarantees to the records in its batch; sampling and composition are the accountant's."""
+        return self.noise.certificate
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """What the steps so far guarantee together, at this delta, or at the budget's."""
+        return self._accounts(self.steps).epsilon(self.budget.delta if delta is None else delta)
+
+    def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
+        """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
+        device = self.gradients.flat.device
+        for inputs, targets in loader(self.data, self.rate, epochs * self.epoch_steps, self.generator):
+            yield PoissonBatch(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True), self.rate)
+
+    def train(self, epochs: int = 1) -> None:
+        """Takes the steps of so many passes."""
+        for batch in self.batches(_check.count("epochs", epochs)):
+            self.step(batch)
+
+    def step(self, batch: PoissonBatch) -> None:
+        """Takes one step.
+
+        Raises:
+            BudgetExceeded: if it would pass the budget, or the ledger's; nothing happened then.
+        """
+        if not isinstance(batch, PoissonBatch) or batch.used or batch.rate not in (None, self.rate):
+            raise InvalidInput(
+                "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
+                "batches of a fixed size, is not Poisson sampling, and the guarantee would not hold. Write `for batch "
+                "in trainer.batches(): trainer.step(batch)`"
+            )
+        self._pay()
+        batch.used = True
+        flat = self.gradients.flat
+        try:
+            self.gradients.zero()
+            for inputs, targets in self._pieces(batch):
+                self.dropped = self.dropped + self._accumulate(inputs, targets)
+            self.steps += 1  # before the noise: a step that fails half way counts
+            self.noise.add_(flat)
+        except BaseException:
+            flat.zero_()  # the gradients of the parameters are views of it, and would lie there without noise
+            raise
+        flat.div_(self.batch_size)
+        self.gradients._attach()  # zero_grad() may have taken them away, and an empty batch moves the model too
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimizer and what was spent, to go on later; for torch.save."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+            "setting": self._setting(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint; what it had spent stays spent, and the steps of this trainer are not forgotten.
+
+        A checkpoint knows of the steps before it. To count those after it too, which a crash may have cut off, keep a
+        ledger: it is charged anew for every step that is taken again.
+        """
+        if state["setting"] != self._setting():
+            raise InvalidInput(
+                f"the checkpoint was made with {state['setting']}, this trainer has {self._setting()}: budget, noise "
+                "and sampling must be the same, or the steps do not add up"
+            )
+        # first of all: a model that is loaded only in part has spent as much
+        self.steps = max(self.steps, _check.count("steps", state["steps"] + 1) - 1)
+        self._paid = self.steps
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def __str__(self) -> str:
+        epsilon = self.epsilon()
+        shown = math.ceil(1000 * epsilon) / 1000 if epsilon < math.inf else epsilon  # never less than it is
+        spent = f"epsilon {shown:g} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
+        return "\n".join(
+            [
+                f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
+                "  relation   add/remove (one record added or removed)",
+                f"  change     {self.certificate.sensitivity}, in each gradient",
+                f"  budget     {self.budget}",
+                f"  sampling   Poisson, each record with probability {self.rate:.4g}",
+                f"  noise      {self.certificate.noise}",
+                f"  source     {self.certificate.source}",
+                f"  drawn with {self.noise.sampling}",
+            ]
+        )
+
+    def _noise(
+        self, noise: str | NoiseLaw, planned: int | None, by_layer: bool, options: dict[str, Any]
+    ) -> ParameterNoise:
+        """The noise of a step: as it was given, or in the size that budget and steps ask for."""
+        size = len(self.gradients.flat)
+        largest = len(self.data) * self.sensitivity.frobenius_radius((size,))
+        if not isinstance(noise, str):
+            if by_layer or options:
+                raise InvalidInput("by_layer and options of a mechanism go with its name; a NoiseLaw is used as it is")
+            if not isinstance(noise, NoiseLaw) or noise.shape != (size,):
+                raise InvalidInput(
+                    f"noise must be a mechanism's name, or a law on the vector of all {size} parameters, got {noise!r}"
+                )
+            return ParameterNoise(noise, self.sensitivity, largest, generator=self.generator)
+        if RECIPES[_check.choice("noise", noise, RECIPES)].refuted:
+            raise GuaranteeViolated(
+                f"{noise} rests on a theorem that is false, so no size of it is known to be enough; use "
+                "noise='analytic', or pass the law that calibrate() gives, with accept_violation=True"
+            )
+        if planned is None:
+            raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
+        shapes = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
+        law = propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options)
+        if isinstance(law, Spherical):
+            return ParameterNoise(self._sized(law, planned), self.sensitivity, largest, generator=self.generator)
+        assert isinstance(law, Gaussian)
+        for share in SAMPLER_SHARES:
+            delta = self.budget.delta * (1 - share)
+            mu = (1 - 1e-12) / noise_multiplier_for(self.budget.epsilon, delta, self.rate, planned)
+            sized, sampling = with_mu(law, self.sensitivity, mu)
+            found = ParameterNoise(sized, self.sensitivity, largest, sampling=sampling, generator=self.generator)
+            if self._accounts(planned, found.certificate).delta(self.budget.epsilon) <= self.budget.delta:
+                return found
+        raise NumericalFailure(
+            f"delta {self.budget.delta:g} is too small for what the sampler can be off on {size} parameters in "
+            f"{planned} steps; use a larger delta, a smaller epsilon, fewer steps or a smaller model"
+        )
+
+    def _sized(self, law: Spherical, planned: int) -> Spherical:
+        """Spherical noise of the least size, to a percent, that lets so many steps keep the budget."""
+
+        def fits(scale: float) -> bool:
+            certificate = certify(replace(law, scale=scale), self.sensitivity)
+            return self._accounts(planned, certificate).delta(self.budget.epsilon) <= self.budget.delta
+
+        multiplier = noise_multiplier_for(self.budget.epsilon, self.budget.delta, self.rate, planned)
+        gaussian_std = multiplier * self.sensitivity.frobenius_radius(law.shape)
+        high = law.scale * gaussian_std / law.std  # of the size of Gaussian noise, which is about what it takes
+        while not fits(high):
+            high *= 1.1
+        low = 0.9 * high
+        while fits(low):
+            low, high = 0.9 * low, low
+        while high > 1.01 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return replace(law, scale=high)
+
+    def _affordable(self, planned: int | None, accept: bool) -> int:
+        """How many steps fit into the budget; never more than were planned."""
+        if planned is not None and (accept or self._fits(planned)):
+            return planned
+        if not self._fits(1):
+            one = self._accounts(1).epsilon(self.budget.delta)
+            raise BudgetExceeded(
+                f"budget ({self.budget}) is too small to take one step: it would cost epsilon {one:.4g} with the noise "
+                f"given ({self.certificate.noise}); use more noise, a larger budget or smaller batches"
+            )
+        low, high = 1, 2
+        while self._fits(high):
+            low, high = high, 2 * high
+        while high - low > max(1, low // 200):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(middle) else (low, middle)
+        if planned is not None:
+            raise BudgetExceeded(
+                f"budget ({self.budget}) allows {low} steps with the noise given, not the {planned} that are planned; "
+                "use more noise, or name a mechanism to get the size that it takes"
+            )
+        return low
+
+    def _fits(self, steps: int) -> bool:
+        return self._accounts(steps).delta(self.budget.epsilon) <= self.budget.delta
+
+    def _accounts(self, steps: int, certificate: Certificate | None = None) -> Accountant:
+        accountant = Accountant("add/remove")
+        if steps:
+            accountant.add(certificate or self.certificate, steps, self.rate)
+        return accountant
+
+    def _pay(self) -> None:
+        """Makes sure that one more step is paid for, or raises BudgetExceeded."""
+        if not self.steps < self.affordable:
+            raise BudgetExceeded(
+                f"all {self.affordable} steps that the budget ({self.budget}) was planned for are taken; this one was "
+                "refused"
+            )
+        if self.ledger is not None and self.steps >= self._paid:
+            count = min(self.epoch_steps, self.affordable - self.steps)
+            note = f"private SGD, steps {self.steps + 1} to {self.steps + count}"
+            self.ledger.spend(self.certificate, note, count=count, sampling_rate=self.rate)
+            self._paid = self.steps + count
+
+    def _pieces(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
+        size = len(batch.targets)
+        stride = self.largest_batch or max(size, 1)
+        for first in range(0, size, stride):
+            yield batch.inputs[first : first + stride], batch.targets[first : first + stride]
+
+    def _setting(self) -> dict[str, Any]:
+        """What must not change between checkpoints."""
+        certificate = self.certificate
+        return {
+            "budget": (self.budget.epsilon, self.budget.delta),
+            "rate": self.rate,
+            "steps": self.affordable,
+            "sensitivity": certificate.sensitivity,
+            "noise": certificate.noise,
+            "mu": certificate.mu,
+        }
+
+
+def _records(data: Any) -> int:
+    """How many records a data set has."""
+    if isinstance(data, DataLoader):
+        raise InvalidInput(
+            "data must be a data set, got a DataLoader: its sampler is not Poisson sampling, and the guarantee rests "
+            "on that; pass loader.dataset and batch_size, and PrivateSGD draws the batches"
+        )
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InvalidInput(f"data must be a data set with a length and records by index, got {type(data).__name__}")
+    return _check.count("the number of records", len(data))
+
+
+def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | None:
+    if epochs is not None and steps is not None:
+        raise InvalidInput(f"epochs and steps exclude each other, got {epochs!r} and {steps!r}")
+    if epochs is not None:
+        return _check.count("epochs", epochs) * epoch_steps
+    return None if steps is None else _check.count("steps", steps)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Every parameter that the optimizer moves gets its gradient here, and nowhere else."""
+    private = {id(p) for p in model.parameters() if p.requires_grad}
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in private]
+    if others:
+        raise InvalidInput(
+            f"optimizer must have trainable parameters of the model alone, {len(others)} of its parameters are not: "
+            "their gradients would carry no noise"
+        )
