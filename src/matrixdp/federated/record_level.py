@@ -1,0 +1,119 @@
+"""Uploads of a client that trains by DP-SGD: they hide each record, and not the client as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from matrixdp import _check
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.federated.participant import Charge, Declined
+from matrixdp.federated.updates import (
+    NORMS,
+    Guarantees,
+    LocalTraining,
+    Upload,
+    check_model,
+    device_of,
+    flat,
+    load,
+    trainable,
+)
+from matrixdp.learn.training import PrivateSGD
+from matrixdp.mechanisms import RECIPES
+from matrixdp.privacy.accountant import Accountant
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordLevel:
+    """Uploads that hide each record of a client: local training is DP-SGD, and its result is sent as it is.
+
+    Guarantee: record-level, relation "add/remove": all uploads of a client together keep the budget when one of its
+    records is added or removed; how many it has is public. No client-level guarantee.
+
+    Args:
+        budget: for all rounds together.
+        rounds: how many rounds the noise is planned for.
+        clip: of the gradient of a record.
+        norm: "l2" or "linf", of that gradient.
+        mechanism: a mechanism's name.
+        by_layer: draw noise for each parameter tensor as a matrix of its own.
+        options: options of the mechanism.
+    """
+
+    relation: ClassVar[str] = "add/remove"
+
+    budget: Budget
+    rounds: int
+    clip: float
+    norm: str = "l2"
+    mechanism: str = "analytic"
+    by_layer: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget, Budget):
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {self.budget!r}")
+        _check.count("rounds", self.rounds)
+        _check.length("clip", self.clip)
+        _check.choice("norm", self.norm, NORMS)
+        _check.choice("mechanism", self.mechanism, RECIPES)
+
+    def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
+        """How a client with these records makes its uploads."""
+        return _PrivateUpload(self, model, training, inputs, labels)
+
+
+class _PrivateUpload:
+    """Trains in private, after the spend; the update is what came out."""
+
+    def __init__(
+        self, privacy: RecordLevel, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor
+    ) -> None:
+        check_model(model)
+        self.model, self.training = model, training
+        self.trainer = PrivateSGD(
+            model,
+            torch.optim.SGD(trainable(model), lr=training.learning_rate, momentum=training.momentum),
+            TensorDataset(inputs, labels),
+            training.loss,
+            budget=privacy.budget,
+            batch_size=min(training.batch_size, len(inputs)),
+            clip=privacy.clip,
+            epochs=privacy.rounds * training.epochs,
+            clipping=privacy.norm,
+            noise=privacy.mechanism,
+            by_layer=privacy.by_layer,
+            **privacy.options,
+        )
+        self.steps = training.epochs * self.trainer.epoch_steps
+        total = Accountant(privacy.relation)
+        total.add(self.trainer.certificate, self.steps * privacy.rounds, self.trainer.rate)
+        self.guarantees = Guarantees(
+            privacy.budget.delta,
+            privacy.rounds,
+            client=None,
+            record=total.epsilon(privacy.budget.delta),
+            relation=privacy.relation,
+        )
+
+    def charge(self, note: str) -> Charge:
+        return Charge(note, self.trainer.certificate, self.steps, self.trainer.rate)
+
+    def compute(self, parameters: Tensor) -> Tensor:
+        if not self.trainer.steps + self.steps <= self.trainer.affordable:
+            raise Declined(f"the budget ({self.trainer.budget}) is spent: all steps that it was planned for are taken")
+        return parameters.to(device_of(self.model))
+
+    def draw(self, value: Tensor) -> Tensor:
+        load(self.model, value)
+        self.trainer.optimizer.state.clear()  # the momentum of the round before
+        self.model.train()
+        self.trainer.train(self.training.epochs)
+        return flat(self.model) - value

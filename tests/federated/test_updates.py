@@ -1,0 +1,213 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+from matrixdp import Accountant, Budget
+from matrixdp.errors import GuaranteeViolated, InvalidInput, MatrixDPError
+from matrixdp.federated import Client, ClientLevel, Declined, LocalTraining, RecordLevel, average
+from matrixdp.federated.sizing import budget_of_each, mu_of_each
+from matrixdp.federated.updates import flat, load
+from matrixdp.privacy import gaussian
+
+BUDGET = Budget(3.0, 1e-5)
+wild = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def some_records(count=40, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 6))
+    return x, (x[:, 0] > 0).astype(np.int64)
+
+
+def client(folder, privacy, training=None, **records):
+    return Client(
+        network(), *some_records(**records), training=training or LocalTraining(), privacy=privacy, folder=folder
+    )
+
+
+@given(st.lists(wild, min_size=1, max_size=20), st.floats(1e-3, 1e3))
+@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_whatever_the_update_two_clipped_ones_differ_by_a_member_of_the_set(norm, entries, clip):
+    privacy = ClientLevel(budget=BUDGET, rounds=1, clip=clip, norm=norm)
+    one = privacy.clipped(torch.tensor(entries, dtype=torch.float32)).double().numpy()
+    other = privacy.clipped(-torch.tensor(entries, dtype=torch.float32)).double().numpy()
+    assert np.all(np.isfinite(one))
+    assert privacy.sensitivity.contains(one - other, tolerance=0.0)
+
+
+def test_small_updates_are_left_alone():
+    update = torch.tensor([0.1, -0.2, 0.3])
+    for norm in ("linf", "l2"):
+        assert torch.equal(ClientLevel(budget=BUDGET, rounds=1, clip=1.0, norm=norm).clipped(update), update)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("mechanism", ["analytic", "mgm", "idn", "mvg", "optimal"])
+def test_all_rounds_together_use_the_budget_and_no_more(mechanism, norm):
+    privacy = ClientLevel(budget=BUDGET, rounds=7, clip=0.1, norm=norm, mechanism=mechanism, by_layer=True)
+    certificate = privacy.noise(network()).certificate
+    total = Accountant()
+    total.add(certificate, 7)
+    assert 0.999 * BUDGET.epsilon <= total.epsilon(BUDGET.delta) <= BUDGET.epsilon
+    assert certificate.relation == "replace"
+
+
+@pytest.mark.parametrize("mechanism", ["classic", "mgm", "idn", "analytic"])
+def test_the_published_size_is_never_less_noise_than_the_exact_one(mechanism):
+    laws = [
+        ClientLevel(budget=BUDGET, rounds=7, clip=0.1, mechanism=mechanism, by_layer=True, size=size)
+        .noise(network())
+        .law
+        for size in ("published", "exact")
+    ]
+    assert laws[0].std >= laws[1].std * (1 - 1e-3)
+
+
+def test_the_budget_of_each_round_is_that_of_exact_composition():
+    mu = mu_of_each(BUDGET, 9)
+    whole = float(gaussian.mu(BUDGET.epsilon, BUDGET.delta))
+    assert whole / 3 * (1 - 1e-3) <= mu <= whole / 3
+    each = budget_of_each(BUDGET, 9)
+    assert float(gaussian.mu(each.epsilon, each.delta)) == pytest.approx(mu)
+
+
+def test_what_is_uploaded_is_the_clipped_update_with_noise_of_the_certified_size(tmp_path):
+    """A chi-square test with a false-alarm rate of 1e-6, which must also see noise that is 5 % too small."""
+    torch.manual_seed(0)
+    model = nn.Linear(400, 50)
+    privacy = ClientLevel(budget=BUDGET, rounds=1, clip=0.5)
+    still = LocalTraining(learning_rate=1e-30)  # so that the update is zero
+    made = Client(
+        model, torch.zeros(4, 400), torch.zeros(4, dtype=torch.long), training=still, privacy=privacy, folder=tmp_path
+    )
+    noise = made.upload("a", 1, flat(model).numpy())
+    std = privacy.noise(model).law.std
+    entries = len(noise)
+    assert std == pytest.approx(2 * 0.5 * math.sqrt(entries) / mu_of_each(BUDGET, 1), rel=2e-3)
+
+    def alarm(assumed):
+        return 2 * min(
+            stats.chi2(entries).cdf(np.sum((noise / assumed) ** 2)),
+            stats.chi2(entries).sf(np.sum((noise / assumed) ** 2)),
+        )
+
+    assert alarm(std) > 1e-6
+    assert alarm(std / 0.95) < 1e-6
+
+
+def test_both_levels_are_stated_by_name(tmp_path):
+    by_client = client(tmp_path / "a", ClientLevel(budget=BUDGET, rounds=4, clip=0.1)).guarantees
+    assert by_client.client == by_client.record <= BUDGET.epsilon
+    assert "client-level: epsilon 2.99" in str(by_client)
+    assert "record-level: epsilon 2.99" in str(by_client)
+    by_record = client(tmp_path / "b", RecordLevel(budget=BUDGET, rounds=4, clip=1.0)).guarantees
+    assert by_record.client is None
+    assert by_record.record <= BUDGET.epsilon
+    assert "client-level: none" in str(by_record)
+    assert "one record of one client added or removed" in str(by_record)
+
+
+@pytest.mark.parametrize("level", [ClientLevel, RecordLevel])
+def test_a_client_spends_once_a_round_and_declines_when_its_budget_is_spent(tmp_path, level):
+    made = client(tmp_path, level(budget=BUDGET, rounds=3, clip=0.1), LocalTraining(epochs=2, batch_size=16))
+    start = flat(network()).numpy()
+    uploads = [made.upload("a", number, start) for number in (1, 2, 3)]
+    assert all(upload.shape == start.shape and np.all(np.isfinite(upload)) for upload in uploads)
+    with pytest.raises(Declined, match="is spent"):
+        made.upload("a", 4, start)
+    assert [entry.note for entry in made.participant.ledger.history()] == [f"run a round {n}" for n in (1, 2, 3)]
+    assert np.array_equal(made.upload("a", 3, start), uploads[2])
+
+
+def test_record_level_spends_are_those_of_sampled_steps(tmp_path):
+    made = client(tmp_path, RecordLevel(budget=BUDGET, rounds=3, clip=1.0), LocalTraining(epochs=2, batch_size=10))
+    made.upload("a", 1, flat(network()).numpy())
+    (entry,) = made.participant.ledger.history()
+    assert (entry.count, entry.sampling_rate, entry.relation) == (8, 0.25, "add/remove")
+
+
+def test_a_global_model_that_is_not_finite_gets_noise_and_nothing_else(tmp_path):
+    made = client(tmp_path, ClientLevel(budget=BUDGET, rounds=1, clip=0.1))
+    assert np.all(np.isfinite(made.upload("a", 1, np.full(47, np.nan, dtype=np.float32))))
+
+
+def test_the_local_update_is_that_of_sgd():
+    """Against torch's own optimizer; one batch an epoch, so that the order does not count."""
+    x, y = (torch.as_tensor(a) for a in some_records())
+    ours, theirs = network(), network()
+    update = LocalTraining(epochs=3, batch_size=40, learning_rate=0.3, momentum=0.5).update(ours, x.float(), y)
+    before, optimizer = flat(theirs), torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(theirs(x.float()), y).backward()
+        optimizer.step()
+    assert torch.allclose(update, flat(theirs) - before, atol=1e-6)
+
+
+def test_the_average_has_equal_weights_and_needs_enough_replies():
+    model, updates = np.array([1, 2], dtype=np.float32), [np.array([1, 0], np.float32), np.array([0, 3], np.float32)]
+    assert average(model, updates).tolist() == [1.5, 3.5]
+    assert average(model, updates, min_replies=3) is model
+    assert average(model, []) is model
+
+
+def test_load_undoes_flat():
+    one, other = network(), network()
+    load(other, flat(one) * 2)
+    assert torch.equal(flat(other), flat(one) * 2)
+    with pytest.raises(InvalidInput, match="must build the same model"):
+        load(other, torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"mechanism": "gaussian"}, InvalidInput, "must be one of"),
+        ({"mechanism": "r1smg"}, GuaranteeViolated, "theorem that is false"),
+        ({"budget": Budget(1e-9, 1e-12), "rounds": 10**9}, MatrixDPError, "budget|grid"),
+        ({"budget": 3.0}, InvalidInput, "must be a Budget"),
+        ({"clip": math.nan}, InvalidInput, "clip must be finite"),
+        ({"norm": "l1"}, InvalidInput, "norm must be one of"),
+        ({"rounds": 0}, InvalidInput, "rounds must be"),
+        ({"size": "small"}, InvalidInput, "size must be one of"),
+        ({"options": {"colour": 1}}, InvalidInput, "no option 'colour'"),
+    ],
+)
+def test_settings_that_cannot_work_say_so(settings, error, text):
+    with pytest.raises(error, match=text):
+        ClientLevel(**{"budget": BUDGET, "rounds": 3, "clip": 0.1, **settings}).noise(network())
+
+
+def test_models_and_records_that_cannot_work_say_so(tmp_path):
+    privacy = ClientLevel(budget=BUDGET, rounds=1, clip=0.1)
+    with pytest.raises(InvalidInput, match="running statistics, which are no parameters"):
+        privacy.noise(nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)))
+    privacy.noise(nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2, track_running_stats=False)))
+    with pytest.raises(InvalidInput, match="single precision"):
+        privacy.noise(nn.Linear(6, 2).double())
+    x, y = some_records()
+    x[3, 2] = math.nan
+    with pytest.raises(InvalidInput, match="inputs must be finite"):
+        Client(network(), x, y, training=LocalTraining(), privacy=privacy, folder=tmp_path)
+    with pytest.raises(InvalidInput, match="as many"):
+        Client(network(), x, y[1:], training=LocalTraining(), privacy=privacy, folder=tmp_path)
+
+
+def test_the_ledger_of_another_budget_is_refused(tmp_path):
+    client(tmp_path, ClientLevel(budget=BUDGET, rounds=1, clip=0.1))
+    with pytest.raises(InvalidInput, match="budget must be the ledger's own"):
+        client(tmp_path, ClientLevel(budget=Budget(4.0, 1e-5), rounds=1, clip=0.1))
+    with pytest.raises(InvalidInput, match="relation must be the ledger's own"):
+        client(tmp_path, RecordLevel(budget=BUDGET, rounds=1, clip=0.1))
