@@ -1,22 +1,25 @@
 """Queries and releases on two Dask workers of 1 GiB each: time and memory. `python benchmarks/distributed.py`.
 
-1. The second moment of N x 100 float32 records in Parquet, against the same passes without privacy: the same row groups
-   read in the same batches, X^T X without clipping and without checks.
-2. An identity release of a matrix that exists block by block only, streamed through the workers into a sink that drops
-   each block, against the same graph without noise. The source is zeros (nothing to compute, so all of the time is
-   noise), normal numbers (about as dear as the noise), or clipped records from the Parquet files.
+1. The second moment of N x 100 float32 records in Parquet. *Bare* reads the same row groups in the same batches, and
+   adds up X^T X without clipping and without checks; *Dask* is what one would write: read_parquet, to_dask_array,
+   X^T X. All of them compute in float64.
+2. An identity release of the same records, and of a matrix that exists block by block only, streamed through the
+   workers into a sink that drops each block. *Bare* is the same graph without clipping and noise, *numpy* the bare
+   graph with numpy's normal numbers added, which are fast and keep nothing secret. The source of a virtual matrix is
+   zeros (nothing to compute, so all of the time is noise) or normal numbers (about as dear as the noise).
 
 Memory is the peak resident size of each worker process, which is new for each row; a worker that has only imported
 everything is the first row. Times are the least of --repeats; CPU time is that of both workers, and the one to trust on
-a machine that others use. `--full` takes 20 million records.
+a machine that others use. `--full` takes 20 million records, and virtual matrices of 40 GB.
 """
 
 import argparse
+import math
 import os
-import shutil
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 # This folder, where this file would hide the package of its name.
@@ -24,6 +27,7 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__fi
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,14 +62,29 @@ def write(folder, rows, columns):
     return folder
 
 
+def plain(batch):
+    """The records of a batch as float64, without checks."""
+    values = np.empty((batch.num_rows, batch.num_columns), order="F")
+    for target, column in zip(values.T, batch.columns, strict=True):
+        target[:] = column.to_numpy()
+    return values
+
+
 def bare_moment(group):
     """X^T X of a row group, without privacy."""
-    return sum(np.dot(x.T, x) for x in (frame.to_numpy(dtype=np.float64) for frame in group.batches()))
+    return sum(np.dot(x.T, x) for x in map(plain, group.batches()))
 
 
 def bare_records(group):
     """The records of a row group, without privacy."""
-    return np.concatenate([frame.to_numpy(dtype=np.float64) for frame in group.batches()])
+    return np.concatenate(list(map(plain, group.batches())))
+
+
+def with_numpy_noise(block):
+    """The block plus normal noise that anyone could guess the seed of."""
+    noise = np.random.default_rng().standard_normal(block.shape)
+    noise += block
+    return noise
 
 
 def dropped(block):
@@ -87,6 +106,12 @@ def moment_bare(folder):
     dask.delayed(sum)(parts).compute()
 
 
+def moment_dask(folder):
+    lengths = [part.rows for part in partitions(folder).parts]
+    records = dd.read_parquet(folder).to_dask_array(lengths=lengths).astype(np.float64)
+    (records.T @ records).compute()
+
+
 def records_private(folder):
     stream(release(*identity(folder, norm=1.0), BUDGET).value)
 
@@ -95,12 +120,20 @@ def records_clipped(folder):
     stream(identity(folder, norm=1.0).value)
 
 
-def records_bare(folder):
+def records_of(folder):
     parts = partitions(folder).parts
     blocks = [
         da.from_delayed(dask.delayed(bare_records)(part.content), (part.rows, COLUMNS), np.float64) for part in parts
     ]
-    stream(da.concatenate(blocks))
+    return da.concatenate(blocks)
+
+
+def matrix_private(array):
+    stream(release(array, OneRow(radius=1.0), BUDGET).value)
+
+
+def matrix_numpy(array):
+    stream(array.map_blocks(with_numpy_noise, dtype=np.float64))
 
 
 def virtual(source, rows, columns):
@@ -147,62 +180,56 @@ def measured(work, repeats):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000, help="records in the Parquet files")
-    parser.add_argument("--entries", type=int, default=100_000_000, help="entries of the virtual matrix")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="records in the Parquet files; 0 for none")
+    parser.add_argument("--entries", type=int, default=100_000_000, help="entries of the virtual matrix; 0 for none")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dask-malloc", action="store_true", help="leave the workers' malloc as Dask sets it")
-    parser.add_argument("--full", action="store_true", help="20 million records, 2 billion entries")
+    parser.add_argument("--full", action="store_true", help="20 million records, 5 billion entries")
     arguments = parser.parse_args()
-    rows = 20_000_000 if arguments.full else arguments.rows
-    entries = 2_000_000_000 if arguments.full else arguments.entries
+    rows = 20_000_000 if arguments.full and arguments.rows else arguments.rows
+    entries = 5_000_000_000 if arguments.full and arguments.entries else arguments.entries
 
     if not arguments.dask_malloc:
         dask.config.set({"distributed.nanny.pre-spawn-environ": {**MALLOC, "OPENBLAS_NUM_THREADS": 1}})
-    heads = ("rows", "columns", "wall s", "bare", "ratio", "CPU ns/entry", "bare", "ratio", "peak MiB", "bare")
-    table = Table("", *heads)
+    table = Table("", "rows", "columns", "graph", "wall s", "CPU ns/entry", "private/this: wall", "CPU", "peak MiB")
 
-    def show(name, rows, columns, private, bare):
-        wall, effort, peaks = measured(private, arguments.repeats)
-        bare_wall, bare_effort, bare_peaks = measured(bare, arguments.repeats)
-        cells = [f"{rows:,}", str(columns), f"{wall:.2f}", f"{bare_wall:.2f}", f"{wall / bare_wall:.2f}"]
-        cells += [f"{some / rows / columns * 1e9:.1f}" for some in (effort, bare_effort)]
-        cells += [f"{effort / bare_effort:.2f}", peaks, bare_peaks]
-        table.add_row(name, *cells)
-        print(name, *cells, sep="  ", flush=True)
+    def show(name, shape, private, **others):
+        found = {"private": measured(private, arguments.repeats)}
+        found |= {graph: measured(work, arguments.repeats) for graph, work in others.items()}
+        for graph, (wall, effort, peaks) in found.items():
+            ratios = (found["private"][i] / some for i, some in enumerate((wall, effort)))
+            cells = [f"{shape[0]:,}", str(shape[1]), graph, f"{wall:.2f}", f"{effort / math.prod(shape) * 1e9:.1f}"]
+            cells += [*(f"{ratio:.2f}" for ratio in ratios), peaks]
+            table.add_row(name, *cells)
+            print(name, *cells, sep="  ", flush=True)
 
-    idle = measured(lambda: None, 1)[2]
-    table.add_row("idle", *[""] * 8, idle, idle)
-    parent = Path(tempfile.mkdtemp(prefix="matrixdp-"))
-    try:
-        for share in (4, 1):
-            folder = parent / str(share)
-            folder.mkdir()
-            write(folder, rows // share, COLUMNS)
+    table.add_row("idle", *[""] * 7, measured(lambda: None, 1)[2])
+    if rows:
+        with tempfile.TemporaryDirectory(prefix="matrixdp-") as parent:
+            for share in (4, 1):
+                folder = Path(parent) / str(share)
+                folder.mkdir()
+                write(folder, rows // share, COLUMNS)
+                show(
+                    "second moment",
+                    (rows // share, COLUMNS),
+                    partial(moment_private, folder),
+                    bare=partial(moment_bare, folder),
+                    Dask=partial(moment_dask, folder),
+                )
             show(
-                "second moment",
-                rows // share,
-                COLUMNS,
-                lambda f=folder: moment_private(f),
-                lambda f=folder: moment_bare(f),
+                "identity, Parquet",
+                (rows, COLUMNS),
+                partial(records_private, folder),
+                bare=lambda: stream(records_of(folder)),
+                clipped=partial(records_clipped, folder),
+                numpy=lambda: matrix_numpy(records_of(folder)),
             )
-        show("identity, Parquet", rows, COLUMNS, lambda: records_private(folder), lambda: records_bare(folder))
-        show("clipping alone", rows, COLUMNS, lambda: records_clipped(folder), lambda: records_bare(folder))
-    finally:
-        shutil.rmtree(parent)
-    for source, columns, count in (
-        ("zeros", 100, entries),
-        ("normal", 100, entries // 4),
-        ("normal", 100, entries),
-        ("normal", 1000, entries),
-        ("normal", 10_000, entries),
-    ):
-        array = virtual(source, count // columns, columns)
-        show(
-            f"identity, {source}",
-            *array.shape,
-            lambda a=array: stream(release(a, OneRow(radius=1.0), BUDGET).value),
-            lambda a=array: stream(a),
-        )
+    sizes = (("zeros", 100, 4), ("normal", 100, 4), ("normal", 100, 1), ("normal", 1000, 4), ("normal", 10_000, 4))
+    for source, columns, share in sizes if entries else ():
+        array = virtual(source, entries // share // columns, columns)
+        others = {"bare": partial(stream, array)} | ({"numpy": partial(matrix_numpy, array)} if share > 1 else {})
+        show(f"identity, {source}", array.shape, partial(matrix_private, array), **others)
     Console(width=140).print(table)
 
 

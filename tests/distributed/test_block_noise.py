@@ -7,16 +7,23 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from matrixdp import Budget, Ledger, calibrate
+from matrixdp.covariance import Diagonal, Kronecker
 from matrixdp.distributed import noise, release
 from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.noise import kernels
 from matrixdp.noise.entropy import Key
 from matrixdp.noise.kernels import add_noise
+from matrixdp.noise.laws import Gaussian
+from matrixdp.noise.sampler import draw
 from matrixdp.privacy.certificate import certify
-from matrixdp.sensitivity import Frobenius, OneRow, RankOne
+from matrixdp.release import drawable
+from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, RankOne
 
 BUDGET = Budget(1.0, 1e-6)
+ROTATION = np.linalg.qr(np.random.default_rng(7).normal(size=(3, 3)))[0]
 VALUES = np.random.default_rng(2).normal(size=(300, 40))
 
 
@@ -60,6 +67,66 @@ def test_each_block_is_the_kernels_noise_under_its_derived_key(keys, shape, dtyp
         want = add_noise(values[place], std, grid, keys[0].derive(*index))
         assert np.array_equal(got[place], want)
         assert not np.array_equal(got[place], values[place])
+
+
+WIDTHS = np.linspace(0.5, 3.0, 40)
+UNEVEN = {
+    "Diagonal": (Entrywise(np.outer(np.linspace(1, 2, 300), WIDTHS)), "optimal", {}),
+    "Kronecker, columns": (OneRow(low=0.0, high=WIDTHS), "optimal", {}),
+    "Kronecker, rows": (Frobenius(1.0), "idn", {"row_utility": np.linspace(1, 90, 300)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_independent_noise_is_that_of_one_machine_on_each_block(keys, monkeypatch, name, dtype):
+    sensitivity, mechanism, options = UNEVEN[name]
+    values = VALUES.astype(dtype)
+    array = da.from_array(values, chunks=(128, 30))
+    out = release(array, sensitivity, BUDGET, mechanism, accept_violation=True, **options)
+    got = out.value.compute()
+    assert got.dtype == out.value.dtype == dtype
+    std = np.sqrt(out.noise.covariance.variances())
+    assert std.max() > 1.5 * std.min()
+    for index, place in blocks(array):
+        # one machine, with this block as its value and the block's key as its key
+        part = Gaussian(_part(out.noise.covariance, place))
+        monkeypatch.setattr(kernels, "Key", lambda index=index: keys[0].derive(*index))
+        want = draw(values[place].astype(np.float64), part, out.certificate.sampling)
+        assert np.array_equal(got[place], want.astype(dtype))
+        assert not np.any(got[place] == values[place])
+    alone = calibrate(mechanism, shape=values.shape, sensitivity=sensitivity, budget=BUDGET, **options)
+    law, sampling = drawable(alone, sensitivity, BUDGET, None)
+    assert out.certificate.to_dict() == certify(law, sensitivity, BUDGET, sampling).to_dict()
+
+
+def _part(covariance, place):
+    if isinstance(covariance, Diagonal):
+        return Diagonal(covariance.std[place])
+    return Kronecker(covariance.rows.variances[place[0]], covariance.columns.variances[place[1]])
+
+
+def test_uneven_noise_has_the_standard_deviations_of_its_law():
+    """Chi-squared over the 40 columns of a tall matrix, false alarm 1e-6; transposed factors would fail."""
+    shape = (4000, 40)
+    out = release(da.zeros(shape, chunks=(1000, 15)), OneRow(low=0.0, high=WIDTHS), BUDGET, "optimal")
+    noise_drawn = out.value.compute()
+    variances = out.noise.covariance.variances()[0]
+    low, high = chi2.ppf([1e-6 / 80, 1 - 1e-6 / 80], shape[0])
+    ratio = np.sum(noise_drawn**2, axis=0) / variances
+    assert np.all((low < ratio) & (ratio < high))
+    swapped = np.sum(noise_drawn**2, axis=0) / variances[::-1]
+    assert not np.all((low < swapped) & (swapped < high))
+
+
+def test_uneven_noise_refuses_what_does_not_fit_and_empty_blocks_pass():
+    values = np.zeros((6, 40))
+    values[5, 2] = np.inf
+    array = da.from_array(values, chunks=((3, 0, 3), (40,)))
+    out = release(array, OneRow(low=0.0, high=WIDTHS), BUDGET, "optimal").value
+    assert out[:3].compute().shape == (3, 40)
+    with pytest.raises(InvalidInput, match=r"block \(2, 0\) of value: .*stays spent"):
+        out.compute()
 
 
 def test_whole_numbers_become_floats(keys):
@@ -156,7 +223,12 @@ def test_a_key_travels_in_silence(keys):
         (da.zeros((4, 4, 4)), Frobenius(1.0), {}, "shape"),
         (da.zeros(9)[da.zeros(9) > 0], Frobenius(1.0), {}, "known shape"),
         (da.zeros((9, 4)), Frobenius(1.0), {"mechanism": "spherical"}, "block by block"),
-        (da.zeros((2, 3)), OneRow(low=0.0, high=[1.0, 2.0, 3.0]), {"mechanism": "optimal"}, "block by block"),
+        (
+            da.zeros((3, 3)),
+            Frobenius(1.0),
+            {"mechanism": "udn", "row_utility": np.ones(3), "row_directions": ROTATION},
+            "block by block",
+        ),
     ],
 )
 def test_what_cannot_be_released_in_blocks_is_refused_and_costs_nothing(tmp_path, value, sensitivity, options, message):

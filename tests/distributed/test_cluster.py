@@ -17,6 +17,7 @@ import pytest
 
 from distributed import Client, LocalCluster, wait
 from matrixdp import Budget, Ledger, queries
+from matrixdp.covariance import Isotropic
 from matrixdp.distributed import histogram, noise, release, second_moment
 from matrixdp.distributed import sum as sum_query
 from matrixdp.errors import InvalidInput
@@ -60,8 +61,8 @@ def deadly(marker):
 
 
 def test_blocks_are_those_of_one_machine_under_the_same_key(client):
-    key, grid = Key(), Grid(3)
-    got = noise.add_block_noise(da.from_array(VALUES, chunks=(128, 30)), 2.0, grid, key).compute()
+    key, grid, covariance = Key(), Grid(3), Isotropic(VALUES.shape, 2.0)
+    got = noise.add_block_noise(da.from_array(VALUES, chunks=(128, 30)), covariance, grid, key).compute()
     for index, place in [((0, 0), np.s_[:128, :30]), ((3, 1), np.s_[384:, 30:])]:
         assert np.array_equal(got[place], add_noise(VALUES[place], 2.0, grid, key.derive(*index)))
 

@@ -41,6 +41,23 @@ def test_the_norm_is_kept_in_exact_arithmetic(row, norm):
     assert np.all(np.sign(clipped) * np.sign(records) >= 0)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_each_record_is_clipped_by_itself(order):
+    rng = np.random.default_rng(3)
+    records = np.asarray(rng.standard_normal((60, 9)) * 10.0 ** rng.choice([-300, -3, 3, 200], (60, 1)), order=order)
+    given = records.copy()
+    clipped = Ball(0.7).clip(records)
+    assert all(exact_square(row) <= Fraction(0.7) ** 2 for row in clipped)
+    alone = np.vstack([Ball(0.7).clip(row[None]) for row in records])
+    np.testing.assert_allclose(clipped, alone, rtol=1e-14, atol=0)
+    short = np.abs(records).max(axis=1) < 0.1
+    assert 0 < short.sum() < 60
+    np.testing.assert_array_equal(clipped[short], records[short])
+    np.testing.assert_array_equal(records, given)
+    records[7, 2] = np.nan
+    assert np.isnan(Ball(0.7).clip(records)[7]).any()  # never taken for a short one
+
+
 def test_long_records_and_many_columns():
     rng = np.random.default_rng(0)
     for columns in (1, 2, 7, 100, 1000):

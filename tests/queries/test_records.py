@@ -11,6 +11,7 @@ import pytest
 
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import load
+from matrixdp.queries.records import read
 
 TABLE = np.array([[1.0, 2.5], [3.0, -4.0], [5.0, 1e300]])
 
@@ -19,6 +20,15 @@ def csv(folder: Path, text: str, encoding: str = "utf-8") -> Path:
     path = folder / "people.csv"
     path.write_bytes(text.encode(encoding))
     return path
+
+
+def test_read_keeps_the_order_in_memory_and_makes_a_new_matrix():
+    turned = np.asfortranarray(TABLE)
+    for source, flag in ((TABLE, "C_CONTIGUOUS"), (turned, "F_CONTIGUOUS"), (pd.DataFrame(TABLE), "F_CONTIGUOUS")):
+        matrix = read(source)
+        np.testing.assert_array_equal(matrix, TABLE)
+        assert matrix.flags[flag]
+        assert not np.shares_memory(matrix, source)
 
 
 def test_every_source_gives_the_same_matrix(tmp_path):

@@ -14,17 +14,18 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from typing import Any
+from typing import Any, TypeGuard
 
 import dask
 import dask.array
 import numpy as np
+from dask.array.core import slices_from_chunks
 from dask.highlevelgraph import HighLevelGraph
 
 from matrixdp import _check
-from matrixdp._check import Shape
+from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.covariance import Covariance, Diagonal, Isotropic, Kronecker
 from matrixdp.errors import GuaranteeViolated, InvalidInput
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.noise.entropy import Key
@@ -36,6 +37,9 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.release import Release, Spends, drawable
 from matrixdp.release import release as release_in_memory
 from matrixdp.sensitivity import RankOne, Sensitivity
+
+Independent = Isotropic | Diagonal | Kronecker
+"""Noise that can be drawn block by block, if the factors of the last are diagonal."""
 
 
 class BlockKey:
@@ -80,7 +84,8 @@ def release(
             goes to `matrixdp.release`, so that every answer of `matrixdp.distributed` can be released here.
         sensitivity: what a neighbour can change in it.
         budget: the promise to keep.
-        mechanism: one that gives i.i.d. noise; "auto" is "analytic", the least such noise.
+        mechanism: one whose noise is independent from entry to entry: i.i.d., `Diagonal`, or `Kronecker` with diagonal
+            factors; "auto" is "analytic", the least i.i.d. noise.
         ledger: charged before this returns, and so before any block exists.
         note: what the ledger remembers of this release; never data.
         accept_violation: release even though the noise is known not to keep the budget.
@@ -119,7 +124,7 @@ def release(
     name = "analytic" if mechanism == "auto" else mechanism
     proposed = calibrate(name, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     law, sampling = drawable(proposed, sensitivity, budget, None)
-    if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic) and sampling.grid is not None):
+    if not (isinstance(law, Gaussian) and _independent(law.covariance) and sampling.grid is not None):
         raise InvalidInput(
             f"mechanism={mechanism!r} gives noise that cannot be drawn block by block ({law.describe()}); "
             'use mechanism="analytic", or compute() the value first'
@@ -132,35 +137,61 @@ def release(
         )
     if ledger is not None:
         ledger.spend(certificate, note=note)
-    noisy = add_block_noise(value, law.covariance.std, sampling.grid, Key())
+    noisy = add_block_noise(value, law.covariance, sampling.grid, Key())
     return Release(value=noisy, certificate=certificate, noise=law)
 
 
-def add_block_noise(values: Any, std: float, grid: Grid, key: Key) -> Any:
-    """A Dask array of the values with grid noise: block (i, j) is `add_noise` with `key.derive(i, j)`.
+def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) -> Any:
+    """A Dask array of the values with grid noise: block (i, j) is drawn as one machine would, with `key.derive(i, j)`.
 
     The name of the array is random and tells nothing about the key.
     """
     name = f"released-{secrets.token_hex(16)}"
     dtype = values.dtype if values.dtype in (np.float32, np.float64) else np.dtype(np.float64)
     tasks = {}
-    for index in itertools.product(*map(range, values.numblocks)):
+    indices = itertools.product(*map(range, values.numblocks))
+    for index, place in zip(indices, slices_from_chunks(values.chunks), strict=True):
         block_key = BlockKey(f"{name}-{index}", key.derive(*index).expose())
-        tasks[(name, *index)] = (noisy_block, (values.name, *index), std, grid, block_key, index)
+        tasks[(name, *index)] = (noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[values])
     return dask.array.Array(graph, name, values.chunks, dtype=dtype)
 
 
-def noisy_block(block: Any, std: float, grid: Grid, key: BlockKey, index: Shape) -> Floats:
-    """One block with its noise; runs on a worker."""
+def noisy_block(block: Any, std: float, factors: list[Array], grid: Grid, key: BlockKey, index: Shape) -> Floats:
+    """One block with noise of standard deviation std times all factors; runs on a worker."""
     plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
     values: Floats = block if plain else _check.finite(f"block {index} of value", block)
     if not values.size > 0:
         return values
-    try:
-        return add_noise(values, std, grid, key.open(), threads=1)
-    except InvalidInput:  # its message shows the largest value, and this one goes into the logs of the cluster
-        raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
+    white = values
+    with np.errstate(over="ignore"):  # what overflows here is refused next, and single precision may end at infinity
+        for factor in factors:
+            white = white / factor
+        try:
+            noisy = add_noise(white, std, grid, key.open(), threads=1)
+        except InvalidInput:  # its message shows the largest value, and this one goes into the logs of the cluster
+            raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
+        for factor in factors:
+            noisy *= factor
+        return noisy.astype(values.dtype, copy=False)
+
+
+def _independent(covariance: Covariance) -> TypeGuard[Independent]:
+    return isinstance(covariance, (Isotropic, Diagonal, Kronecker)) and covariance.independent
+
+
+def _scale(covariance: Independent, place: tuple[slice, ...]) -> tuple[float, list[Array]]:
+    """The standard deviations of the entries in one place: a number, and factors of it that differ from place to place.
+
+    The factors are those of `covariance.whiten`, in its order, so that a block is rounded as on one machine.
+    """
+    if isinstance(covariance, Isotropic):
+        return covariance.std, []
+    if isinstance(covariance, Diagonal):
+        return 1.0, [covariance.std[place]]
+    rows, columns = covariance.rows.variances[place[0]], covariance.columns.variances[place[1]]
+    alike = rows[:1] if np.all(rows == rows[:1]) else rows  # nothing to send for each row of a tall matrix
+    return 1.0, [np.sqrt(alike)[:, None], np.sqrt(columns)]
 
 
 def _known_shape(value: Any) -> Shape:

@@ -14,6 +14,7 @@ partition.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,9 @@ from matrixdp._check import Array
 from matrixdp.distributed.partitions import Partitions, partitions, pieces
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import Answer, clipping
+from matrixdp.queries.moments import change_about_mean
+from matrixdp.queries.records import read
+from matrixdp.sensitivity import Frobenius
 
 FAN_IN = 8
 """Partial values that one task adds up."""
@@ -89,18 +93,29 @@ def covariance(
     center: Any = None,
     size: int | None = None,
 ) -> Answer:
-    """The covariance about a public center: `matrixdp.queries.covariance`, on `partitions`.
+    """The covariance, about a public center or the records' own mean: `matrixdp.queries.covariance`, on `partitions`.
 
-    Raises:
-        InvalidInput: without a center; about their own mean the records would have to be read twice.
+    About their mean the scatter is sum x x^T - s s^T / n, with s the sum of the n clipped records, from one pass. If
+    (256 + log2 n + 2) 2^-53 = a, the first term is off by at most a n r^2 and, as |s| <= n r, the second by 2 a n r^2
+    and some: no more than the 4 a n r^2 of one machine, where records of norm up to 2r are added.
     """
-    if center is None:
-        raise InvalidInput(
-            "center must be given for records in partitions: one known without the data, such as a mean that was "
-            "released before. Or use second_moment"
-        )
     query = partial(queries.covariance, norm=norm, relation=relation, center=center)
-    return _averaged(records, columns, partial(query, size=1), query, relation, size)
+    if center is not None:
+        return _averaged(records, columns, partial(query, size=1), query, relation, size)
+    found = partitions(records, columns)
+    query(np.zeros((2, len(found.columns))), size=size)  # refuses wrong arguments before anything is read
+    count, sums = _total(found, partial(_moments, norm=norm))
+    divisor = clipping.divisor(size, count, relation)
+    change = change_about_mean(clipping.Ball(norm), count, divisor, relation)
+    return Answer((sums[:-1] - np.outer(sums[-1], sums[-1]) / count) / divisor, change)
+
+
+def _moments(records: Any, norm: float) -> Answer:
+    """The second moment of the clipped records, and below it their sum."""
+    rows = clipping.Ball(norm).clip(read(records))
+    moment, vector = clipping.total(clipping.gram, rows), clipping.total(clipping.add, rows)
+    change = clipping.root_at_least(Fraction(norm) ** 4 + Fraction(norm) ** 2)
+    return Answer(np.vstack([moment, vector]), Frobenius(change, "add/remove"))
 
 
 def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = "add/remove") -> Answer:

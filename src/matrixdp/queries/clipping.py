@@ -32,6 +32,8 @@ from matrixdp.queries.records import DataDependentBound
 # Squares of bounds, and sums of billions of them, stay far from overflow and underflow inside these limits.
 SMALLEST, LARGEST = 1e-30, 1e30
 BLOCK = 256
+# Takes any float to where its square is finite, and one whose square is not to where it does not vanish either.
+FAR = 2.0**-600
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,21 @@ class Ball:
         """The records, each shortened if needed so that its norm is at most the bound in exact arithmetic."""
         # Above twice the rounding error of a norm, so that neither the test nor the scaling can be wrong by rounding.
         slack = (records.shape[1] + 16) * np.finfo(np.float64).eps
+        bound = self.norm * (1 - slack)
         with np.errstate(over="ignore", under="ignore"):  # an overflow means too long, what underflows is no matter
-            norms = np.sqrt(np.einsum("ij,ij->i", records, records))
-            if math.isclose(norms.max(), self.norm, rel_tol=1e-12) and not _natural(self.norm) and _differ(records):
+            norms = _norms(records)
+            longest = norms.max()
+            if math.isclose(longest, self.norm, rel_tol=1e-12) and not _natural(self.norm) and _differ(records):
                 _warn(f"norm={self.norm:g} is the largest norm among the records")
-            too_long = ~(norms <= self.norm * (1 - slack))
-            longer = records[too_long]
-            # By a power of two, which is exact, so that squares neither overflow nor vanish.
-            _, exponents = np.frexp(np.max(np.abs(longer), axis=1, keepdims=True))
-            longer = np.ldexp(longer, -exponents)
-            clipped = records.copy()
-            clipped[too_long] = longer / np.linalg.norm(longer, axis=1, keepdims=True) * (self.norm * (1 - slack))
+            if longest <= bound:
+                return records
+            if not longest < math.inf:
+                far, records = np.isinf(norms), records.copy()
+                near = records[far] * FAR
+                records[far] = near * (2 * self.norm / _norms(near))[:, None]
+                norms = _norms(records)
+            shares = bound / np.maximum(norms, bound)  # exactly 1 for a record that is short enough
+            clipped: Array = records * shares[:, None]
         return clipped
 
 
@@ -176,6 +182,11 @@ def warn_of_center(center: Array, records: Array) -> None:
         mean = records.mean(axis=0)
     if np.allclose(center, mean, rtol=1e-12, atol=0) and not all(map(_plain, center)) and _differ(records):
         _warn("center is the mean of the records")
+
+
+def _norms(records: Array) -> Array:
+    norms: Array = np.sqrt(np.einsum("ij,ij->i", records, records))
+    return norms
 
 
 def _differ(records: Array) -> bool:

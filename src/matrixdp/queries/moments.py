@@ -11,7 +11,7 @@ from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import clipping
 from matrixdp.queries.answer import Answer
-from matrixdp.queries.records import load
+from matrixdp.queries.records import read
 from matrixdp.sensitivity import RELATIONS, RankOne
 
 
@@ -40,7 +40,7 @@ def second_moment(
     _check.choice("relation", relation, RELATIONS)
     if size is not None and not average:
         raise InvalidInput(f"size={size!r} divides only when average=True; set it, or leave size out")
-    rows = load(records, columns)
+    rows = read(records, columns)
     ball = clipping.Ball(norm)
     divisor = clipping.divisor(size, len(rows), relation) if average else 1
     radius = clipping.root_at_least(Fraction(ball.norm) ** 2 / divisor)
@@ -82,22 +82,29 @@ def covariance(
         `matrixdp.queries.clipping`.
     """
     _check.choice("relation", relation, RELATIONS)
-    rows = load(records, columns)
+    rows = read(records, columns)
     ball = clipping.Ball(norm)
     divisor = clipping.divisor(size, len(rows), relation)
-    reach = Fraction(ball.norm) ** 2 / divisor
     if center is not None:
         middle = _check.broadcast("center", center, rows.shape[1:])
         if not np.all(np.abs(middle) <= clipping.LARGEST):
             raise InvalidInput(f"center must lie within {clipping.LARGEST} of 0, got {center!r}; rescale the records")
         clipping.warn_of_center(middle, rows)
         rows = ball.clip(rows - middle)
+        change = RankOne(clipping.root_at_least(Fraction(ball.norm) ** 2 / divisor), relation)
     else:
-        if relation == "replace" and len(rows) < 2:
-            raise InvalidInput(
-                "covariance needs at least 2 records, or a center: about its own mean one record has none"
-            )
+        change = change_about_mean(ball, len(rows), divisor, relation)
         rows = ball.clip(rows)
         rows = rows - clipping.total(clipping.add, rows) / len(rows)
-        reach *= 4 if relation == "add/remove" else Fraction(4 * (len(rows) - 1), len(rows))
-    return Answer(clipping.total(clipping.gram, rows) / divisor, RankOne(clipping.root_at_least(reach), relation))
+    return Answer(clipping.total(clipping.gram, rows) / divisor, change)
+
+
+def change_about_mean(ball: clipping.Ball, count: int, divisor: int, relation: str) -> RankOne:
+    """What a neighbour can change in the scatter of `count` clipped records about their mean, over the divisor.
+
+    Guarantee: see `covariance`.
+    """
+    if relation == "replace" and count < 2:
+        raise InvalidInput("covariance needs at least 2 records, or a center: about its own mean one record has none")
+    share = Fraction(1) if relation == "add/remove" else Fraction(count - 1, count)
+    return RankOne(clipping.root_at_least(4 * share * Fraction(ball.norm) ** 2 / divisor), relation)

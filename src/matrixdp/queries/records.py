@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from matrixdp.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas
 
+Order = Literal["C", "K"]  # row by row in memory, or as it comes
 REMEDY = "drop or fill such records before the query"
 
 
@@ -45,6 +46,11 @@ def load(records: Any, columns: Any = None) -> Array:
             an editor counts), the file and row (Parquet), the row's label (data frames) or the row (arrays; rows
             count from 0), and the column.
     """
+    return read(records, columns, order="C")
+
+
+def read(records: Any, columns: Any = None, order: Order = "K") -> Array:
+    """`load`, but unless told otherwise the matrix lies in memory as the records did, perhaps column by column."""
     # A data frame can only come from a pandas that was imported already, so arrays do not have to pay for the import.
     loaded_pandas = sys.modules.get("pandas")
     if isinstance(records, (str, Path)):
@@ -52,8 +58,8 @@ def load(records: Any, columns: Any = None) -> Array:
     if loaded_pandas is not None and isinstance(records, loaded_pandas.Series):
         records = records.to_frame()
     if loaded_pandas is not None and isinstance(records, loaded_pandas.DataFrame):
-        return _from_frame(records, columns, "records", lambda row: f"records, row {records.index[row]}")
-    return _from_array(records, columns, "records")
+        return _from_frame(records, columns, "records", lambda row: f"records, row {records.index[row]}", order)
+    return _from_array(records, columns, "records", order)
 
 
 def _from_file(path: Path, columns: Any) -> Array:
@@ -69,7 +75,7 @@ def _from_file(path: Path, columns: Any) -> Array:
         raise InvalidInput(f"records: {path} cannot be read: {error.strerror or error}") from error
 
 
-def _from_array(given: Any, columns: Any, source: str) -> Array:
+def _from_array(given: Any, columns: Any, source: str, order: Order = "C") -> Array:
     if isinstance(given, np.ma.MaskedArray):
         raise InvalidInput(f"{source}: masked arrays hide what is missing; drop or fill such records first")
     try:
@@ -85,7 +91,7 @@ def _from_array(given: Any, columns: Any, source: str) -> Array:
     names = range(values.shape[1])
     picked = _select(names, columns, source)
     with np.errstate(over="ignore"):  # a long double may become infinite, which is refused next
-        chosen = np.array(values if columns is None else values[:, picked], dtype=np.float64, order="C")
+        chosen = np.array(values if columns is None else values[:, picked], dtype=np.float64, order=order)
     return _complete(chosen, picked, lambda row: f"{source}, row {row}", source)
 
 
@@ -113,10 +119,12 @@ def _from_parquet(path: Path, columns: Any) -> Array:
     return _from_frame(frame, chosen, str(path), lambda row: f"{path}, row {row}")
 
 
-def _from_frame(frame: pandas.DataFrame, columns: Any, source: str, place: Callable[[int], str]) -> Array:
+def _from_frame(
+    frame: pandas.DataFrame, columns: Any, source: str, place: Callable[[int], str], order: Order = "C"
+) -> Array:
     labels = list(frame.columns)
     picked = _select(labels, columns, source)
-    values = np.empty((len(frame), len(picked)))
+    values = np.empty((len(frame), len(picked)), order="C" if order == "C" else "F")
     for target, position in enumerate(picked):
         column = frame.iloc[:, position]
         if column.dtype.kind not in "biuf":

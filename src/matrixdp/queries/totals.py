@@ -9,7 +9,7 @@ from matrixdp import _check
 from matrixdp.queries import clipping
 from matrixdp.queries.answer import Answer
 from matrixdp.queries.clipping import Ball, Box
-from matrixdp.queries.records import load
+from matrixdp.queries.records import read
 from matrixdp.sensitivity import RELATIONS, Entrywise, Frobenius, Sensitivity
 
 
@@ -36,7 +36,7 @@ def sum(
         max(|low|, |high|) (replace: high - low); rounding as in `matrixdp.queries.clipping`.
     """
     _check.choice("relation", relation, RELATIONS)
-    rows = load(records, columns)
+    rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
     return Answer(clipping.total(clipping.add, bounds.clip(rows)), _change(bounds, relation, 1))
 
@@ -66,7 +66,7 @@ def mean(
     Guarantee: that of `sum`, divided by the same number.
     """
     _check.choice("relation", relation, RELATIONS)
-    rows = load(records, columns)
+    rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
     divisor = clipping.divisor(size, len(rows), relation)
     return Answer(clipping.total(clipping.add, bounds.clip(rows)) / divisor, _change(bounds, relation, divisor))
