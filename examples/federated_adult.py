@@ -53,6 +53,7 @@ def accuracy(network: nn.Module) -> dict[str, float]:
 if __name__ == "__main__":
     folder = tempfile.mkdtemp(prefix="federated-adult-")  # in earnest: a folder that each client keeps
     client = horizontal.client_app(model, data, clients=CLIENTS, training=training, privacy=privacy, folder=folder)
-    server = horizontal.server_app(model, clients=CLIENTS, rounds=ROUNDS, evaluate=accuracy, on_round=print)
+    server = horizontal.server_app(model, clients=CLIENTS, rounds=ROUNDS, evaluate=accuracy)  # logs every round
     run_simulation(server, client, num_supernodes=CLIENTS, backend_config={"client_resources": {"num_cpus": 1}})
-    print(Client(model(), *data(0), training=training, privacy=privacy, folder=f"{folder}/client-0").guarantees)
+    first = Client(model(), *data(0), training=training, privacy=privacy, folder=f"{folder}/client-0")
+    print(f"{first.guarantees}\nin its ledger: {len(first.participant.ledger.history())} uploads")

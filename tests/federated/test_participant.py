@@ -23,8 +23,8 @@ CERTIFICATE = certify(
 )
 
 
-class Crash(Exception):
-    pass
+class Crash(BaseException):
+    """The process dies; nothing catches that."""
 
 
 def charge(step, certificate=CERTIFICATE):
@@ -196,6 +196,24 @@ def test_a_spend_pays_for_the_guarantee_it_was_made_for_and_no_weaker_one(tmp_pa
         ask(made, certificate=certify(law, Frobenius(1.0, "replace")))
 
 
+def test_a_step_that_fails_after_its_spend_is_over(tmp_path):
+    """Or whoever asks again, with other parameters, would learn for which of them it fails."""
+    made = Participant(tmp_path, BUDGET)
+    ask(made, step=1)
+
+    def broken(_):
+        raise ValueError("for a reason in the data")
+
+    with pytest.raises(ValueError, match="in the data"):
+        made.answer("a", 2, [charge(2)], lambda stored: stored, broken)
+    for again in (made, Participant(tmp_path, BUDGET)):
+        with pytest.raises(Declined, match="step 2 has failed"):
+            ask(again, step=2)
+    assert made.stored("a").state["kept"].tolist() == [1]
+    ask(made, step=3)
+    assert notes(made) == ["run a round 1", "run a round 2", "run a round 3"]
+
+
 def test_a_run_whose_file_is_gone_is_not_drawn_again(tmp_path):
     made = Participant(tmp_path, BUDGET)
     ask(made)
@@ -230,7 +248,7 @@ def test_names_of_runs_stay_inside_the_folder(tmp_path, run):
         Participant(tmp_path, BUDGET).answer(run, 1, [], lambda s: s, lambda s: s)
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "1", 2**62])
+@pytest.mark.parametrize("step", [-1, 1.0, True, "1", 2**62])
 def test_steps_are_whole_numbers(tmp_path, step):
     with pytest.raises(InvalidInput, match="step must be"):
         Participant(tmp_path, BUDGET).answer("a", step, [], lambda s: s, lambda s: s)
@@ -239,5 +257,5 @@ def test_steps_are_whole_numbers(tmp_path, step):
 def test_nothing_in_the_folder_is_more_than_arrays(tmp_path):
     ask(Participant(tmp_path, BUDGET))
     with np.load(tmp_path / "run-a.npz", allow_pickle=False) as file:
-        assert sorted(file.files) == ["reply.noise", "state.kept", "step"]
+        assert sorted(file.files) == ["failed", "reply.noise", "state.kept", "step"]
     assert json.dumps(sorted(p.name for p in tmp_path.iterdir())) == '["budget.db", "lock.db", "run-a.npz"]'

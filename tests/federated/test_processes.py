@@ -1,6 +1,5 @@
-"""Horizontal learning between real processes on this machine, one of which is killed in the middle of a round."""
+"""Both kinds of federated learning between real processes on this machine, some of which are killed on the way."""
 
-import json
 import os
 import signal
 import socket
@@ -14,7 +13,8 @@ import pytest
 
 from matrixdp import Ledger
 
-CLIENTS, ROUNDS, VICTIM = 3, 3, 0
+CLIENTS, ROUNDS = 3, 3
+SPLIT_VICTIM, AVERAGE_VICTIM = 1, 2
 
 PROJECT = """
 [build-system]
@@ -22,7 +22,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "tiny"
+name = "{name}"
 version = "1.0.0"
 license = "Apache-2.0"
 
@@ -30,12 +30,52 @@ license = "Apache-2.0"
 publisher = "tests"
 
 [tool.flwr.app.components]
-serverapp = "tiny:server"
-clientapp = "tiny:client"
+serverapp = "{name}:server"
+clientapp = "{name}:client"
+"""
+
+# Two participants, two batches. The victim's process is killed once, between the spend and the draw.
+SPLIT = """
+import os, signal
+from pathlib import Path
+import numpy as np, torch
+from torch import nn
+from matrixdp import Budget
+from matrixdp.federated import SplitPlan, vertical
+from matrixdp.federated.split import FeatureNoise
+
+FOLDER = Path({folder!r})
+added = FeatureNoise.added
+
+def added_or_killed(self, features):
+    if os.environ.get("VICTIM") == "split" and not (FOLDER / "killed").exists():
+        (FOLDER / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return added(self, features)
+
+FeatureNoise.added = added_or_killed
+
+def network(number):
+    torch.manual_seed(number)
+    return nn.Linear(2, 3)
+
+def data(number):
+    return np.random.default_rng(number).normal(size=(30, 2)).astype(np.float32), None
+
+def note(name, line):
+    with (FOLDER / name).open("a") as file:
+        file.write(f"{{line}}\\n")
+
+plan = SplitPlan(records=30, epochs=1, batch_size=15, budget=Budget(8.0, 1e-5))
+client = vertical.client_app(network, data, plan=plan, folder=FOLDER / "participants")
+server = vertical.server_app(
+    lambda: nn.Linear(6, 2), lambda: np.arange(30) % 2, plan=plan, timeout=120, retries=3,
+    on_epoch=lambda done: note("epochs", done), on_end=lambda network: note("ends", network.weight.sum().item()),
+)
 """
 
 # The victim stops between its spend and its draw, in the first round after one is complete, and waits to be killed.
-APP = """
+AVERAGE = """
 import os, time
 from pathlib import Path
 import numpy as np, torch
@@ -45,20 +85,16 @@ from matrixdp.federated import ClientLevel, LocalTraining, horizontal
 from matrixdp.learn.noise import ParameterNoise
 
 FOLDER = Path({folder!r})
+add_ = ParameterNoise.add_
 
-class SlowNoise(ParameterNoise):
-    def add_(self, flat):
-        if os.environ.get("VICTIM") and (FOLDER / "rounds").exists():
-            (FOLDER / "draft").write_text(str(os.getpid()))
-            (FOLDER / "draft").rename(FOLDER / "victim")
-            time.sleep(600)
-        super().add_(flat)
+def add_slowly(self, flat):
+    if os.environ.get("VICTIM") == "average" and (FOLDER / "rounds").exists():
+        (FOLDER / "draft").write_text(str(os.getpid()))
+        (FOLDER / "draft").rename(FOLDER / "victim")
+        time.sleep(600)
+    add_(self, flat)
 
-class Slow(ClientLevel):
-    def noise(self, model, generator=None):
-        made = super().noise(model, generator)
-        made.__class__ = SlowNoise
-        return made
+ParameterNoise.add_ = add_slowly
 
 def model():
     torch.manual_seed(0)
@@ -72,102 +108,98 @@ def on_round(done):
     with (FOLDER / "rounds").open("a") as file:
         file.write(f"{{done}}\\n")
 
-privacy = Slow(budget=Budget(8.0, 1e-5), rounds={rounds}, clip=0.1)
+privacy = ClientLevel(budget=Budget(8.0, 1e-5), rounds={rounds}, clip=0.1)
 client = horizontal.client_app(
-    model, data, clients={clients}, training=LocalTraining(), privacy=privacy, folder=FOLDER / "clients"
+    model, data, clients={clients}, training=LocalTraining(), privacy=privacy, folder=FOLDER / "participants"
 )
 server = horizontal.server_app(
-    model, clients={clients}, rounds={rounds}, min_replies=2, timeout=300, patience=6, wait=120, on_round=on_round,
+    model, clients={clients}, rounds={rounds}, min_replies=2, timeout=300, patience=6, on_round=on_round,
     on_end=lambda network: np.save(FOLDER / "weights.npy", network.weight.detach().numpy()),
 )
 """
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+# Flower takes a minute to notice that a process is gone, and looks for work once a second; here it may hurry.
+HURRY = """
+from flwr.common import constant
+constant.HEARTBEAT_DEFAULT_INTERVAL = 10
+"""
 
 
-def until(condition, seconds, processes, logs):
-    """Waits, and shows the logs where it was in vain."""
-    end = time.monotonic() + seconds
-    while not condition():
-        ended = [process.args[0] for process in processes if process.poll() is not None]
-        if time.monotonic() > end or ended:
-            tails = "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(logs.glob("*.log")))
-            pytest.fail(f"in vain for {seconds} s; ended: {ended}\n{tails}")
-        time.sleep(0.2)
+class Link:
+    """A SuperLink and its SuperNodes, each a process."""
 
+    def __init__(self, folder):
+        self.folder, self.processes, self.programs = folder, [], Path(sys.executable).parent
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own programs by name
+        }
+        self.address = f"127.0.0.1:{free_port()}"
+        (folder / "config.toml").write_text(f'[superlink.here]\naddress = "{self.address}"\ninsecure = true\n')
+        (folder / "sitecustomize.py").write_text(HURRY)
+        port = self.address.split(":")[1]
+        self._start("link", "flower-superlink", "--port", port, "--disable-runtime-dependency-installation")
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("processes")
-    for name in ("app", "home"):
-        (folder / name).mkdir()
-    (folder / "app" / "pyproject.toml").write_text(PROJECT)
-    (folder / "app" / "tiny.py").write_text(APP.format(folder=str(folder), rounds=ROUNDS, clients=CLIENTS))
-    link, *ports = free_ports(CLIENTS + 1)
-    address = f"127.0.0.1:{link}"
-    (folder / "home" / "config.toml").write_text(f'[superlink.here]\naddress = "{address}"\ninsecure = true\n')
-    programs = Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "FLWR_HOME": str(folder / "home"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own programs by name
-    }
-    processes = []
+    def start_node(self, number, victim=""):
+        place = ("--superlink", self.address, "--port", str(free_port()))
+        partition = ("--node-config", f"partition-id={number}")
+        return self._start(f"node-{number}", "flower-supernode", *place, *partition, VICTIM=victim)
 
-    def start(name, *command, **more):
-        with (folder / f"{name}.log").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [str(programs / command[0]), *command[1:]],
-                    env={**environment, **more},
-                    cwd=folder,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+    def _start(self, name, program, *options, **environment):
+        with (self.folder / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                [self.programs / program, "--insecure", *options],
+                env={**self.environment, **environment},
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        return processes[-1]
+        self.processes.append(process)
+        return process
 
-    try:
-        start(
-            "link", "flower-superlink", "--insecure", "--port", str(link), "--disable-runtime-dependency-installation"
+    def install(self, name, code, **settings):
+        """An app in a folder, which is also where it leaves what the tests look at."""
+        app = self.folder / name
+        app.mkdir()
+        (app / "pyproject.toml").write_text(PROJECT.format(name=name))
+        (app / f"{name}.py").write_text(code.format(folder=str(app), **settings))
+        return app
+
+    def run(self, app):
+        self.wait(lambda: "running on" in (self.folder / "link.log").read_text().lower(), 60)
+        command = [self.programs / "flwr", "run", app, "here", "--format", "json"]
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
         )
-        nodes = [
-            start(
-                f"node-{number}",
-                "flower-supernode",
-                "--insecure",
-                *("--superlink", address, "--port", str(port)),
-                *("--node-config", f"partition-id={number} num-partitions={CLIENTS}"),
-                **({"VICTIM": "1"} if number == VICTIM else {}),
-            )
-            for number, port in enumerate(ports)
-        ]
-        until(lambda: "running on" in (folder / "link.log").read_text().lower(), 60, processes, folder)
-        command = [programs / "flwr", "run", "app", "here", "--format", "json"]
-        started = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
-        assert started.returncode == 0, started.stdout + started.stderr
-        until((folder / "victim").exists, 300, processes, folder)
-        os.kill(int((folder / "victim").read_text()), signal.SIGKILL)
-        nodes[VICTIM].kill()
-        nodes[VICTIM].wait()
-        processes.remove(nodes[VICTIM])
-        until((folder / "weights.npy").exists, 300, processes, folder)
-        yield folder
-    finally:
-        for process in processes:
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def wait(self, condition, seconds=300):
+        """Waits, and shows the logs where it was in vain."""
+        end = time.monotonic() + seconds
+        while not condition():
+            ended = [process.args[0].name for process in self.processes if process.poll() is not None]
+            if time.monotonic() > end or ended:
+                logs = sorted(self.folder.glob("*.log"))
+                tails = "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in logs)
+                pytest.fail(f"in vain for {seconds} s; ended: {ended}\n{tails}")
+            time.sleep(0.2)
+
+    def kill(self, process):
+        process.kill()
+        process.wait()
+        self.processes.remove(process)
+
+    def stop(self):
+        for process in self.processes:
             process.terminate()
-        for process in processes:
+        for process in self.processes:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
@@ -175,28 +207,90 @@ def run(tmp_path_factory):
                 process.wait()
 
 
-def spends(folder, number):
-    return [
-        entry.note.split(" ", 2)[2] for entry in Ledger(folder / "clients" / f"client-{number}" / "budget.db").history()
-    ]
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
-def test_the_run_goes_on_without_the_killed_client(run):
-    rounds = (run / "rounds").read_text().splitlines()
+def lines(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def spends(folder):
+    return [entry.note.split(" ", 2)[2] for entry in Ledger(folder / "budget.db").history()]
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory):
+    made = Link(tmp_path_factory.mktemp("processes"))
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def split(link):
+    """A vertical run to its end, and a second one, for which there is no budget left."""
+    for number in (0, 1):
+        link.start_node(number, victim="split" if number == SPLIT_VICTIM else "")
+    app = link.install("split", SPLIT)
+    for count in (1, 2):
+        link.run(app)
+        link.wait(lambda count=count: len(lines(app / "ends")) == count)
+    return app
+
+
+@pytest.fixture(scope="module")
+def average(link, split):
+    """A horizontal run, on the nodes of the vertical one and a third."""
+    victim = link.start_node(AVERAGE_VICTIM, victim="average")
+    app = link.install("average", AVERAGE, rounds=ROUNDS, clients=CLIENTS)
+    link.run(app)
+    link.wait((app / "victim").exists)
+    os.kill(int((app / "victim").read_text()), signal.SIGKILL)
+    link.kill(victim)
+    link.wait((app / "weights.npy").exists)
+    return app
+
+
+def test_a_vertical_run_gets_over_a_killed_process(split):
+    assert (split / "killed").exists()
+    assert lines(split / "epochs")[0] == "epoch 1"
+    assert np.isfinite(float(lines(split / "ends")[0]))
+
+
+def test_its_participants_have_paid_once(split):
+    """The killed one, too: what is drawn after the kill is drawn under the spend before it."""
+    for number in (0, 1):
+        assert spends(split / "participants" / f"participant-{number}") == ["epoch 0 features", "epoch 0 training"]
+
+
+def test_a_second_vertical_run_ends_before_it_begins_and_says_why(split):
+    (again,) = lines(split / "epochs")[1:]
+    assert again.startswith("epoch 0; the run ends here: node ")
+    assert again.endswith("declined: the budget (epsilon 8, delta 1e-05) is spent")
+
+
+def test_a_horizontal_run_goes_on_without_the_killed_client(average):
+    rounds = lines(average / "rounds")
     assert len(rounds) == ROUNDS
     assert all(int(line.split()[2]) >= 2 for line in rounds)
-    assert np.all(np.isfinite(np.load(run / "weights.npy")))
+    assert np.all(np.isfinite(np.load(average / "weights.npy")))
 
 
-def test_the_others_have_paid_once_for_every_round(run):
-    for number in set(range(CLIENTS)) - {VICTIM}:
-        assert spends(run, number) == [f"round {n}" for n in range(1, ROUNDS + 1)]
+def test_the_others_have_paid_once_for_every_round(average):
+    for number in set(range(CLIENTS)) - {AVERAGE_VICTIM}:
+        paid = spends(average / "participants" / f"client-{number}")
+        assert paid == [f"round {n}" for n in range(1, ROUNDS + 1)]
 
 
-def test_the_killed_client_has_paid_for_the_round_in_which_it_was_killed_and_sent_nothing_in_it(run):
-    paid = spends(run, VICTIM)
+def test_the_killed_client_has_paid_for_the_round_in_which_it_was_killed_and_sent_nothing_in_it(average):
+    folder = average / "participants" / f"client-{AVERAGE_VICTIM}"
+    paid = spends(folder)
     assert len(set(paid)) == len(paid) > 0
-    (file,) = (run / "clients" / f"client-{VICTIM}").glob("run-*.npz")
+    assert paid == sorted(paid)
+    (file,) = folder.glob("run-*.npz")
     with np.load(file) as stored:
         assert int(stored["step"]) < int(paid[-1].split()[1])
-    assert json.dumps(paid) == json.dumps(sorted(paid))

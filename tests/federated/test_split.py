@@ -173,6 +173,14 @@ def test_gradients_that_are_not_finite_do_no_harm(tmp_path, changes):
     assert np.all(np.isfinite(made.participant.stored("a").state["weights"]))
 
 
+def test_a_gradient_of_another_shape_is_declined_and_costs_nothing(tmp_path):
+    made = half(tmp_path, unit="participant")
+    made.answer("a", 0, None)
+    with pytest.raises(Declined, match="the gradient has shape"):
+        made.answer("a", 1, np.zeros((5, FEATURES + 1)))
+    assert [entry.note for entry in made.participant.ledger.history()] == ["run a step 0 features"]
+
+
 def test_public_records_need_no_noise_only_where_the_network_is_private(tmp_path):
     made = half(tmp_path / "a")
     made.answer("a", 0, None)
@@ -213,6 +221,7 @@ def test_without_noise_the_halves_and_the_top_learn_like_one_network(tmp_path, m
     ("changes", "text"),
     [
         ({"unit": "client"}, "unit must be one of"),
+        ({"mechanism": "noise"}, "mechanism must be one of"),
         ({"batch_size": 24}, "batch_size must be at most"),
         ({"update_share": 1.0}, "update_share must be"),
         ({"update_share": math.nan}, "update_share must be"),
@@ -240,3 +249,5 @@ def test_participants_that_cannot_work_say_so(tmp_path):
         Half(mixing, attributes(), plan=plan(update_share=0.0), folder=tmp_path)
     with pytest.raises(InvalidInput, match="labels must be as many"):
         Top(nn.Linear(6, 2), np.zeros(5), plan=plan())
+    with pytest.raises(InvalidInput, match=r"the 5 records of step 0, got \[5, 4\]"):
+        Top(nn.Linear(6, 2), np.zeros(RECORDS), plan=plan()).learn(0, [np.zeros((5, 3)), np.zeros((4, 3))])

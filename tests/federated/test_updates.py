@@ -138,9 +138,69 @@ def test_record_level_spends_are_those_of_sampled_steps(tmp_path):
     assert (entry.count, entry.sampling_rate, entry.relation) == (8, 0.25, "add/remove")
 
 
-def test_a_global_model_that_is_not_finite_gets_noise_and_nothing_else(tmp_path):
-    made = client(tmp_path, ClientLevel(budget=BUDGET, rounds=1, clip=0.1))
-    assert np.all(np.isfinite(made.upload("a", 1, np.full(47, np.nan, dtype=np.float32))))
+@pytest.mark.parametrize("level", [ClientLevel, RecordLevel])
+def test_a_global_model_that_cannot_be_trained_is_declined_and_costs_nothing(tmp_path, level):
+    made = client(tmp_path, level(budget=BUDGET, rounds=1, clip=0.1))
+    for parameters, text in (
+        (np.full(47, np.nan), "not finite"),
+        (np.full(47, np.inf), "not finite"),
+        (np.zeros(46), "must build the same model"),
+        (np.zeros((1, 47)), "must build the same model"),
+    ):
+        with pytest.raises(Declined, match=text):
+            made.upload("a", 1, parameters)
+    assert made.participant.ledger.history() == []
+
+
+@pytest.mark.parametrize("level", [ClientLevel, RecordLevel])
+@pytest.mark.parametrize("size", [1e30, 3e38])
+def test_parameters_from_which_training_explodes_get_an_answer_all_the_same(tmp_path, level, size):
+    made = client(tmp_path, level(budget=BUDGET, rounds=1, clip=0.1))
+    made.upload("a", 1, np.random.default_rng(0).choice([-size, size], 47).astype(np.float32))
+    assert len(made.participant.ledger.history()) == 1
+
+
+def with_checks(outputs, labels):
+    """A loss that raises an error for outputs that are not numbers."""
+    return nn.functional.binary_cross_entropy(torch.sigmoid(outputs[:, 0]), labels.float(), reduction="none")
+
+
+# large enough to go past all numbers, in two directions at once, for a record with two large entries and no other
+TRAP = np.zeros(14, dtype=np.float32)
+TRAP[:2] = 5e37, -5e37
+
+
+@pytest.mark.parametrize("trapped", [False, True])
+def test_a_server_cannot_look_for_records_that_make_training_fail(tmp_path, trapped):
+    """It is sent an update either way, and it is charged for."""
+    x, y = some_records()
+    x = np.clip(x, -3, 3)
+    x[7, :2] = 10.0 if trapped else 1.0
+    privacy = ClientLevel(budget=BUDGET, rounds=1, clip=0.1)
+    made = Client(nn.Linear(6, 2), x, y, training=LocalTraining(loss=with_checks), privacy=privacy, folder=tmp_path)
+    assert np.all(np.isfinite(made.upload("a", 1, TRAP)))
+    assert len(made.participant.ledger.history()) == 1
+
+
+def test_a_loss_that_fails_for_some_parameters_is_refused_where_that_would_tell_of_a_record(tmp_path):
+    privacy = RecordLevel(budget=BUDGET, rounds=1, clip=0.1)
+    with pytest.raises(InvalidInput, match=r"must work with any parameters.*binary_cross_entropy_with_logits"):
+        client(tmp_path, privacy, LocalTraining(loss=with_checks))
+    model = network()
+    before = flat(model)
+    Client(model, *some_records(), training=LocalTraining(), privacy=privacy, folder=tmp_path)
+    assert torch.equal(flat(model), before)
+
+
+def test_training_that_cannot_work_at_all_shows_before_anything_is_spent(tmp_path):
+    x, y = some_records()
+    for level in (ClientLevel, RecordLevel):
+        privacy = level(budget=BUDGET, rounds=1, clip=0.1)
+        with pytest.raises(IndexError):
+            Client(network(), x, y + 1, training=LocalTraining(), privacy=privacy, folder=tmp_path)
+        with pytest.raises(InvalidInput, match=r'one value a record.*reduction="none"'):
+            client(tmp_path, privacy, LocalTraining(loss=nn.functional.cross_entropy))
+    assert not (tmp_path / "budget.db").exists()
 
 
 def test_the_local_update_is_that_of_sgd():
@@ -207,7 +267,7 @@ def test_models_and_records_that_cannot_work_say_so(tmp_path):
 
 def test_the_ledger_of_another_budget_is_refused(tmp_path):
     client(tmp_path, ClientLevel(budget=BUDGET, rounds=1, clip=0.1))
-    with pytest.raises(InvalidInput, match="budget must be the ledger's own"):
+    with pytest.raises(InvalidInput, match="was made for another guarantee: budget must be the ledger's own"):
         client(tmp_path, ClientLevel(budget=Budget(4.0, 1e-5), rounds=1, clip=0.1))
     with pytest.raises(InvalidInput, match="relation must be the ledger's own"):
         client(tmp_path, RecordLevel(budget=BUDGET, rounds=1, clip=0.1))

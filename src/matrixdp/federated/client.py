@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.participant import Participant, Stored
+from matrixdp.federated.participant import Declined, Participant, Stored
 from matrixdp.federated.record_level import RecordLevel
-from matrixdp.federated.updates import ClientLevel, LocalTraining, device_of
+from matrixdp.federated.updates import ClientLevel, LocalTraining, device_of, flat
 
 Vector = npt.NDArray[np.float32]
 
@@ -44,6 +44,7 @@ class Client:
         folder: str | os.PathLike[str],
     ) -> None:
         self._upload = privacy.upload(model, training, *records(inputs, labels, device_of(model)))
+        self._size = len(flat(model))
         self.guarantees = self._upload.guarantees
         self.participant = Participant(folder, privacy.budget, relation=privacy.relation)
 
@@ -56,12 +57,20 @@ class Client:
             parameters: the global model's trainable parameters.
 
         Raises:
-            Declined: if the budget is spent, or the round lies behind.
+            Declined: if the budget is spent, the round lies behind, or there is no training from these parameters.
         """
         charge = self._upload.charge(f"run {run} round {number}")
 
         def compute(_: Stored) -> Tensor:
-            return self._upload.compute(torch.from_numpy(np.array(parameters, dtype=np.float32)))
+            given = torch.from_numpy(np.array(parameters, dtype=np.float32))
+            if given.shape != (self._size,):
+                raise Declined(
+                    f"the global model has parameters of shape {tuple(given.shape)}, this client's has {self._size}: "
+                    "server and clients must build the same model"
+                )
+            if not bool(torch.isfinite(given).all()):
+                raise Declined("the global model has parameters that are not finite; nothing can be learned from there")
+            return self._upload.compute(given)
 
         def draw(value: Tensor) -> Stored:
             return Stored(reply={"update": self._upload.draw(value).cpu().numpy()})

@@ -4,8 +4,8 @@
     server = horizontal.server_app(model, clients=5, rounds=20, evaluate=accuracy)
     flwr.simulation.run_simulation(server, client, num_supernodes=5)
 
-A client sends its noisy update or declines, and nothing else: no loss, no number of records, no text of an error. It
-has to trust the code of the app, which Flower brings from the server.
+A client sends its noisy update or declines, and nothing else: no loss, no number of records, no text of an error. How
+long it takes is not hidden. It has to trust the code of the app, which Flower brings from the server.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def client_app(
     """
     _check.count("clients", clients)
     place = Path(folder).expanduser().absolute()
-    check_model(model())
-    if isinstance(privacy, ClientLevel):
-        privacy.noise(model())  # what is wrong with the settings shows here already, not on the clients alone
+    privacy.check(model())  # what is wrong shows here already, not on the clients alone
     known: dict[int, Client] = {}
     app = ClientApp()
 
@@ -178,11 +176,11 @@ def _sorted(replies: Mapping[int, Reply], shape: tuple[int, ...]) -> tuple[list[
     """The updates that can be used, and why others cannot."""
     updates, declined = [], {}
     for node, reply in replies.items():
-        update = None if reply.arrays is None else reply.arrays["update"]
+        update = None if reply.arrays is None else reply.arrays.get("update")
         if update is None:
-            declined[node] = reply.reason
-        elif update.shape != shape or not np.all(np.isfinite(update)):
-            declined[node] = f"an update of shape {update.shape} or with entries that are not finite"
+            declined[node] = reply.reason or "a reply without an update"
+        elif update.dtype.kind != "f" or update.shape != shape or not np.all(np.isfinite(update)):
+            declined[node] = f"an update of shape {update.shape} where it should be {shape}, or not of finite numbers"
         else:
             updates.append(np.asarray(update, dtype=np.float32))
     return updates, declined

@@ -21,10 +21,11 @@ FAILED = "an error, see the log of this participant"
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back from a participant: arrays, or the reason why not."""
+    """What came back from a participant: arrays, or the reason why not, and whether it was lost on the way."""
 
     arrays: Arrays | None
     reason: str = ""
+    lost: bool = False
 
 
 def request(arrays: Arrays, **settings: int) -> RecordDict:
@@ -106,11 +107,14 @@ def _given(replies: Mapping[int, Reply]) -> int:
 
 
 def _reply(message: Message) -> Reply:
-    if message.has_error():
-        return Reply(None, f"an error on the way, code {message.error.code}")
-    if "arrays" not in message.content:
-        return Reply(None, str(message.content.config_records["refusal"]["reason"]))
-    return Reply(_unpacked(message))
+    if message.has_error():  # such as a process that was killed
+        return Reply(None, f"an error on the way, code {message.error.code}", lost=True)
+    try:
+        if "arrays" not in message.content:
+            return Reply(None, str(message.content.config_records["refusal"]["reason"]))
+        return Reply(_unpacked(message))
+    except Exception as error:  # one participant must not end the run of all
+        return Reply(None, f"a reply that cannot be read ({type(error).__name__})")
 
 
 def await_nodes(grid: Grid, count: int, timeout: float) -> list[int]:

@@ -8,6 +8,9 @@ in this order, and each step is on the disk before the next one begins:
 A stored reply may have left the machine, so the same request is answered with the same bytes. A spend without a stored
 reply is a crash in between: nothing has left, so noise may be drawn anew under that spend. Steps of a run only go
 forward, hence the last reply is all that has to be kept.
+
+That a request fails is an answer too, and may tell of the data. So what is done before the spend fails for what is in
+the request alone, and a step that fails after it is over.
 """
 
 from __future__ import annotations
@@ -68,11 +71,13 @@ class Stored:
         step: the last step that was answered, or BEFORE.
         reply: what was sent then.
         state: what the participant keeps for itself, such as its own network; never sent.
+        failed: whether it failed, and nothing but that was said.
     """
 
     step: int = BEFORE
     reply: Arrays = field(default_factory=dict)
     state: Arrays = field(default_factory=dict)
+    failed: bool = False
 
 
 class Participant:
@@ -94,7 +99,13 @@ class Participant:
     ) -> None:
         self.folder = Path(folder).resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.ledger = Ledger(self.folder / "budget.db", budget, relation=relation)
+        try:
+            self.ledger = Ledger(self.folder / "budget.db", budget, relation=relation)
+        except InvalidInput as reason:
+            raise InvalidInput(
+                f"folder {self.folder} was made for another guarantee: {reason}. A folder has one budget for all runs, "
+                "and one unit of privacy; another folder is another budget for the same records, and both add up"
+            ) from None
         self._timeout = _check.positive("timeout", timeout)
 
     def answer(
@@ -111,21 +122,25 @@ class Participant:
             run: the run's name; letters, digits, dots and dashes.
             step: a whole number, 0 or above, that only grows within a run.
             charges: what this step costs. A charge whose note is in the ledger has been paid by an earlier step.
-            compute: the private value, from where the participant stands; nothing is spent if it fails.
-            draw: adds the noise, once it is paid for: the new state of the run, whose reply goes out.
+            compute: the private value, from where the participant stands. Nothing is spent if it fails, so whether it
+                does must not depend on the data.
+            draw: adds the noise, once it is paid for: the new state of the run, whose reply goes out. If it fails, the
+                step is over, and its spend is lost.
 
         Raises:
-            Declined: if the budget is spent, or the step lies behind.
+            Declined: if the budget is spent, or the step lies behind or has failed.
         """
         path = self._file(run)
-        if not (isinstance(step, int) and BEFORE < step < 2**62):
+        if not (isinstance(step, int) and not isinstance(step, bool) and BEFORE < step < 2**62):
             raise InvalidInput(f"step must be a whole number, 0 or above, got {step!r}")
         with self._alone():
             stored = self.stored(run)
             if stored is None:
                 stored = self._begin(run)
-            if step == stored.step:
+            if step == stored.step and not stored.failed:
                 return stored.reply
+            if step == stored.step:
+                raise Declined(f"step {step} has failed and is not tried again; the next one may be asked for")
             if step < stored.step:
                 raise Declined(f"step {step} lies behind: step {stored.step} was answered already")
             unpaid = self._unpaid(charges)
@@ -133,7 +148,11 @@ class Participant:
             value = compute(stored)
             for charge in unpaid:
                 self._spend(charge)
-            drawn = draw(value)
+            try:
+                drawn = draw(value)
+            except Exception:
+                _write(path, Stored(step, state=stored.state, failed=True))
+                raise
             _write(path, Stored(step, drawn.reply, drawn.state))
             return drawn.reply
 
@@ -198,7 +217,7 @@ def _write(path: Path, stored: Stored) -> None:
     named |= {f"state.{name}": array for name, array in stored.state.items()}
     draft = path.with_suffix(".draft")
     with draft.open("wb") as file:
-        np.savez(file, step=np.int64(stored.step), **named)
+        np.savez(file, step=np.int64(stored.step), failed=np.bool_(stored.failed), **named)
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
@@ -218,7 +237,7 @@ def _read(path: Path) -> Stored:
                 part, dot, rest = name.partition(".")
                 if dot:
                     parts[part][rest] = arrays[name]
-            return Stored(int(arrays["step"]), parts["reply"], parts["state"])
+            return Stored(int(arrays["step"]), parts["reply"], parts["state"], bool(arrays["failed"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as reason:
         raise LedgerError(
             f"{path} cannot be read ({reason}): what was sent in its run is not known. Restore the folder, or take "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,14 +22,18 @@ from matrixdp.federated.updates import (
     LocalTraining,
     Upload,
     check_model,
+    cross_entropy,
     device_of,
     flat,
     load,
     trainable,
 )
+from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.noise import propose
 from matrixdp.learn.training import PrivateSGD
 from matrixdp.mechanisms import RECIPES
 from matrixdp.privacy.accountant import Accountant
+from matrixdp.sensitivity import Entrywise, Frobenius
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +41,9 @@ class RecordLevel:
     """Uploads that hide each record of a client: local training is DP-SGD, and its result is sent as it is.
 
     Guarantee: record-level, relation "add/remove": all uploads of a client together keep the budget when one of its
-    records is added or removed; how many it has is public. No client-level guarantee.
+    records is added or removed; how many it has is public. No client-level guarantee. Model and loss must not raise
+    errors for what is in a record, since the server would learn that they did; those that do so for numbers that are
+    not finite are refused.
 
     Args:
         budget: for all rounds together.
@@ -65,6 +73,14 @@ class RecordLevel:
         _check.choice("norm", self.norm, NORMS)
         _check.choice("mechanism", self.mechanism, RECIPES)
 
+    def check(self, model: nn.Module) -> None:
+        """Raises what is wrong with these settings, or with such a model, whatever the records are."""
+        check_model(model)
+        gradients = ClippedGradients(model, cross_entropy, clip=self.clip, norm=self.norm)
+        shapes = [tuple(p.shape) for p in trainable(model)]
+        change = Frobenius(gradients.clip) if self.norm == "l2" else Entrywise(gradients.clip)
+        propose(self.mechanism, shapes, change, by_layer=self.by_layer, **self.options)
+
     def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
         """How a client with these records makes its uploads."""
         return _PrivateUpload(self, model, training, inputs, labels)
@@ -78,6 +94,8 @@ class _PrivateUpload:
     ) -> None:
         check_model(model)
         self.model, self.training = model, training
+        training.check(model, inputs, labels)
+        _check_quiet(model, training, inputs[:1], labels[:1])
         self.trainer = PrivateSGD(
             model,
             torch.optim.SGD(trainable(model), lr=training.learning_rate, momentum=training.momentum),
@@ -117,3 +135,22 @@ class _PrivateUpload:
         self.model.train()
         self.trainer.train(self.training.epochs)
         return flat(self.model) - value
+
+
+def _check_quiet(model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> None:
+    """The server sends the parameters: where some records lead to an error from there, it could look for such records.
+
+    No noise hides that a batch has failed, and a record's part in that cannot be taken out. So errors must be excluded.
+    """
+    tried = copy.deepcopy(model).cpu().eval()  # a GPU may be of no use to its process after an error
+    for value in (math.nan, math.inf, 1e38):
+        load(tried, torch.full_like(flat(tried), value))
+        try:
+            with torch.no_grad():
+                training.loss(tried(inputs.cpu()), labels.cpu())
+        except Exception as error:
+            raise InvalidInput(
+                f"model and loss must work with any parameters, and with {value:g} for all of them they raise "
+                f"{type(error).__name__}: whether that happens would tell of the records. Use a loss without checks, "
+                "such as binary_cross_entropy_with_logits in place of binary_cross_entropy"
+            ) from error

@@ -114,6 +114,7 @@ class SplitPlan:
         if not self.batch_size <= self.records:
             raise InvalidInput(f"batch_size must be at most the number of records ({self.records})")
         _check.choice("unit", self.unit, UNITS)
+        _check.choice("mechanism", self.mechanism, (*RECIPES, "auto"))
         _check.choice("size", self.size, SIZES)
         _check.positive("learning_rate", self.learning_rate)
         _check.length("clip", self.clip)
@@ -212,7 +213,8 @@ class Half:
 
     Args:
         network: turns the attributes into one vector a record; tanh is applied to it. It is used as in evaluation, so
-            dropout is off. Every process that speaks for this participant must make the same one.
+            dropout is off. It must not come from the records, and every process that speaks for this participant must
+            make the same one.
         inputs: its attributes; refused if they are not finite.
         plan: what all have agreed on.
         folder: the participant's own folder, with its ledger, its network and its last replies.
@@ -247,22 +249,32 @@ class Half:
             gradient: of the sum of the losses, with respect to the features of the step answered last; None if none.
 
         Raises:
-            Declined: if the budget is spent, or the step lies behind.
+            Declined: if the budget is spent, the step lies behind or is not in the plan, or the gradient has another
+                shape.
         """
         if not step <= self.plan.steps:
             raise Declined(f"step {step} is not in the plan, which has {self.plan.steps}")
 
-        def draw(stored: Stored) -> Stored:
+        def compute(stored: Stored) -> tuple[Stored, Tensor | None]:
+            if gradient is None or not stored.reply or not self.plan.learns:
+                return stored, None
+            shape = stored.reply["features"].shape
+            if np.shape(gradient) != shape:
+                raise Declined(f"the gradient has shape {np.shape(gradient)}, and the features that it is of {shape}")
+            return stored, torch.from_numpy(np.array(gradient, dtype=np.float32))
+
+        def draw(computed: tuple[Stored, Tensor | None]) -> Stored:
+            stored, slope = computed
             self._resume(stored)
-            if gradient is not None and stored.reply and self.plan.learns:
-                self._learn(self.plan.batch(stored.step), torch.from_numpy(np.array(gradient, dtype=np.float32)))
+            if slope is not None:
+                self._learn(self.plan.batch(stored.step), slope)
             state = {"weights": flat(self.network).cpu().numpy()}
             if step == self.plan.steps:
                 return Stored(state=state)
             noisy = self.noise.added(self._features(self.inputs[self.plan.batch(step)]))
             return Stored(reply={"features": noisy.cpu().numpy()}, state=state)
 
-        return self.participant.answer(run, step, self._charges(run, step), lambda stored: stored, draw)
+        return self.participant.answer(run, step, self._charges(run, step), compute, draw)
 
     def evaluate(self, run: str, inputs: Any) -> Block:
         """Features of public records, without noise: a network that has learned in private may be used on them."""
@@ -296,8 +308,6 @@ class Half:
     def _learn(self, batch: npt.NDArray[np.int64], gradient: Tensor) -> None:
         """One step of SGD on the participant's own network."""
         inputs, gradient = self.inputs[torch.from_numpy(batch)], gradient.to(device_of(self.network))
-        if gradient.shape != (len(batch), self.noise.shape[1]):
-            raise InvalidInput(f"gradient must have the shape of the features, got {tuple(gradient.shape)}")
         if self.update_noise is not None:
             self.gradients.zero()
             self.gradients.accumulate(inputs, gradient)
@@ -345,6 +355,11 @@ class Top:
         """Trains on the noisy features of a step; the gradient of the summed loss for each participant."""
         parts = [self._block(block).requires_grad_() for block in blocks]
         labels = self.labels[torch.from_numpy(self.plan.batch(step))]
+        if any(len(part) != len(labels) for part in parts):
+            raise InvalidInput(
+                f"blocks must have the {len(labels)} records of step {step}, got {[len(part) for part in parts]}: all "
+                "must have the same plan"
+            )
         loss = self.loss(self.network(torch.cat(parts, dim=1)), labels)
         parameters = trainable(self.network)
         gradients = torch.autograd.grad(loss, [*parameters, *parts])

@@ -11,6 +11,7 @@ Two units of privacy are kept apart and never mixed up:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ NORMS = ("linf", "l2")
 ROUNDING = 1e-6
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+LOG = logging.getLogger(__name__)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -82,6 +85,22 @@ class LocalTraining:
                         parameter.sub_(velocity, alpha=self.learning_rate)
         return flat(model) - before
 
+    def check(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+        """Raises what makes training impossible from the start, such as labels that the loss does not know.
+
+        A client does this before it hears from the server, for later it keeps quiet about such errors.
+        """
+        batches = torch.split(torch.arange(len(inputs), device=inputs.device), self.batch_size)
+        model.train()
+        with torch.no_grad():
+            for batch in {batches[0], batches[-1]}:  # the last one may have another size
+                losses = self.loss(model(inputs[batch]), labels[batch])
+                if losses.shape != batch.shape:
+                    raise InvalidInput(
+                        f"loss must give one value a record, got shape {tuple(losses.shape)} for {len(batch)} records; "
+                        'use reduction="none"'
+                    )
+
 
 @dataclass(frozen=True)
 class Guarantees:
@@ -110,7 +129,7 @@ class Upload(Protocol):
         """The cost of one upload."""
 
     def compute(self, parameters: Tensor) -> Tensor:
-        """What can be done before the spend, from the global model."""
+        """What can be done before the spend, from the global model; it does not fail, whatever the records are."""
 
     def draw(self, value: Tensor) -> Tensor:
         """What is uploaded, from what `compute` gave."""
@@ -167,12 +186,11 @@ class ClientLevel:
             return Entrywise(2 * self.clip, relation=self.relation)
         return Frobenius(2 * self.clip, relation=self.relation)
 
-    def noise(self, model: nn.Module, generator: torch.Generator | None = None) -> ParameterNoise:
+    def noise(self, model: nn.Module) -> ParameterNoise:
         """The noise of one upload, sized so that all rounds keep the budget.
 
         Args:
             model: the network; only the shapes of its trainable parameters count.
-            generator: for reproducible studies only.
 
         Raises:
             GuaranteeViolated: if the mechanism does not keep the budget over all rounds.
@@ -188,9 +206,13 @@ class ClientLevel:
             options.setdefault("gamma", norm)  # of a layer even more so
         law = propose(self.mechanism, shapes, self.sensitivity, each, by_layer=self.by_layer, **options)
         law, sampling = sized(law, self.sensitivity, mu_of_each(self.budget, self.rounds), self.size)
-        noise = ParameterNoise(law, self.sensitivity, norm, sampling=sampling, generator=generator)
+        noise = ParameterNoise(law, self.sensitivity, norm, sampling=sampling)
         check_total(self.mechanism, [(noise.certificate, self.rounds)], self.budget)
         return noise
+
+    def check(self, model: nn.Module) -> None:
+        """Raises what is wrong with these settings, or with such a model."""
+        self.noise(model)
 
     def clipped(self, update: Tensor) -> Tensor:
         """The update inside its box or ball, whatever it was: entries that are not numbers become zero."""
@@ -225,13 +247,20 @@ class _ClippedUpload:
         self.privacy, self.model, self.training, self.inputs, self.labels = privacy, model, training, inputs, labels
         self.noise = privacy.noise(model)
         self.guarantees = privacy._guarantees(self.noise.certificate)
+        training.check(model, inputs, labels)
 
     def charge(self, note: str) -> Charge:
         return Charge(note, self.noise.certificate)
 
     def compute(self, parameters: Tensor) -> Tensor:
         load(self.model, parameters)
-        return self.privacy.clipped(self.training.update(self.model, self.inputs, self.labels))
+        try:
+            update = self.training.update(self.model, self.inputs, self.labels)
+        except Exception:
+            # whether it fails may depend on the records, and no noise would hide that: it counts as no update
+            LOG.exception("local training has failed, and the upload will be noise alone")
+            update = torch.zeros_like(flat(self.model))
+        return self.privacy.clipped(update)
 
     def draw(self, value: Tensor) -> Tensor:
         self.noise.add_(value)

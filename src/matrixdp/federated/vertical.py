@@ -8,6 +8,9 @@
 The server has the labels and the top network. It asks for the features of one batch after the other and sends along the
 gradient of the batch before. Without one of the participants it cannot go on: then the run ends, and says why. Between
 real SuperNodes, Flower starts a process for every message, so take few, large batches.
+
+A participant sends noisy features or declines, and nothing else; with unit "record" also features of public records.
+How long it takes is not hidden. It has to trust the code of the app, which Flower brings from the server.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
@@ -127,7 +131,8 @@ def server_app(
         loss: (outputs, labels) -> the mean loss of a batch.
         learning_rate: of the top network.
         timeout: seconds to wait for the features of a batch.
-        retries: how often to ask again where no reply came; the answer to a step is given once, however often.
+        retries: how often to ask again where no reply came, such as from a process that was killed; the answer to a
+            step is made once, however often it is asked for.
         wait: seconds to wait for the participants to connect.
         evaluate: metrics, from the outputs for the public records, after every epoch.
         on_epoch: told of every epoch.
@@ -162,7 +167,7 @@ def server_app(
                 gradients = server.learn(step, features)
             link.send(plan.steps, gradients)
             report(plan.epochs, metrics_of(link, plan.steps, server))
-        except _Ended as reason:
+        except (_Ended, InvalidInput) as reason:
             report(step // plan.batches, {}, str(reason))
         if on_end is not None:
             on_end(server.network)
@@ -189,14 +194,15 @@ class _Link:
     def send(self, step: int, gradients: list[Any], kind: str = MessageType.TRAIN) -> dict[int, Arrays]:
         """Sends each participant its own gradient; the replies by node."""
         replies: dict[int, Reply] = {}
+        missing = self.nodes
         for _ in range(1 + self.retries):
             contents = {
                 node: request({"gradient": gradients[self.numbers[node]]} if gradients else {}, step=step)
-                for node in self.nodes
-                if node not in replies
+                for node in missing
             }
             replies |= ask(self.grid, contents, timeout=self.timeout, group=str(step), kind=kind)
-            if len(replies) == len(self.nodes):
+            missing = [node for node in self.nodes if node not in replies or replies[node].lost]
+            if not missing:
                 break
         given: dict[int, Arrays] = {}
         for node in self.nodes:
@@ -204,7 +210,8 @@ class _Link:
                 raise _Ended(f"no reply from node {node}")
             arrays = replies[node].arrays
             if arrays is None:
-                raise _Ended(f"node {node} declined: {replies[node].reason}")
+                verb = "failed" if replies[node].lost else "declined"
+                raise _Ended(f"node {node} {verb}: {replies[node].reason}")
             given[node] = arrays
         return given
 
@@ -213,10 +220,14 @@ class _Link:
         given = self.send(step, gradients, kind)
         if not all({"number", "features"} <= set(arrays) for arrays in given.values()):
             raise _Ended(f"no features for step {step}: a participant has another plan")
-        self.numbers = {node: int(arrays["number"]) for node, arrays in given.items()}
+        if not all(_is_block(arrays["features"]) and arrays["number"].size == 1 for arrays in given.values()):
+            raise _Ended("features that are no matrix of finite numbers")
+        self.numbers = {node: int(arrays["number"].item()) for node, arrays in given.items()}
         blocks = {self.numbers[node]: arrays["features"] for node, arrays in given.items()}
         if sorted(blocks) != list(range(len(self.nodes))):
             raise _Ended(f"the participants must be numbered from 0 to {len(self.nodes) - 1}, got {sorted(blocks)}")
-        if not all(block.ndim == 2 and np.all(np.isfinite(block)) for block in blocks.values()):
-            raise _Ended("features that are no matrix of finite numbers")
         return [blocks[number] for number in sorted(blocks)]
+
+
+def _is_block(features: npt.NDArray[Any]) -> bool:
+    return features.ndim == 2 and features.dtype.kind == "f" and bool(np.all(np.isfinite(features)))
