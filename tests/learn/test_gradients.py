@@ -226,9 +226,109 @@ def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
     piece = layers._convolution(layer, inputs, outputs, frozenset(["weight"]))["weight"]
     samples, weights = piece.samples(), torch.rand(BATCH, dtype=torch.float64)
     torch.testing.assert_close(piece.squared_norm(), samples.flatten(1).norm(dim=1) ** 2, rtol=1e-9, atol=0)
+    expected = 1 + torch.einsum("b,b...->...", weights, samples)
     total = torch.ones_like(layer.weight.detach())
     piece.add(weights, total)
-    torch.testing.assert_close(total, 1 + torch.einsum("b,b...->...", weights, samples))
+    torch.testing.assert_close(total, expected)
+    total = torch.ones_like(total)
+    piece._add_products(outputs * weights.view(-1, *[1] * (dimensions + 1)), total)
+    torch.testing.assert_close(total, expected)
+
+
+def test_shortened_numbers_have_eleven_bits_and_are_nearest():
+    values = torch.randn(10_000) * 10.0 ** torch.randint(-30, 30, (10_000,))
+    short = layers.shortened(values)
+    assert not (short.view(torch.int32) & 0x1FFF).any()
+    errors = ((short.double() - values) / values).abs()
+    assert 2**-11.1 < errors.max() <= 2**-11  # so that the next shorter rounding is seen
+    assert torch.equal(layers.shortened(short), short)
+    last = torch.tensor([0x7FFFFFFF, 0x7F800000], dtype=torch.int32).view(torch.float32)  # NaN as GPUs write it
+    assert not torch.isfinite(layers.shortened(last)).any()
+
+
+@pytest.fixture
+def short_convolutions(monkeypatch):
+    """Convolutions as on a GPU with TF32. As their factors are rounded beforehand, any processor does the same."""
+    monkeypatch.setattr(layers, "uses_tensor_cores", lambda tensor: tensor.dtype == torch.float32)
+
+    def add(piece, weights, total):
+        piece._add_products(piece.outputs * weights.view(-1, *[1] * (piece.outputs.ndim - 1)), total)
+
+    monkeypatch.setattr(layers.Patches, "add", add)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_bound_survives_shortened_factors(counted, short_convolutions, monkeypatch):
+    """Equal gradients, weighted so that now and then all are rounded up at once: this counts, and must."""
+    if not counted:
+        norm = layers.gram_norm
+        monkeypatch.setattr(layers, "gram_norm", lambda *args, short, **options: norm(*args, **options))
+    layer, inputs = nn.Conv1d(64, 64, 1, bias=False), torch.rand(1, 64, 16)
+    gradients = ClippedGradients(layer, lambda outputs, targets: outputs.sum((1, 2)), clip=1.0)
+    assert isinstance(layers.Patches(layer, inputs, torch.ones(1, 64, 16)).smaller(), layers.Patches)
+    sizes = []
+    for clip in torch.linspace(1.0, 2.0, 40).tolist():
+        gradients.clip = clip
+        gradients.zero()
+        gradients.accumulate(inputs, torch.zeros(1))
+        sizes.append(float(gradients.flat.double().norm()) / clip)
+    assert (max(sizes) <= 1) == counted
+    assert max(sizes) > 0.999
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_shortened_factors_cost_little(name, short_convolutions, monkeypatch):
+    """The bound stays within half a percent of the norm."""
+    monkeypatch.setattr(layers.Patches, "smaller", lambda piece: piece)
+    model, inputs, targets = convolution(2, **CONVOLUTIONS[name]), numbers(4, 7, 7), torch.randn(BATCH)
+    clip = float(record_gradients(model, inputs, targets).norm(dim=1).min()) / 2
+    gradients = ClippedGradients(model, squares, clip=clip)
+    for i in range(BATCH):
+        gradients.zero()
+        gradients.accumulate(inputs[i : i + 1], targets[i : i + 1])
+        assert clip * 0.99 < float(gradients.flat.double().norm()) <= clip
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+@pytest.mark.parametrize("layer", [nn.GroupNorm(4, 8), nn.InstanceNorm2d(8, affine=True)], ids=str)
+def test_norms_of_inputs_far_from_zero(layer, one_pass, monkeypatch):
+    """A mean of a hundred standard deviations, in float32 against float64."""
+    if one_pass:
+        monkeypatch.setattr(layers, "_moments", layers._moments_in_one_pass)
+    inputs, outputs = 100 + numbers(8, 6, 6), numbers(8, 6, 6)
+    pieces = layers._channels(layer, inputs, outputs, frozenset(["weight", "bias"]))
+    normal = functional.group_norm(inputs.double(), 4 if isinstance(layer, nn.GroupNorm) else 8, eps=layer.eps)
+    expected = {"weight": (normal * outputs).sum((2, 3)), "bias": outputs.double().sum((2, 3))}
+    for name, piece in pieces.items():
+        error = (piece.samples() - expected[name]).norm(dim=1) / expected[name].norm(dim=1)
+        assert error.max() < 1e-4
+
+
+@pytest.mark.parametrize("entries", [1 << 14, 1 << 15, 36_864, 147_456, 3 * 16_411, 65_537])
+def test_norms_of_long_rows(entries):
+    """65537 is a prime, which has no blocks."""
+    values = torch.randn(2, entries)
+    true = values.double().square().sum(1)
+    ratio = layers.squared_norm(values).double() / true
+    assert (ratio >= 1).all()
+    assert (ratio < 1.002).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "explicit"),
+    [
+        ((64, 64, 3, 32), True),  # in channels, out channels, kernel, side
+        ((128, 128, 3, 16), True),  # twice the size of its input and output, but no Gram matrices of 256 x 256
+        ((256, 256, 3, 8), False),
+        ((512, 512, 3, 4), False),
+        ((256, 512, 1, 4), False),
+    ],
+)
+def test_which_convolutions_are_explicit(shape, explicit):
+    width, height, kernel, side = shape
+    layer = nn.Conv2d(width, height, kernel, padding=kernel // 2)
+    piece = layers.Patches(layer, torch.randn(1, width, side, side), torch.randn(1, height, side, side))
+    assert isinstance(piece.smaller(), layers.Samples) == explicit
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ then the sum of w_i G_i. A `Piece` gives both for one parameter, in the cheaper 
                            the ordinary weight gradient with w_i g_t in place of g_t.
 
 Explicit gradients are formed where they hold no more numbers than the a and g that they replace; that is also where
-they take fewer operations.
+they take fewer operations. Convolutions form them a little further.
 
 Rounding. Every norm here is an upper bound on the norm of what is added later. Let u be the unit roundoff. A sum of n
 products, in any order, is off by at most gamma_n = n u / (1 - n u) times the sum of their sizes; numbers too small to
@@ -21,14 +21,22 @@ added in the end is off by gamma_(T+8) S. Both are counted:
     |G_i| <= sqrt(computed + gamma S^2) + gamma_(T+8) S.
 
 Where PyTorch may shorten the factors of a matrix product (`torch.set_float32_matmul_precision`), that counts too.
+
+Tensor cores. On a GPU, PyTorch's convolutions shorten their factors to 11 significant bits unless
+`torch.backends.cudnn.allow_tf32` is off, and so do the weight gradients of convolutions here. Explicit gradients stay
+their own measure. Else a and w_i g_t are rounded before the product, so that the hardware has nothing left to round:
+the norm is that of the rounded a; the rounding of w_i g_t adds 2^-11 S; and as tensor cores may cut sums off where
+others round, gamma_(T+8) is taken with 4 u.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +47,11 @@ from torch.nn import functional
 Rule = Callable[[Any, Tensor, Tensor, frozenset[str]], dict[str, "Piece"]]
 """(layer, input, gradient of the output, names of the trainable parameters) -> one piece a parameter."""
 
-CHUNK = 1 << 25
+CHUNK = 1 << 26
 """The most numbers that unfolded patches may take at a time."""
 
-_SHORT_FACTORS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # twice the roundoff of TF32 and bfloat16
+# Twice the error of TF32, which may be cut off, and of bfloat16, which is rounded.
+_SHORT_FACTORS = {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-7}
 
 
 def roundoff(tensor: Tensor) -> float:
@@ -60,15 +69,52 @@ def factor_roundoff(tensor: Tensor) -> float:
     return _SHORT_FACTORS[torch.get_float32_matmul_precision()] if tensor.dtype == torch.float32 else 0.0
 
 
+def uses_tensor_cores(tensor: Tensor) -> bool:
+    """Whether PyTorch's own convolutions would shorten these numbers to TF32, 11 significant bits."""
+    return tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+
+
+@contextmanager
+def tensor_cores(allowed: bool) -> Iterator[None]:
+    """Lets matrix products run on tensor cores, as PyTorch's convolutions do."""
+    before = torch.get_float32_matmul_precision()
+    if allowed:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if allowed:
+            torch.set_float32_matmul_precision(before)
+
+
+def shortened(values: Tensor) -> Tensor:
+    """Rounded to the nearest with 11 significant bits, which tensor cores take as they are, whichever way they round.
+
+    Numbers that are not finite, or above 1e34, become NaN or infinite.
+    """
+    shifted = values * 8193.0  # 2^13 + 1
+    return torch.sub(shifted, shifted - values)
+
+
+@functools.cache
+def _block(entries: int) -> int | None:
+    """A length of at most 4096 that divides a long row, if there is one of at least 64."""
+    return next((entries // n for n in range(-(-entries // 4096), entries // 64 + 1) if entries % n == 0), None)
+
+
 def squared_norm(values: Tensor) -> Tensor:
     """An upper bound on the sum of squares of each row, over all dimensions but the first."""
     rows = values.flatten(1)
     entries, info = rows.shape[1], torch.finfo(values.dtype)
-    # Long sums go in float64, where counting each operation's error costs nothing.
-    wide = torch.float64 if entries > 1 << 14 else values.dtype
-    total = torch.linalg.vector_norm(rows, dim=1, dtype=wide).square_().to(values.dtype)
-    error = gamma(8 if wide != values.dtype else entries + 8, info.eps / 2)
-    return torch.add(entries * info.tiny, total, alpha=1 + error)
+    # Long sums end in float64, or the error of each operation would count; only the ends, as a wide copy takes long.
+    if entries <= 1 << 14 or values.dtype == torch.float64:
+        total, terms = torch.linalg.vector_norm(rows, dim=1).square_(), entries
+    elif block := _block(entries):
+        blocks = torch.linalg.vector_norm(rows.view(rows.shape[0], -1, block), dim=2).square_()
+        total, terms = blocks.sum(1, dtype=torch.float64).to(values.dtype), block
+    else:
+        total, terms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_().to(values.dtype), 0
+    return torch.add(entries * info.tiny, total, alpha=1 + gamma(terms + 8, info.eps / 2))
 
 
 class Piece(ABC):
@@ -204,13 +250,15 @@ class Lookup(Piece):
         return Lookup(self.indices, keep(self.outputs, kept), self.rows)
 
 
-def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int) -> Tensor:
+def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int, short: bool = False) -> Tensor:
     """|sum_t g_t a_t^T|^2 from the Gram matrix of a (each entry a sum of that many terms) and g: (batch, tokens, out).
 
-    An upper bound, also on what a weight gradient over the tokens rounds to; see the top of the file.
+    An upper bound, also on what a weight gradient over the tokens rounds to; see the top of the file. `short`: that a
+    has 11 significant bits, that w_i g will be rounded to them, and that tensor cores form the weight gradient.
     """
     tokens, width = outputs.shape[1:]
-    unit, factors, tiny = roundoff(outputs), factor_roundoff(outputs), torch.finfo(outputs.dtype).tiny
+    factors, tiny = factor_roundoff(outputs), torch.finfo(outputs.dtype).tiny
+    unit = roundoff(outputs) * (4 if factors else 1)  # where factors are short, sums may be cut off
     gram = torch.bmm(outputs, outputs.transpose(1, 2))
     # The diagonals may have rounded down, and what underflowed anywhere must count even after a factor of unit.
     sizes = inputs.diagonal(dim1=1, dim2=2).mul(1 + gamma(terms, unit) + factors).add_(terms * tiny / unit)
@@ -218,7 +266,8 @@ def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int) -> Tensor:
     absolute = sizes.sqrt_().sum(1).mul_(1 + gamma(tokens + 4, unit))
     wide = gram.mul_(inputs).sum((1, 2), dtype=torch.float64).clamp_(min=0)
     wide = wide.add_(absolute.square(), alpha=gamma(terms + width + 16, unit) + 2.1 * factors).sqrt_()
-    return wide.add_(absolute, alpha=gamma(tokens + 8, unit) + factors).square_().mul_(1 + 8 * unit).to(outputs.dtype)
+    later = 2.0**-11 + 1.001 * gamma(tokens + 8, 4 * roundoff(outputs)) if short else gamma(tokens + 8, unit) + factors
+    return wide.add_(absolute, alpha=later).square_().mul_(1 + 8 * unit).to(outputs.dtype)
 
 
 @dataclass(frozen=True)
@@ -240,26 +289,40 @@ class Patches(Piece):
         return self._explicit().samples()
 
     def smaller(self) -> Piece:
-        """Explicit, if the weight is no larger than the record's input and output."""
+        """Explicit, if the weight is no larger than the record's input and output, or not much and quicker to handle.
+
+        Both ways take about as many operations; what differs is how often they go through memory. Explicit gradients
+        are written once and read twice, a Gram matrix is read for each entry of the kernel and a few times more.
+        """
         record = (self.inputs.numel() + self.outputs.numel()) // self.inputs.shape[0]
-        return self._explicit() if self.layer.weight.numel() <= record else self
+        weight, entries = self.layer.weight.numel(), math.prod(self.layer.kernel_size)
+        gram = self.layer.groups * math.prod(self.outputs.shape[2:]) ** 2
+        explicit = weight <= record or (weight <= 3 * record and 3 * weight <= (entries + 5) * gram)
+        return self._explicit() if explicit else self
 
     def squared_norm(self) -> Tensor:
         """The product of two Gram matrices, that of the patches being a sum over the kernel of shifted ones."""
-        padded, groups = self._padded(), self.layer.groups
-        batch, pixels = padded.shape[0], padded.shape[2:]
-        inputs = padded.reshape(batch * groups, -1, math.prod(pixels))
+        short, groups = uses_tensor_cores(self.inputs), self.layer.groups
+        # Zeros around the input are zeros around its Gram matrix, where they cost no products.
+        later = self.layer._reversed_padding_repeated_twice if self.layer.padding_mode == "zeros" else []
+        given = self.inputs if later else self._padded()
+        given = shortened(given) if short else given
+        batch, pixels = given.shape[0], given.shape[2:]
+        inputs = given.reshape(batch * groups, -1, math.prod(pixels))
         outputs = self.outputs.reshape(batch * groups, -1, math.prod(self.outputs.shape[2:])).transpose(1, 2)
         # A sum over the channels, then over the kernel.
         terms = inputs.shape[1] + math.prod(self.layer.kernel_size)
         norms = []
-        step = max(1, CHUNK // inputs.shape[2] ** 2)
+        step = max(1, CHUNK // (2 * inputs.shape[2] ** 2))  # the matrix is held with and without its zeros
         for part, gradient in zip(torch.split(inputs, step), torch.split(outputs, step), strict=True):
             gram = torch.bmm(part.transpose(1, 2), part).view(-1, *pixels, *pixels)
-            patches = torch.zeros((), dtype=part.dtype, device=part.device)
-            for place in self._places():
-                patches = patches + gram[(slice(None), *place, *place)]
-            norms.append(gram_norm(patches.flatten(1).view(-1, *[outputs.shape[1]] * 2), gradient, terms=terms))
+            gram = functional.pad(gram, [*later, *later]) if any(later) else gram
+            first, *others = (gram[(slice(None), *place, *place)] for place in self._places())
+            patches = first.clone(memory_format=torch.contiguous_format)
+            for other in others:
+                patches += other
+            patches = patches.view(-1, *[outputs.shape[1]] * 2)
+            norms.append(gram_norm(patches, gradient, terms=terms, short=short))
         return torch.cat(norms).view(batch, groups).sum(1).mul_(1 + (groups + 2) * roundoff(self.inputs))
 
     def _places(self) -> Iterator[tuple[slice, ...]]:
@@ -295,25 +358,47 @@ class Patches(Piece):
             for k in range(layer.kernel_size[0]):
                 first = k * layer.dilation[0]
                 rows = unfolded[:, :, first : first + layer.stride[0] * (height - 1) + 1 : layer.stride[0]].flatten(2)
-                values[chosen, k] = torch.bmm(rows, outputs[chosen])
+                # Norm and sum are those of what comes out here, so that short factors leave the bound as it is.
+                with tensor_cores(uses_tensor_cores(rows)):
+                    if rows.is_cuda:
+                        torch.bmm(rows, outputs[chosen], out=values[chosen, k])
+                    else:  # slow at writing into a part
+                        values[chosen, k] = torch.bmm(rows, outputs[chosen])
         values = values.view(batch, groups, layer.kernel_size[0], channels // groups, width, outputs.shape[2])
         return Samples(values, tuple(layer.weight.shape), order=(0, 4, 2, 1, 3))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """One backward convolution; its factors are kept whole, or the norms would not hold."""
+        """One backward convolution; on a GPU matrix products instead.
+
+        The libraries there may take Winograd's or Fourier's way through a convolution, whose errors are not counted.
+        """
         layer, zeros = self.layer, [0] * (self.outputs.ndim - 2)
         weighted = self.outputs * weights.view(-1, *[1] * (self.outputs.ndim - 1))
+        if weighted.is_cuda:
+            return self._add_products(weighted, total)
         pads = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         inputs, padding = (self.inputs, list(layer.padding)) if pads else (self._padded(), zeros)
         settings = (list(layer.stride), padding, list(layer.dilation), False, zeros, layer.groups)
-        wanted = [False, True, False]
-        with torch.backends.cudnn.flags(
-            enabled=torch.backends.cudnn.enabled,
-            benchmark=torch.backends.cudnn.benchmark,
-            deterministic=torch.backends.cudnn.deterministic,
-            allow_tf32=False,
-        ):
-            total += torch.ops.aten.convolution_backward(weighted, inputs, total, None, *settings, wanted)[1]
+        total += torch.ops.aten.convolution_backward(weighted, inputs, total, None, *settings, [False, True, False])[1]
+
+    def _add_products(self, weighted: Tensor, total: Tensor) -> None:
+        """The sum over the records as products of unfolded patches and weighted gradients."""
+        layer, groups, short = self.layer, self.layer.groups, uses_tensor_cores(weighted)
+        inputs = self._padded().contiguous()
+        if short:
+            inputs, weighted = shortened(inputs), shortened(weighted)
+        channels, strides, lengths = inputs.shape[1], inputs.stride(), weighted.shape[2:]
+        along_kernel = [d * s for d, s in zip(layer.dilation, strides[2:], strict=True)]
+        along_output = [d * s for d, s in zip(layer.stride, strides[2:], strict=True)]
+        step = max(1, CHUNK // (channels * math.prod(layer.kernel_size) * math.prod(lengths)))
+        for part, gradient in zip(torch.split(inputs, step), torch.split(weighted, step), strict=True):
+            patches = part.as_strided(
+                (channels, *layer.kernel_size, part.shape[0], *lengths),
+                (strides[1], *along_kernel, strides[0], *along_output),
+            ).reshape(groups, -1, part.shape[0] * math.prod(lengths))
+            gradient = gradient.transpose(0, 1).reshape(groups, -1, patches.shape[2])
+            with tensor_cores(short):
+                total.view(groups, gradient.shape[1], -1).baddbmm_(gradient, patches.transpose(1, 2))
 
     def masked(self, kept: Tensor) -> Patches:
         """Zeros on both sides."""
@@ -376,6 +461,21 @@ def _last_dimensions(layer: Any, inputs: Tensor, outputs: Tensor, names: frozens
     return pieces
 
 
+def _moments(inputs: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / standard deviation of each group of an input of one record, both (1, groups)."""
+    if inputs.is_cuda:
+        return _moments_in_one_pass(inputs, groups, eps)
+    size = *inputs.shape, groups
+    _, mean, scale = torch.ops.aten.native_group_norm(inputs, None, None, *size, eps)
+    return mean, scale
+
+
+def _moments_in_one_pass(inputs: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The same without writing the normalised input, which takes most of the time except on a CPU."""
+    variance, mean = torch.var_mean(inputs.view(1, groups, -1), 2, correction=0)
+    return mean, variance.add_(eps).rsqrt_()
+
+
 def _channels(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, Piece]:
     """Group and instance norms: a weight for each channel.
 
@@ -385,7 +485,7 @@ def _channels(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]
     inputs, outputs = inputs.reshape(1, batch * channels, -1), outputs.reshape(1, batch * channels, -1)
     groups = batch * (layer.num_groups if isinstance(layer, nn.GroupNorm) else channels)
     size = 1, batch * channels, inputs.shape[2], groups
-    _, mean, scale = torch.ops.aten.native_group_norm(inputs, None, None, *size, layer.eps)
+    mean, scale = _moments(inputs, groups, layer.eps)
     ones, wanted = inputs.new_ones(batch * channels), [False, "weight" in names, "bias" in names]
     found = torch.ops.aten.native_group_norm_backward(outputs, inputs, mean, scale, ones, *size, wanted)
     by_name = zip(("weight", "bias"), found[1:], strict=True)
