@@ -49,7 +49,9 @@ def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: 
 
 
 def _weights(weights: Any, shape: Shape) -> Array:
-    given = np.ones(shape) if weights is None else _check.broadcast("weights", weights, shape)
+    if weights is None:
+        return np.broadcast_to(1.0, shape)
+    given = _check.broadcast("weights", weights, shape)
     if not (np.all(given >= 0) and np.any(given > 0)):
         raise InvalidInput("weights must be 0 or above everywhere and above 0 somewhere")
     return given
