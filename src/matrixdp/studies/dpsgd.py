@@ -177,7 +177,9 @@ def measure(published: Published, split: Split, smoke: bool, progress: Progress)
     from matrixdp.learn import models
     from matrixdp.studies import training
 
-    lot, trained, repeats = (len(split.train.label) // 2, 1, 1) if smoke else (LOT, published.trained, REPEATS)
+    lot, (trained, repeats) = LOT, training.affordable(published.trained, REPEATS, least=3)
+    if smoke:
+        lot, trained, repeats = len(split.train.label) // 2, 1, 1
     train, test = training.on_device(split.train), training.on_device(split.test)
     task = training.Task(published.name, getattr(models, published.model), train, test, lot, LEARNING_RATE, CLIP)
     steps, seeds = task.steps(published.epochs), range(SEED, SEED + repeats)
@@ -312,10 +314,12 @@ def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
         *(line for entry in measured for line in _difference(entry)),
         *gradients.difference,
     ]
-    epochs = {f"epochs, {p.name} {p.model}": f"{p.trained} of the paper's {p.epochs}" for p in PUBLISHED}
-    setting = {"delta": DELTA, "clip": CLIP, "repeats": 1 if smoke else REPEATS, "seed": SEED, "smoke": smoke,
-               "learning rate (R1SMG)": LEARNING_RATE, "device": str(training.pick_device()),
-               **epochs, **lots.SETTING}  # fmt: skip
+    epochs = {
+        f"epochs, {p.name} {p.model}": f"{len(without)} of the paper's {p.epochs}, {without[-1].runs} runs"
+        for p, _, without, _ in measured
+    }
+    setting = {"delta": DELTA, "clip": CLIP, "seed": SEED, "smoke": smoke, "learning rate (R1SMG)": LEARNING_RATE,
+               "device": str(training.pick_device()), **epochs, **gradients.setting}  # fmt: skip
     tables = (*(table for entry in measured for table in _tables(entry)), *gradients.tables)
     pictures = {"figures-7-and-8": _picture(measured), "lots": gradients.figure}
     return Results(setting, tables, "\n".join(found), "\n".join(difference), pictures)

@@ -93,13 +93,10 @@ EXPERIMENTS = (
     Lots("CIFAR-10", "VGG16", 1024, 30, 10, 0.1, 0.05, (1.0,), 1),
     Lots("SVHN", "AlexNet", 1024, 60, 2, 0.1, 0.05, (1.0,), 1),
 )
-SETTING = {
-    f"{lots.name} {lots.model}": f"{lots.trained} of the paper's {lots.epochs} epochs, {lots.repeats} runs, learning "
-    f"rate {lots.learning_rate:g} with noise and {lots.plain_rate:g} without"
-    for lots in EXPERIMENTS
-}
-# In a smoke run, so large that the classic formula is refused; networks of millions of parameters are left out of it.
-SMOKE_EPSILON, SMOKE_MODELS = 5.0, ("LeNet", "MLP", "GCN")
+# In a smoke run, so large that the classic formula is refused.
+SMOKE_EPSILON = 5.0
+# Networks of millions of parameters are left to GPUs.
+SMALL_MODELS = ("LeNet", "MLP", "GCN")
 # As many as the paper has to train on; the rest of the graph has 1,000 to test and 500 that are not used.
 CORA_TRAIN = 1140
 
@@ -232,6 +229,8 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Measur
     """Trains with every mechanism under both accountings."""
     from matrixdp.studies import training
 
+    epochs, repeats = training.affordable(lots.trained, lots.repeats, least=2)
+    lots = lots._replace(trained=epochs, repeats=repeats)
     if smoke:
         lots = lots._replace(trained=1, epsilons=(SMOKE_EPSILON,), repeats=1)
     task = make_task(lots, split, smoke)
@@ -292,6 +291,7 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Measur
 class Gradients(NamedTuple):
     """What came out for all data sets."""
 
+    setting: dict[str, str]
     tables: tuple[Table, ...]
     figure: Figure
     found: list[str]
@@ -300,10 +300,17 @@ class Gradients(NamedTuple):
 
 def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Gradients:
     """All experiments whose data are there."""
-    chosen = [lots for lots in EXPERIMENTS if lots.name in data and (not smoke or lots.model in SMOKE_MODELS)]
+    from matrixdp.studies import training
+
+    large = not smoke and training.pick_device().type == "cuda"
+    chosen = [lots for lots in EXPERIMENTS if lots.name in data and (large or lots.model in SMALL_MODELS)]
     measured = [measure(lots, data[lots.name], smoke, progress) for lots in chosen]
     tables = tuple(table for found in measured for table in found.tables)
-    return Gradients(tables, _picture(measured), [_found(found) for found in measured], _difference(measured))
+    setting = {
+        f"epochs, {lots.name} {lots.model}": f"{lots.trained} of the paper's {lots.epochs}, {lots.repeats} runs"
+        for lots, *_ in measured
+    }
+    return Gradients(setting, tables, _picture(measured), [_found(found) for found in measured], _difference(measured))
 
 
 def _picture(measured: list[Measured]) -> Figure:

@@ -36,6 +36,11 @@ def pick_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def affordable(epochs: int, repeats: int, least: int) -> tuple[int, int]:
+    """Epochs and repeats of a run: all of them on a GPU, a tenth of the epochs (at least so many) on a processor."""
+    return (epochs, repeats) if torch.cuda.is_available() else (max(least, epochs // 10), max(1, repeats // 3 * 2))
+
+
 def on_device(data: Labelled) -> TensorDataset:
     """Records and classes as tensors; numbers in single precision, codes and indices as they are."""
     records = torch.from_numpy(np.ascontiguousarray(data.records))
