@@ -74,6 +74,6 @@ class _Room:
 
 
 def _room_for(records: int) -> int:
-    """The next larger of sizes that are at most an eighth apart."""
+    """The next larger of sizes that are at most a quarter (or 32) apart."""
     step = max(_LEAST_ROOM, 1 << max(0, records.bit_length() - 3))
     return -(-records // step) * step
