@@ -17,13 +17,7 @@ BUDGET = Budget(4.0, 1e-5)
 RECORDS, FEATURES = 1500, 3  # more records than pass through the front at a time
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The networks are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network():

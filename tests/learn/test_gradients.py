@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from matrixdp.errors import InvalidInput
 from matrixdp.learn import layers
+from matrixdp.learn import pieces as pieces_of
 from matrixdp.learn.gradients import ClippedGradients
 
 BATCH = 5
@@ -219,7 +220,7 @@ def test_float32_contribution_of_a_record_is_within_the_clip(case):
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
-    monkeypatch.setattr(layers, "CHUNK", 3000)  # several chunks
+    monkeypatch.setattr(pieces_of, "CHUNK", 3000)  # several chunks
     layer = convolution(dimensions, **CONVOLUTIONS[name]).double()
     inputs = torch.randn(BATCH, 4, *[7] * dimensions, dtype=torch.float64)
     outputs = torch.randn_like(layer(inputs))
@@ -237,35 +238,35 @@ def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
 
 def test_shortened_numbers_have_eleven_bits_and_are_nearest():
     values = torch.randn(10_000) * 10.0 ** torch.randint(-30, 30, (10_000,))
-    short = layers.shortened(values)
+    short = pieces_of.shortened(values)
     assert not (short.view(torch.int32) & 0x1FFF).any()
     errors = ((short.double() - values) / values).abs()
     assert 2**-11.1 < errors.max() <= 2**-11  # so that the next shorter rounding is seen
-    assert torch.equal(layers.shortened(short), short)
+    assert torch.equal(pieces_of.shortened(short), short)
     last = torch.tensor([0x7FFFFFFF, 0x7F800000], dtype=torch.int32).view(torch.float32)  # NaN as GPUs write it
-    assert not torch.isfinite(layers.shortened(last)).any()
+    assert not torch.isfinite(pieces_of.shortened(last)).any()
 
 
 @pytest.fixture
 def short_convolutions(monkeypatch):
     """Convolutions as on a GPU with TF32. As their factors are rounded beforehand, any processor does the same."""
-    monkeypatch.setattr(layers, "uses_tensor_cores", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr(pieces_of, "uses_tensor_cores", lambda tensor: tensor.dtype == torch.float32)
 
     def add(piece, weights, total):
         piece._add_products(piece.outputs * weights.view(-1, *[1] * (piece.outputs.ndim - 1)), total)
 
-    monkeypatch.setattr(layers.Patches, "add", add)
+    monkeypatch.setattr(pieces_of.Patches, "add", add)
 
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_bound_survives_shortened_factors(counted, short_convolutions, monkeypatch):
     """Equal gradients, weighted so that now and then all are rounded up at once: this counts, and must."""
     if not counted:
-        norm = layers.gram_norm
-        monkeypatch.setattr(layers, "gram_norm", lambda *args, short, **options: norm(*args, **options))
+        norm = pieces_of.gram_norm
+        monkeypatch.setattr(pieces_of, "gram_norm", lambda *args, short, **options: norm(*args, **options))
     layer, inputs = nn.Conv1d(64, 64, 1, bias=False), torch.rand(1, 64, 16)
     gradients = ClippedGradients(layer, lambda outputs, targets: outputs.sum((1, 2)), clip=1.0)
-    assert isinstance(layers.Patches(layer, inputs, torch.ones(1, 64, 16)).smaller(), layers.Patches)
+    assert isinstance(pieces_of.Patches(layer, inputs, torch.ones(1, 64, 16)).smaller(), pieces_of.Patches)
     sizes = []
     for clip in torch.linspace(1.0, 2.0, 40).tolist():
         gradients.clip = clip
@@ -279,7 +280,7 @@ def test_bound_survives_shortened_factors(counted, short_convolutions, monkeypat
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_shortened_factors_cost_little(name, short_convolutions, monkeypatch):
     """The bound stays within half a percent of the norm."""
-    monkeypatch.setattr(layers.Patches, "smaller", lambda piece: piece)
+    monkeypatch.setattr(pieces_of.Patches, "smaller", lambda piece: piece)
     model, inputs, targets = convolution(2, **CONVOLUTIONS[name]), numbers(4, 7, 7), torch.randn(BATCH)
     clip = float(record_gradients(model, inputs, targets).norm(dim=1).min()) / 2
     gradients = ClippedGradients(model, squares, clip=clip)
@@ -309,7 +310,7 @@ def test_norms_of_long_rows(entries):
     """65537 is a prime, which has no blocks."""
     values = torch.randn(2, entries)
     true = values.double().square().sum(1)
-    ratio = layers.squared_norm(values).double() / true
+    ratio = pieces_of.squared_norm(values).double() / true
     assert (ratio >= 1).all()
     assert (ratio < 1.002).all()
 
@@ -327,8 +328,8 @@ def test_norms_of_long_rows(entries):
 def test_which_convolutions_are_explicit(shape, explicit):
     width, height, kernel, side = shape
     layer = nn.Conv2d(width, height, kernel, padding=kernel // 2)
-    piece = layers.Patches(layer, torch.randn(1, width, side, side), torch.randn(1, height, side, side))
-    assert isinstance(piece.smaller(), layers.Samples) == explicit
+    piece = pieces_of.Patches(layer, torch.randn(1, width, side, side), torch.randn(1, height, side, side))
+    assert isinstance(piece.smaller(), pieces_of.Samples) == explicit
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ def test_shortened_factors_leave_room(case, precision):
         gradients.accumulate(inputs[:1], torch.ones(1))
     finally:
         torch.set_float32_matmul_precision(usual)
-    assert 0.8e-3 < float(gradients.flat.double().norm()) < (1 - layers._SHORT_FACTORS[precision]) * 1e-3
+    assert 0.8e-3 < float(gradients.flat.double().norm()) < (1 - pieces_of._SHORT_FACTORS[precision]) * 1e-3
 
 
 def test_bound_survives_underflow():

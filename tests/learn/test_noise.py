@@ -32,13 +32,7 @@ sets = pytest.mark.parametrize("sensitivity", SETS.values(), ids=SETS)
 devices = pytest.mark.parametrize("device", DEVICES)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The vectors are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- the law ---

@@ -32,13 +32,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_mnist.py"
 seeds = pytest.mark.filterwarnings("ignore:training with a generator of your own")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The networks are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network():

@@ -24,13 +24,7 @@ from matrixdp.studies import ensemble, parties, training  # noqa: E402
 SHAPES = {"MNIST": ((1, 28, 28), 10), "Adult": ((105,), 2), "IMDB": ((12,), 2), "CIFAR-10": ((3, 32, 32), 10)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many small products: more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -26,13 +26,7 @@ from matrixdp.studies.ensemble import Ensemble, orders, seed_of  # noqa: E402
 ADULT, LOCATION = vertical.EXPERIMENTS[0], vertical.EXPERIMENTS[2]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many small products: more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput, MatrixDPError
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.ledger import Entry, Ledger
-from matrixdp.privacy.ledger_file import LedgerError
+from matrixdp.privacy.ledger_file import LedgerError, sync_folder
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -221,12 +221,7 @@ def _write(path: Path, stored: Stored) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
-    if os.name == "posix":
-        entry = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(entry)
-        finally:
-            os.close(entry)
+    sync_folder(path.parent)
 
 
 def _read(path: Path) -> Stored:

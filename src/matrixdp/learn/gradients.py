@@ -2,7 +2,7 @@
 
 PyTorch's own parameter gradients mix the records of a batch. Here they are not computed at all: while a layer runs, its
 parameters do not ask for gradients; its input is kept, and the gradient of its output is taken as the backward pass
-comes by. From these two, `layers` gives every record's norm, and then the sum of the clipped gradients.
+comes by. From these two, `pieces` gives every record's norm, and then the sum of the clipped gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.layers import Piece, Samples, factor_roundoff, merged, roundoff, rule_for
+from matrixdp.learn.layers import rule_for
+from matrixdp.learn.pieces import Piece, Samples, factor_roundoff, merged, roundoff
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -47,7 +48,7 @@ class ClippedGradients:
     Guarantee:
         Provided that model and loss treat each record on its own (layers known to mix records are refused), leaving a
         record out changes the sum by one vector whose Euclidean norm ("l2") or largest entry ("linf") is at most clip.
-        Norms count their own rounding error, see `layers`; so the bound holds for the gradient as computed. It leaves
+        Norms count their own rounding error, see `pieces`; so the bound holds for the gradient as computed. It leaves
         out the rounding of the sum over the records: each addition to an entry of size x is off by up to x times the
         unit roundoff, or four times as much on tensor cores. Use float64 parameters where that matters.
         A record whose loss, gradient or squared norm is not finite adds exactly zero.
@@ -67,8 +68,9 @@ class ClippedGradients:
         self._attach()
 
     def zero(self) -> None:
-        """Sets the sum to zero."""
+        """Sets the sum to zero, and makes it the gradient of the parameters."""
         self.flat.zero_()
+        self._attach()
 
     def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.

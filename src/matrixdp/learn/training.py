@@ -168,7 +168,7 @@ class PrivateSGD:
         batch.used = True
         flat = self.gradients.flat
         try:
-            self.gradients.zero()
+            self.gradients.zero()  # an empty batch moves the model too
             for inputs, targets in self._pieces(batch):
                 self.dropped = self.dropped + self._accumulate(inputs, targets)
             self.steps += 1  # before the noise: a step that fails half way counts
@@ -177,7 +177,6 @@ class PrivateSGD:
             flat.zero_()  # the gradients of the parameters are views of it, and would lie there without noise
             raise
         flat.div_(self.batch_size)
-        self.gradients._attach()  # zero_grad() may have taken them away, and an empty batch moves the model too
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

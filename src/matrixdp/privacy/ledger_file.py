@@ -93,6 +93,16 @@ def link(previous: str, fields: Mapping[str, Any]) -> str:
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=repr).encode
 
 
+def sync_folder(folder: Path) -> None:
+    """Makes sure that the entries of a folder have reached the disk, where a system lets one."""
+    if os.name == "posix":
+        entry = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(entry)
+        finally:
+            os.close(entry)
+
+
 def create(path: Path, budget: Budget, relation: str | None) -> None:
     """Makes the file under another name and then links it to its own, so that nobody ever sees half a ledger."""
     header = Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now())
@@ -109,12 +119,7 @@ def create(path: Path, budget: Budget, relation: str | None) -> None:
                 connection.execute("COMMIT")
             with suppress(FileExistsError):  # another process was first: its ledger is the one
                 os.link(draft, path)
-        if os.name == "posix":
-            entry = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(entry)
-            finally:
-                os.close(entry)
+        sync_folder(path.parent)
     except OSError as reason:
         raise LedgerError(
             f"the ledger {path} could not be created ({reason}); its folder must exist and be writable"
