@@ -31,7 +31,7 @@ def model(features=6):
 
 privacy = ClientLevel(budget=Budget(8.0, 1e-5), rounds=2, clip=0.1, mechanism="idn", by_layer=True)
 run_simulation(
-    horizontal.server_app(model, clients=5, rounds=3, timeout=120, on_round=lambda r: log["rounds"].append(r.updates)),
+    horizontal.server_app(model, clients=5, rounds=3, timeout=400, on_round=lambda r: log["rounds"].append(r.updates)),
     horizontal.client_app(
         model, lambda n: (x[n::5], y[n::5]), clients=5, training=LocalTraining(), privacy=privacy, folder=folder
     ),
@@ -67,7 +67,7 @@ def folder(tmp_path_factory):
     settings = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(here / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**os.environ, **settings, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(here)], env=environment, capture_output=True, text=True, timeout=400
+        [sys.executable, "-c", SCRIPT, str(here)], env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return here
