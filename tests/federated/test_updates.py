@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from matrixdp import Accountant, Budget
+from matrixdp import Accountant, Budget, calibrate, certify
 from matrixdp.errors import GuaranteeViolated, InvalidInput, MatrixDPError
 from matrixdp.federated import Client, ClientLevel, Declined, LocalTraining, RecordLevel, average
-from matrixdp.federated.sizing import budget_of_each, mu_of_each
+from matrixdp.federated.sizing import budget_of_each, mu_of_each, sized
 from matrixdp.federated.updates import flat, load
 from matrixdp.privacy import gaussian
+from matrixdp.sensitivity import OneRow
 
 BUDGET = Budget(3.0, 1e-5)
 wild = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -81,6 +82,16 @@ def test_the_budget_of_each_round_is_that_of_exact_composition():
     assert whole / 3 * (1 - 1e-3) <= mu <= whole / 3
     each = budget_of_each(BUDGET, 9)
     assert float(gaussian.mu(each.epsilon, each.delta)) == pytest.approx(mu)
+
+
+def test_the_exact_size_does_not_depend_on_how_much_a_theorem_asks_for():
+    """MVG's own noise is so large here that no grid is fine enough for it."""
+    row = OneRow(low=-1.0, high=1.0)
+    law = calibrate("mvg", shape=(100, 128), sensitivity=row, budget=Budget(0.1, 1e-5), gamma=113.2)
+    exact, sampling = sized(law, row, 0.05, "exact")
+    assert 0.0499 < certify(exact, row, sampling=sampling).mu <= 0.05
+    with pytest.raises(MatrixDPError, match="grid"):
+        sized(law, row, 0.05, "published")
 
 
 def test_what_is_uploaded_is_the_clipped_update_with_noise_of_the_certified_size(tmp_path):

@@ -52,9 +52,11 @@ def sized(law: NoiseLaw, sensitivity: Sensitivity, mu: float, size: str) -> tupl
         size: "exact" scales Gaussian noise until its certificate has this mu; "published" leaves what is more noise
             than that as the mechanism proposes it.
     """
+    if isinstance(law, Gaussian) and size == "exact":
+        return with_mu(law, sensitivity, mu)
     proposed = certify(law, sensitivity).mu
     sampling = sampling_for(law, sensitivity, proposed)
-    if isinstance(law, Gaussian) and (size == "exact" or not (proposed or 0.0) + sampling.enlargement < mu):
+    if isinstance(law, Gaussian) and not (proposed or 0.0) + sampling.enlargement < mu:
         return with_mu(law, sensitivity, mu)
     return law, sampling
 
