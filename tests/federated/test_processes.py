@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,10 @@ constant.HEARTBEAT_DEFAULT_INTERVAL = 10
 """
 
 
+# Before Flower 1.41, whose predecessors are the last for Python 3.10, each kind of talk has an address of its own.
+ONE_PORT = tuple(map(int, version("flwr").split(".")[:2])) >= (1, 41)
+
+
 class Link:
     """A SuperLink and its SuperNodes, each a process."""
 
@@ -140,14 +145,21 @@ class Link:
             "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
             "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own programs by name
         }
-        self.address = f"127.0.0.1:{free_port()}"
-        (folder / "config.toml").write_text(f'[superlink.here]\naddress = "{self.address}"\ninsecure = true\n')
+        self.address = control = f"127.0.0.1:{free_port()}"
+        if ONE_PORT:
+            places = ("--port", control.split(":")[1], "--disable-runtime-dependency-installation")
+        else:
+            control, apps = (f"127.0.0.1:{free_port()}" for _ in range(2))
+            places = ("--fleet-api-address", self.address, "--control-api-address", control)
+            places += ("--serverappio-api-address", apps)
+        (folder / "config.toml").write_text(f'[superlink.here]\naddress = "{control}"\ninsecure = true\n')
         (folder / "sitecustomize.py").write_text(HURRY)
-        port = self.address.split(":")[1]
-        self._start("link", "flower-superlink", "--port", port, "--disable-runtime-dependency-installation")
+        self._start("link", "flower-superlink", *places)
 
     def start_node(self, number, victim=""):
-        place = ("--superlink", self.address, "--port", str(free_port()))
+        port = str(free_port())
+        own = ("--port", port) if ONE_PORT else ("--clientappio-api-address", f"127.0.0.1:{port}")
+        place = ("--superlink", self.address, *own)
         partition = ("--node-config", f"partition-id={number}")
         return self._start(f"node-{number}", "flower-supernode", *place, *partition, VICTIM=victim)
 
@@ -173,7 +185,8 @@ class Link:
         return app
 
     def run(self, app):
-        self.wait(lambda: "running on" in (self.folder / "link.log").read_text().lower(), 60)
+        ready = "running on" if ONE_PORT else "starting control api"
+        self.wait(lambda: ready in (self.folder / "link.log").read_text().lower(), 60)
         command = [self.programs / "flwr", "run", app, "here", "--format", "json"]
         done = subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
