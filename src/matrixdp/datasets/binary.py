@@ -72,11 +72,17 @@ def _checked(
 
 
 def _whole_numbers(source: Source, folder: Folder) -> npt.NDArray[np.int8]:
-    """A CSV file of small whole numbers without a header; pandas refuses what does not fit into a byte."""
+    """A CSV file of whole numbers that fit into a byte, without a header; read in parts, for whole it is gigabytes."""
     import pandas
 
-    found = content(source, folder)
+    found = io.BytesIO(content(source, folder))
+    parts = []
     try:
-        return pandas.read_csv(io.BytesIO(found), header=None, dtype=np.int8).to_numpy()
+        for part in pandas.read_csv(found, header=None, dtype=np.int64, chunksize=10_000):
+            numbers = part.to_numpy()
+            parts.append(numbers.astype(np.int8))
+            if not np.array_equal(parts[-1], numbers):
+                raise ValueError("some do not fit into a byte")
     except (ValueError, OverflowError) as reason:
         raise InvalidInput(f"{source.name} is not a table of whole numbers ({reason}); see {source.page}") from None
+    return np.concatenate(parts)
