@@ -24,13 +24,7 @@ torch = pytest.importorskip("torch")
 
 from matrixdp.studies import training  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def labelled(rng, size, shape, classes=10):
@@ -259,3 +253,11 @@ def test_cora_has_1140_nodes_and_none_of_the_test(folder):
     assert len(split.train.label) == lots.CORA_TRAIN
     assert not set(split.train.records) & set(split.test.records)
     assert len(set(split.train.records)) == lots.CORA_TRAIN
+
+
+def test_a_processor_trains_a_tenth_of_the_epochs(monkeypatch):
+    found = []
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        found += [training.affordable(60, 3, least=3), training.affordable(4, 1, least=2)]
+    assert found == [(60, 3), (4, 1), (6, 2), (2, 1)]

@@ -15,12 +15,7 @@ from matrixdp.studies.lots import Split
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def labelled(records, classes):

@@ -21,7 +21,7 @@ from functools import cache
 
 import numpy as np
 from scipy import optimize
-from scipy.special import erf
+from scipy.special import erfc
 
 from matrixdp import _check
 from matrixdp._check import Array
@@ -285,7 +285,7 @@ def _revealed(entry: Entry) -> float:
         return math.inf
     epsilons = np.linspace(0.0, 60.0, 241)
     c = float(np.min(gaussian.delta(noise.mu, epsilons) + (1.0 + np.exp(epsilons)) * t))
-    same = 1.0 - entry.sampling_rate * float(erf(noise.mu / 2.0**1.5))
+    same = 1.0 - entry.sampling_rate + entry.sampling_rate * float(erfc(noise.mu / 2.0**1.5))  # 1 - q (2 Phi - 1)
     return entry.sampling_rate * c / same * (1.0 + 1e-9) if same > 0.0 else math.inf
 
 
