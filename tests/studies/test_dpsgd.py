@@ -16,9 +16,9 @@ from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import composition
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
-from matrixdp.studies import dpsgd, lots
+from matrixdp.studies import dpsgd, lots, splits
 from matrixdp.studies.base import Mean, plain, silent
-from matrixdp.studies.lots import Split
+from matrixdp.studies.splits import Split
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +42,7 @@ def small_data(rng):
         "MNIST": Split(labelled(rng, 70, (1, 28, 28)), labelled(rng, 40, (1, 28, 28))),
         "CIFAR-10": Split(labelled(rng, 24, (3, 32, 32)), labelled(rng, 20, (3, 32, 32))),
         "Adult": Split(labelled(rng, 60, (105,), 2), labelled(rng, 40, (105,), 2)),
-        "Cora": lots.cora(graph),
+        "Cora": splits.cora(graph),
     }
 
 
@@ -249,7 +249,7 @@ def test_a_baseline_that_did_not_train_is_told():
 def test_cora_has_1140_nodes_and_none_of_the_test(folder):
     from matrixdp import datasets
 
-    split = lots.cora(datasets.load_cora(folder))
+    split = splits.cora(datasets.load_cora(folder))
     assert len(split.train.label) == lots.CORA_TRAIN
     assert not set(split.train.records) & set(split.test.records)
     assert len(set(split.train.records)) == lots.CORA_TRAIN

@@ -10,7 +10,7 @@ from matrixdp.datasets import Labelled
 from matrixdp.privacy.certificate import certify
 from matrixdp.studies import features
 from matrixdp.studies.base import Mean, plain, silent
-from matrixdp.studies.lots import Split
+from matrixdp.studies.splits import Split
 
 torch = pytest.importorskip("torch")
 

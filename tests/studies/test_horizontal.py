@@ -12,7 +12,7 @@ from matrixdp.datasets import Labelled
 from matrixdp.noise.laws import Gaussian
 from matrixdp.studies import horizontal
 from matrixdp.studies.base import Mean, silent
-from matrixdp.studies.lots import Split
+from matrixdp.studies.splits import Split
 
 torch = pytest.importorskip("torch")
 

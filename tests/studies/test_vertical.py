@@ -14,7 +14,7 @@ from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Entrywise
 from matrixdp.studies import vertical
 from matrixdp.studies.base import Mean, silent
-from matrixdp.studies.lots import Split
+from matrixdp.studies.splits import Split
 
 torch = pytest.importorskip("torch")
 

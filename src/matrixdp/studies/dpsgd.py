@@ -11,17 +11,17 @@ from matplotlib.figure import Figure
 from matrixdp import datasets
 from matrixdp.budget import Budget
 from matrixdp.covariance import Isotropic
-from matrixdp.datasets import Labelled
 from matrixdp.mechanisms import calibrate
 from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy import composition
 from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
-from matrixdp.studies import figures, lots
+from matrixdp.studies import figures, lots, splits
 from matrixdp.studies.base import Mean, Progress, Results, Study, Table
 from matrixdp.studies.honest import honest
-from matrixdp.studies.lots import CLIP, DELTA, SEED, Split, Truth, truth
+from matrixdp.studies.lots import CLIP, DELTA, SEED, Truth, truth
+from matrixdp.studies.splits import Split
 
 if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install can list the study
     from matrixdp.studies.training import Task
@@ -70,7 +70,7 @@ PUBLISHED = (
         (Case(1.1, 1.795, Budget(0.71, 3.33e-7)), Case(0.5, 16.983, Budget(5.42, 3.33e-7))),
     ),
     Published(
-        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 60, 0.45,
+        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 100, 0.45,
         (Case(1.1, 2.673, Budget(0.54, 1e-7)), Case(0.5, 20.713, Budget(3.52, 1e-7))),
     ),
 )  # fmt: skip
@@ -78,26 +78,8 @@ PUBLISHED = (
 
 def load(folder: datasets.Folder) -> dict[str, Split]:
     """The data sets of both papers; SVHN if its files are there."""
-    splits = load_pictures(folder)
-    splits["Adult"] = Split(datasets.load_adult(folder), datasets.load_adult(folder, test=True))
-    splits["Cora"] = lots.cora(datasets.load_cora(folder))
-    return splits
-
-
-def load_pictures(folder: datasets.Folder) -> dict[str, Split]:
-    """MNIST, a fifth of CIFAR-10, and SVHN if its files are there, channels first."""
-    digits = Split(datasets.load_mnist(folder), datasets.load_mnist(folder, test=True))
-    splits = {
-        "MNIST": Split(_pictures(digits.train), _pictures(digits.test)),
-        "CIFAR-10": Split(datasets.load_cifar10(folder), datasets.load_cifar10(folder, test=True)),
-    }
-    if all(datasets.has(source, folder) for source in datasets.SVHN):
-        splits["SVHN"] = Split(datasets.load_svhn(folder), datasets.load_svhn(folder, test=True))
-    return splits
-
-
-def _pictures(digits: Labelled) -> Labelled:
-    return Labelled(digits.records.reshape(-1, 1, 28, 28).astype(np.float32), digits.label)
+    cora = splits.cora(datasets.load_cora(folder))
+    return {**splits.pictures(folder), "Adult": splits.adult(folder), "Cora": cora}
 
 
 # --- what is true ---

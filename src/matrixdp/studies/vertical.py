@@ -17,10 +17,10 @@ from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, Sensitivity
-from matrixdp.studies import figures
+from matrixdp.studies import figures, splits
 from matrixdp.studies.base import Mean, Progress, Results, Study, Table
 from matrixdp.studies.honest import honest
-from matrixdp.studies.lots import Split
+from matrixdp.studies.splits import Split
 
 if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install can list the study
     from matrixdp.studies.halves import Release
@@ -75,9 +75,8 @@ class Task(NamedTuple):
 
 def load(folder: datasets.Folder) -> dict[str, Task]:
     """Adult and Location; Purchase-100 and Texas-100 if their files are there. The sizes are those of table 3."""
-    adult = Split(datasets.load_adult(folder), datasets.load_adult(folder, test=True))
     tasks = {
-        "Adult": Task(adult, datasets.ADULT_HALVES[0].stop),
+        "Adult": Task(splits.adult(folder), datasets.ADULT_HALVES[0].stop),
         "Location": _halved(datasets.load_location(folder), 1_600, 3_410),
     }
     if datasets.has(datasets.PURCHASE100, folder):
