@@ -156,16 +156,17 @@ ROWS = {
 
 
 def prepare(row, network, device, batch):
-    """A step to be timed, after it ran twice."""
+    """A step to be timed, after it ran twice, and the memory that model and batch hold on a CUDA device."""
     torch.manual_seed(0)
     make, shape, usual = NETWORKS[network]
     batch = batch or usual
     inputs, targets = torch.randn(batch, *shape, device=device), torch.randint(0, 10, (batch,), device=device)
     model = make().to(device)
+    held = torch.cuda.memory_allocated() if device == "cuda" else 0
     step = ROWS[row](model, inputs, targets)
     step()
     step()
-    return step
+    return step, held
 
 
 def resident_growth(row, network, batch):
@@ -192,13 +193,12 @@ def seconds(step, device):
     return time.perf_counter() - start
 
 
-def peak_memory(row, network, device, step, arguments):
+def peak_memory(row, network, device, step, held, arguments):
     """MiB that a step takes at its peak."""
     if device == "cuda":
-        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         step()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
     command = [sys.executable, __file__, "--memory-of", row, network, "--threads", str(arguments.threads)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -209,8 +209,8 @@ def measure(network, device, arguments):
         if device == "cpu" and "captured" in row:
             continue
         try:
-            steps[row] = prepare(row, network, device, arguments.batch)
-            memory[row] = peak_memory(row, network, device, steps[row], arguments)
+            steps[row], held = prepare(row, network, device, arguments.batch)
+            memory[row] = peak_memory(row, network, device, steps[row], held, arguments)
         except ImportError:
             failed[row] = "not installed"
         except torch.cuda.OutOfMemoryError:

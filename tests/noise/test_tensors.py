@@ -122,9 +122,54 @@ def test_the_kernel_is_the_reference(levels, dtype):
             word = words[2 * word_place] | words[2 * word_place + 1] << 32
             column = int(table.packed[word & 2047])
             chosen = word if word >> 12 < column >> 12 else column
+            assert word >> 12 != column >> 12
             noise = noise * 128 + (-(chosen & 2047) if word >> 11 & 1 else chosen & 2047)
         value = float(values[place].double())
         assert got[place] == np.asarray(unit * (np.rint(value * (1 / unit)) + noise), dtype=got.dtype)
+
+
+@needs_cuda
+def test_the_kernel_breaks_ties(monkeypatch):
+    """Tables in which the first word that falls into a column meets its threshold."""
+    from matrixdp.noise import cuda
+
+    size, levels, seed = 3 * 8 * cuda.LANES, 2, bytes(range(32))
+    secret = Key.from_bytes(seed).chacha_key()
+    columns = [np.full(2048, 9, np.uint64) for _ in range(levels)]
+    ties = [np.full(2048, 2**63, np.uint64) for _ in range(levels)]
+    expected, met = np.zeros(size), 0
+    places = [divmod(place, 8 * cuda.LANES) for place in range(size)]
+    blocks = {
+        (lane, level, second): chacha20_block(secret, (lane * levels + level) | second << 63)
+        for lane in range(3 * cuda.LANES)
+        for level in range(levels)
+        for second in (0, 1)
+    }
+    for level in range(levels):
+        for first in (True, False):  # all thresholds, then all entries
+            for place, (program, rest) in enumerate(places):
+                index, lane = divmod(rest, cuda.LANES)
+                lane += program * cuda.LANES
+                word, more = (
+                    blocks[lane, level, second][2 * index] | blocks[lane, level, second][2 * index + 1] << 32
+                    for second in (0, 1)
+                )
+                column = word & 2047
+                if first:
+                    if columns[level][column] == 9:
+                        columns[level][column] = (word >> 12 << 12) | 9
+                    continue
+                threshold = int(columns[level][column]) >> 12
+                own = word >> 12 < threshold or (word >> 12 == threshold and more < 2**63)
+                met += word >> 12 == threshold
+                chosen = column if own else 9
+                expected[place] = expected[place] * 128 + (-chosen if word >> 11 & 1 else chosen)
+    assert met > levels * 1500
+    packed, second_words = (torch.from_numpy(np.concatenate(parts).view(np.int64)).cuda() for parts in (columns, ties))
+    monkeypatch.setattr(cuda, "_tables", lambda levels, device: (packed, second_words))
+    zeros = torch.zeros(size, dtype=torch.float64, device="cuda")
+    got = cuda.add_noise(zeros, 1.0, Grid(levels), Key.from_bytes(seed)) / Grid(levels).step
+    assert np.array_equal(got.cpu().numpy(), expected)
 
 
 @needs_cuda

@@ -1,7 +1,8 @@
 """Grid noise on a CUDA device: the tables of grid.py, words from ChaCha20, one Triton kernel.
 
 Every lane makes one ChaCha20 block (eight 64-bit words) a level and turns it into noise for eight entries. The key of a
-release is expanded for this purpose alone; lane and level are the block counter, so no word is used twice.
+release is expanded for this purpose alone; lane and level are the block counter, so no word is used twice. Its highest
+bit marks the blocks that break ties, where a word has met its threshold exactly.
 """
 
 from __future__ import annotations
@@ -45,13 +46,27 @@ def _quarter(a, b, c, d):
 
 @triton.jit
 def _look_up(low, high, table):
-    """One word to K, as in kernels.py: the upper 52 bits against the threshold, the lower 11 the column."""
+    """One word to K, as in kernels.py, and whether it meets its threshold.
+
+    The upper 52 bits go against the threshold, the lower 11 are the column.
+    """
     word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
     column = tl.load(table + (low & _COLUMN).to(tl.int32)).to(tl.uint64, bitcast=True)
     chosen = tl.where((word >> 12) < (column >> 12), word, column)
     size = (chosen & _COLUMN).to(tl.int32)
     sign = ((low >> _SIGN) & 1).to(tl.int32)
-    return ((size ^ -sign) + sign).to(tl.float64)
+    return ((size ^ -sign) + sign).to(tl.float64), (word >> 12) == (column >> 12)
+
+
+@triton.jit
+def _tie(low, high, more_low, more_high, met, table, ties):
+    """What K changes by where a word meets its threshold: a second word decides."""
+    place = (low & _COLUMN).to(tl.int32)
+    more = more_low.to(tl.uint64) | (more_high.to(tl.uint64) << 32)
+    own = met & (more < tl.load(ties + place).to(tl.uint64, bitcast=True))
+    alias = (tl.load(table + place) & _COLUMN).to(tl.int32)
+    sign = 1 - 2 * ((low >> _SIGN) & 1).to(tl.int32)
+    return tl.where(own, sign * (place - alias), 0).to(tl.float64)
 
 
 @triton.jit
@@ -100,7 +115,7 @@ def _finish(values, out, place, size, noise, unit, inverse):
 
 
 @triton.jit
-def _add_noise(values, out, size, key, tables, scale, LEVELS: tl.constexpr, LANES: tl.constexpr):
+def _add_noise(values, out, size, key, tables, all_ties, scale, LEVELS: tl.constexpr, LANES: tl.constexpr):
     unit, inverse = tl.load(scale), tl.load(scale + 1)
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
@@ -110,15 +125,35 @@ def _add_noise(values, out, size, key, tables, scale, LEVELS: tl.constexpr, LANE
     for level in tl.static_range(LEVELS):
         counter = ((program * LANES + lane) * LEVELS + level).to(tl.uint64)
         w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = _chacha(key, counter, zero)
-        table = tables + level * (_COLUMN + 1)
-        n0 = n0 * _REFINEMENT + _look_up(w0, w1, table)
-        n1 = n1 * _REFINEMENT + _look_up(w2, w3, table)
-        n2 = n2 * _REFINEMENT + _look_up(w4, w5, table)
-        n3 = n3 * _REFINEMENT + _look_up(w6, w7, table)
-        n4 = n4 * _REFINEMENT + _look_up(w8, w9, table)
-        n5 = n5 * _REFINEMENT + _look_up(w10, w11, table)
-        n6 = n6 * _REFINEMENT + _look_up(w12, w13, table)
-        n7 = n7 * _REFINEMENT + _look_up(w14, w15, table)
+        table, ties = tables + level * (_COLUMN + 1), all_ties + level * (_COLUMN + 1)
+        k0, m0 = _look_up(w0, w1, table)
+        k1, m1 = _look_up(w2, w3, table)
+        k2, m2 = _look_up(w4, w5, table)
+        k3, m3 = _look_up(w6, w7, table)
+        k4, m4 = _look_up(w8, w9, table)
+        k5, m5 = _look_up(w10, w11, table)
+        k6, m6 = _look_up(w12, w13, table)
+        k7, m7 = _look_up(w14, w15, table)
+        if tl.max((m0 | m1 | m2 | m3 | m4 | m5 | m6 | m7).to(tl.int32), axis=0) > 0:
+            t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, t15 = _chacha(
+                key, counter | (1 << 63), zero
+            )
+            k0 += _tie(w0, w1, t0, t1, m0, table, ties)
+            k1 += _tie(w2, w3, t2, t3, m1, table, ties)
+            k2 += _tie(w4, w5, t4, t5, m2, table, ties)
+            k3 += _tie(w6, w7, t6, t7, m3, table, ties)
+            k4 += _tie(w8, w9, t8, t9, m4, table, ties)
+            k5 += _tie(w10, w11, t10, t11, m5, table, ties)
+            k6 += _tie(w12, w13, t12, t13, m6, table, ties)
+            k7 += _tie(w14, w15, t14, t15, m7, table, ties)
+        n0 = n0 * _REFINEMENT + k0
+        n1 = n1 * _REFINEMENT + k1
+        n2 = n2 * _REFINEMENT + k2
+        n3 = n3 * _REFINEMENT + k3
+        n4 = n4 * _REFINEMENT + k4
+        n5 = n5 * _REFINEMENT + k5
+        n6 = n6 * _REFINEMENT + k6
+        n7 = n7 * _REFINEMENT + k7
     first = program * (8 * LANES) + lane
     _finish(values, out, first, size, n0, unit, inverse)
     _finish(values, out, first + LANES, size, n1, unit, inverse)
@@ -131,9 +166,12 @@ def _add_noise(values, out, size, key, tables, scale, LEVELS: tl.constexpr, LANE
 
 
 @cache
-def _tables(levels: int, device: torch.device) -> torch.Tensor:
-    """The tables of a grid on a device, one after the other."""
-    return torch.from_numpy(np.concatenate([t.packed for t in Grid(levels).tables]).view(np.int64)).to(device)
+def _tables(levels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tables of a grid on a device, one after the other, and their ties."""
+    tables = Grid(levels).tables
+    columns = ([table.packed for table in tables], [table.ties for table in tables])
+    packed, ties = (torch.from_numpy(np.concatenate(parts).view(np.int64)).to(device) for parts in columns)
+    return packed, ties
 
 
 def add_noise(
@@ -159,7 +197,7 @@ def add_noise(
             out,
             size,
             received[:8].view(torch.uint32),
-            _tables(grid.levels, device),
+            *_tables(grid.levels, device),
             received[8:].view(torch.float64),
             LEVELS=grid.levels,
             LANES=LANES,

@@ -32,10 +32,11 @@ With grids g_l = 128^-l and c = 13/8, L levels draw
 
 so K has the law of round(N(0, 1)) on the step 128^-L, up to q = 2^-75 a level and the rounding of the tables.
 
-Each table serves |K| < 2048, more than 9.8 standard deviations. Probabilities of |K| are whole multiples of 2^-63, and
+Each table serves |K| < 2048, more than 9.8 standard deviations. Probabilities of |K| are whole multiples of 2^-127, and
 Walker's alias method turns them into 2048 columns, each shared by at most two outcomes. A 64-bit word holds a column
-(11 bits), a sign (1 bit) and a threshold (52 bits): one word, one look-up, no rejection, so the time does not depend on
-the noise.
+(11 bits), a sign (1 bit) and 52 bits to compare with the column's threshold: one word, one look-up, no rejection, so
+the time does not depend on the noise. Only a word that meets the first 52 bits of its threshold exactly, one in 2^52,
+needs a second word for the other 64.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ LIMIT = 2.0**49
 
 _SMOOTH = Fraction(13, 8)  # c: 3/2 would leave q = 2^-64, and 7/4 would cut off a tail of 2^-64
 _THRESHOLD_SHIFT = SIGN_BIT + 1
-_CAPACITY = 1 << 64 - _THRESHOLD_SHIFT  # of a column; all columns together hold 2^63
+_TIE_BITS = 64  # of a threshold, beyond those that are packed
+_CAPACITY = 1 << 64 - _THRESHOLD_SHIFT + _TIE_BITS  # of a column; all columns together hold 2^127
 _TOTAL = _CAPACITY * COLUMNS
-_FIXED = 160  # bits after the point in the arithmetic that builds tables; its errors stay below 2^-130
+_FIXED = 192  # bits after the point in the arithmetic that builds tables; its errors stay below 2^-149
 _ONE = 1 << _FIXED
 
 
@@ -80,21 +82,25 @@ class Table:
     """An alias table for a symmetric law on the whole numbers.
 
     Column i holds `threshold << 12 | alias`: a word of that column gives |K| = i if its upper 52 bits are below the
-    threshold, and |K| = alias otherwise.
+    threshold, and |K| = alias if they are above. If they are equal, it is i for a second word below `ties[i]`.
     """
 
     packed: Words
     """The columns, read-only."""
 
+    ties: Words
+    """The lower 64 bits of the thresholds, read-only."""
+
     total_variation: float
     """Distance between the law that the table draws and the law that it stands for, from above."""
 
-    def numerators(self) -> Words:
-        """P(|K| = k) for k = 0, 1, ..., 2047 as whole multiples of 2^-63."""
-        own = self.packed >> np.uint64(_THRESHOLD_SHIFT)
-        totals = own.copy()
-        alias = (self.packed & np.uint64(COLUMNS - 1)).astype(np.intp)
-        np.add.at(totals, alias, np.uint64(_CAPACITY) - own)
+    def numerators(self) -> list[int]:
+        """P(|K| = k) for k = 0, 1, ..., 2047 as whole multiples of 2^-127."""
+        totals = [0] * COLUMNS
+        for column, (packed, tie) in enumerate(zip(self.packed.tolist(), self.ties.tolist(), strict=True)):
+            own = packed >> _THRESHOLD_SHIFT << _TIE_BITS | tie
+            totals[column] += own
+            totals[packed & COLUMNS - 1] += _CAPACITY - own
         return totals
 
 
@@ -150,47 +156,51 @@ def _cell(k: int, variance: int) -> int:
 
 
 def _table(masses: Sequence[int], weights: Sequence[int]) -> Table:
-    """The alias table of P(k) = masses[|k|] / normaliser.
+    """The alias table of P(k) = masses[|k|] / normaliser, given that |k| < 2048.
 
     Both laws have the normaliser sum_k exp(-k^2 / (2 s^2)): for the rounded Gaussian it should be s sqrt(2 pi), and the
     two differ by exp(-2 pi^2 s^2), far below anything that is computed here.
     """
     normaliser = 2 * sum(weights) - weights[0]
-    scaled = [(2 if k else 1) * _TOTAL * mass for k, mass in enumerate(masses)]
-    scaled += [0] * (COLUMNS - len(scaled))
-    # P(0) to the nearest; the others down, and then up by one where most was lost, until the sum is exact
-    numerators = [(2 * scaled[0] + normaliser) // (2 * normaliser), *(part // normaliser for part in scaled[1:])]
-    lost = sorted(range(1, COLUMNS), key=lambda k: numerators[k] * normaliser - scaled[k])
-    for k in lost[: _TOTAL - sum(numerators)]:
-        numerators[k] += 1
-    packed = _alias(numerators)
-    errors = sum(abs(whole * normaliser - part) for whole, part in zip(numerators, scaled, strict=True))
-    tail = abs(_TOTAL * normaliser - sum(scaled))
-    distance = Fraction(errors + tail, 2 * _TOTAL * normaliser)
-    return Table(packed, math.nextafter(float(distance + Fraction(1, 1 << 110)), math.inf))
+    both_signs = [(2 if k else 1) * mass for k, mass in enumerate(masses)]
+    both_signs += [0] * (COLUMNS - len(both_signs))
+    served = sum(both_signs)
+    numerators = [_TOTAL * mass // served for mass in both_signs]
+    numerators[0] += _TOTAL - sum(numerators)  # fewer than 2048
+    errors = sum(abs(n * normaliser - _TOTAL * mass) for n, mass in zip(numerators, both_signs, strict=True))
+    beyond = _TOTAL * abs(normaliser - served)
+    distance = Fraction(errors + beyond, 2 * _TOTAL * normaliser)
+    return Table(*_alias(numerators), math.nextafter(float(distance + Fraction(1, 1 << 110)), math.inf))
 
 
-def _alias(numerators: Sequence[int]) -> Words:
+def _alias(numerators: Sequence[int]) -> tuple[Words, Words]:
     """Walker's table, built after Vose: a column with room to spare takes the rest from one that overflows.
+
+    Returns the packed columns and the ties.
 
     Source: walker1977efficient; vose1991linear.
     Deviates: 1. whole numbers, so nothing is lost; 2. a full column is stored as its own alias with threshold 0.
     """
     rest = list(numerators)
-    columns = list(range(COLUMNS))
+    columns, ties = list(range(COLUMNS)), [0] * COLUMNS
     low = [i for i in columns if rest[i] < _CAPACITY]
     high = [i for i in columns if rest[i] > _CAPACITY]
     while low:
         needy, rich = low.pop(), high[-1]
-        columns[needy] = rest[needy] << _THRESHOLD_SHIFT | rich
+        threshold, ties[needy] = divmod(rest[needy], 1 << _TIE_BITS)
+        columns[needy] = threshold << _THRESHOLD_SHIFT | rich
         rest[rich] -= _CAPACITY - rest[needy]
         if rest[rich] <= _CAPACITY:
             high.pop()
         if rest[rich] < _CAPACITY:
             low.append(rich)
-    packed = np.array(columns, dtype=np.uint64)
-    packed.flags.writeable = False
-    return packed
+    return _read_only(columns), _read_only(ties)
+
+
+def _read_only(words: list[int]) -> Words:
+    array = np.array(words, dtype=np.uint64)
+    array.flags.writeable = False
+    return array
 
 
 @dataclass(frozen=True)
@@ -241,7 +251,7 @@ class Grid:
         """Distance of one entry's noise from the rounded Gaussian, from above: all tables, and fact 2 at each split."""
         v = float(_SMOOTH**2 * (1 - _SMOOTH**2 / REFINEMENT**2))  # at the first split; larger at the others
         split = math.exp(-19.739 * v)  # 19.739 < 2 pi^2
-        return 1.000001 * (sum(table.total_variation for table in self.tables) + (self.levels - 1) * 2.1 * split)
+        return 1.000001 * (sum(table.total_variation for table in self.tables) + (self.levels - 1) * 2.001 * split)
 
 
 def plan(fineness: float) -> Grid:

@@ -8,8 +8,8 @@ the block's place alone, so the result does not depend on the number of threads.
 
 Time: the loops below have no branch that depends on a value or on the noise, only selections; values so small that they
 round to 0 are replaced by 0 first, because some processors are slow on subnormal numbers; multiplication stands where a
-division might take a time that depends on its operands. The tables (16 KiB each) stay in the first-level cache. Someone
-who shares that cache and times single look-ups is outside this model.
+division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer. The tables (16
+KiB each) stay in the first-level cache. Someone who shares that cache and times single look-ups is outside this model.
 
 The loops are plain functions; numba compiles them at the first draw, and is not imported before.
 """
@@ -30,7 +30,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput
 from matrixdp.noise.entropy import Key, Words
-from matrixdp.noise.grid import LIMIT, REFINEMENT, Grid
+from matrixdp.noise.grid import FINEST, LIMIT, REFINEMENT, SIGN_BIT, Grid, Table
 
 Floats = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
@@ -41,8 +41,8 @@ BLOCK = 1 << 16
 _STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, unless told otherwise
 
 
-def _look_up(words: Words, table: Words, carry: float, noise: Array) -> None:
-    """noise = carry * noise + K, one word an entry.
+def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
+    """noise = carry * noise + K, one word an entry; returns how many words have met their threshold exactly.
 
     With 2^11 columns, a word's lower 11 bits are its column, the next is the sign, and its upper 52 bits are below the
     threshold exactly if the whole word is below the packed column with its lower 12 bits cleared. The lower 11 bits of
@@ -52,6 +52,7 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> None:
     sign_bit = np.uint64(table.size)
     size_bits = sign_bit - np.uint64(1)
     threshold_bits = ~(sign_bit | size_bits)
+    met = 0
     for j in range(words.size):
         word = words[j]
         column = table[word & size_bits]
@@ -59,6 +60,18 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> None:
         size = np.int64(chosen & size_bits)
         negative = np.int64((word & sign_bit) != 0)
         noise[j] = carry * noise[j] + np.float64((size ^ -negative) + negative)
+        met += (word ^ column) & threshold_bits == 0
+    return met
+
+
+def _break_ties(words: Words, table: Table, more: Words, noise: Array) -> None:
+    """Goes on where a word has met its threshold, and was given the alias: 64 bits more decide about it."""
+    columns = words & np.uint64(table.packed.size - 1)
+    chosen = table.packed[columns]
+    own = ((words ^ chosen) >> np.uint64(SIGN_BIT + 1) == 0) & (more < table.ties[columns])
+    alias = chosen & np.uint64(table.packed.size - 1)
+    sign = np.where(words >> np.uint64(SIGN_BIT) & np.uint64(1), -1.0, 1.0)
+    noise[own] += (sign * (columns.astype(np.float64) - alias.astype(np.float64)))[own]
 
 
 def _add(values: Floats, unit: float, noise: Array, out: Floats) -> None:
@@ -167,7 +180,6 @@ def stream(
 def _draw(values: Floats | None, unit: float, grid: Grid, key: Key | None, out: Floats, workers: int) -> None:
     """Noise for all blocks, on top of the values or of zeros."""
     look_up, add = _compiled(_look_up), _compiled(_add)
-    tables = [table.packed for table in grid.tables]
     entropy = (Key() if key is None else key).stream()
     room = min(BLOCK, out.size)
 
@@ -176,9 +188,12 @@ def _draw(values: Floats | None, unit: float, grid: Grid, key: Key | None, out: 
         for block in blocks:
             place = slice(block * BLOCK, min((block + 1) * BLOCK, out.size))
             count = place.stop - place.start
-            for level, table in enumerate(tables):
+            for level, table in enumerate(grid.tables):
                 entropy.fill(words[:count], block, level)
-                look_up(words[:count], table, float(REFINEMENT) if level else 0.0, noise[:count])
+                if look_up(words[:count], table.packed, float(REFINEMENT) if level else 0.0, noise[:count]):
+                    more = np.empty(count, dtype=np.uint64)
+                    entropy.fill(more, block, FINEST + level)
+                    _break_ties(words[:count], table, more, noise[:count])
             add(zeros[:count] if values is None else values[place], unit, noise[:count], out[place])
 
     _share(work, out.size, workers)

@@ -123,13 +123,16 @@ def at_end(networks: Iterable[nn.Module], data: TensorDataset) -> float:
 def passes(
     network: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, *, epochs: int, lot: int, seed: int
 ) -> Iterator[nn.Module]:
-    """Trains without noise on batches of shuffled records, and yields the network after each pass."""
+    """Trains without noise on batches of shuffled records, and yields the network after each pass.
+
+    The batches of a pass are of one size, up to a record: after a small one at the end the network would be judged by
+    what a few records have made of it.
+    """
     loss, random = nn.CrossEntropyLoss(), generator(seed)
     records, label = data.tensors
     for _ in range(epochs):
         order = torch.randperm(len(label), generator=random, device=label.device)
-        for first in range(0, len(label), lot):
-            batch = order[first : first + lot]
+        for batch in torch.tensor_split(order, -(-len(label) // lot)):
             optimizer.zero_grad()
             loss(network(records[batch]), label[batch]).backward()
             optimizer.step()
