@@ -3,7 +3,8 @@
 A step is forward, backward, clipping, noise and update: for LeNet at batch 256, and with `--device cuda` also for
 ResNet-18 with group norms at batch 1024. Ours draws its noise from the secure engine, the others from torch's ordinary
 generator. Rows take turns, and each shows its median. Memory is what a step takes beyond model and batch at its peak:
-on CUDA what torch allocates, on the CPU the growth of the resident set in a fresh process (Linux). Opacus is optional.
+on CUDA what torch allocates, which leaves out the pool of a captured step, on the CPU the growth of the resident set in
+a fresh process (Linux). Opacus is optional.
 """
 
 import argparse
@@ -230,7 +231,8 @@ def measure(network, device, arguments):
     # Rows that took turns met the same load, so ratios are taken within a round.
     ratios = {row: [t / p for t, p in zip(found, times["plain SGD"], strict=True)] for row, found in times.items()}
     for row, median in medians.items():
-        table.add_row(row, f"{1e3 * median:.1f}", f"{statistics.median(ratios[row]):.2f}", f"{memory[row]:,.0f}")
+        peak = "" if "captured" in row else f"{memory[row]:,.0f}"
+        table.add_row(row, f"{1e3 * median:.1f}", f"{statistics.median(ratios[row]):.2f}", peak)
     for row, why in failed.items():
         table.add_row(row, why)
     Console(width=110).print(table)
