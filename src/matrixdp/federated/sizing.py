@@ -16,7 +16,7 @@ from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.sensitivity import Sensitivity
 
-# The share of delta set aside for what the samplers are off, all releases together; it weighs e^epsilon.
+# The share of delta set aside for what the samplers are off, all releases together; it grows with epsilon.
 RESERVE, RESERVE_ABOVE, LARGE_EPSILON = 1e-3, 0.5, 16.0
 
 SIZES = ("exact", "published")
