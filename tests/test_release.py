@@ -1,5 +1,7 @@
 """release(): the certificate comes before the spend, the spend before the noise."""
 
+import io
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -224,6 +226,39 @@ def test_compare_table():
     assert "classic" in str(table)
     assert "loose" in str(table)
     assert table.to_dicts()[-1]["std"] is None
+
+
+@pytest.mark.parametrize("wide", [120, 80])
+def test_the_verdicts_can_be_read_on_a_narrow_terminal(wide):
+    from rich.console import Console
+
+    table = compare((89, 89), Counts(1), Budget(0.5, 1e-7))
+    text = io.StringIO()
+    Console(file=text, width=wide).print(table)
+    lines = text.getvalue().splitlines()
+    for row in table:
+        line = next(line for line in lines if row.mechanism in line)
+        assert (row.note or row.verdict) in line
+        assert "…" not in line
+
+
+@pytest.mark.parametrize(
+    "sensitivity", [Counts(1), Frobenius(1.0), RankOne(1.0), Entrywise(np.array([[1.0, 2.0]] * 2))]
+)
+def test_what_compare_advises_is_what_auto_takes(sensitivity):
+    table = compare((2, 2), sensitivity, BUDGET)
+    assert calibrate("auto", shape=(2, 2), sensitivity=sensitivity, budget=BUDGET).source.startswith(
+        f"{table.least_gaussian} ["
+    )
+    assert f"Use: {table.least_gaussian}," in str(table)
+    assert compare((2, 2), sensitivity, BUDGET, mechanisms=["l2"]).least_gaussian is None
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-9), (1.0, 1e-6), (25.0, 1e-7), (28.0, 1e-6), (30.0, 1e-5)])
+def test_a_release_is_never_certified_above_what_was_asked(epsilon, delta):
+    """Not even where the error of the sampler, times e^epsilon, takes a part of delta."""
+    out = release(np.zeros(3), Frobenius(1.0), Budget(epsilon, delta), "analytic")
+    assert epsilon * (1 - 1e-9) <= out.certificate.epsilon(delta) <= epsilon
 
 
 def test_compare_on_chosen_mechanisms_and_with_options():

@@ -161,12 +161,12 @@ class Claims:
         for first, rows in self.settings():
             table = Table(title=_title(first), title_justify="left")
             table.add_column("mechanism", no_wrap=True, min_width=13)
-            for heading in HEADINGS[1:-1]:
-                table.add_column(heading, justify="right", no_wrap=True, min_width=11)
-            table.add_column("verdict", min_width=9)
+            table.add_column("verdict", no_wrap=True, min_width=8)
+            for heading in ("claimed", "E‖Z‖²", "x\nanalytic", "true\ndelta"):
+                table.add_column(heading, justify="right", no_wrap=True, min_width=8)
             for row in rows:
-                *cells, word = _cells(row)
-                table.add_row(*cells, f"[{COLOURS[row.verdict]}]{word}[/]")
+                name, epsilon, delta, *cells, word = _cells(row)
+                table.add_row(name, f"[{COLOURS[row.verdict]}]{word}[/]", f"{epsilon}, {delta}", *cells)
             tables.append(table)
         return Group(*tables)
 
@@ -286,6 +286,7 @@ what a mechanism without privacy costs.
 
 **How much the others give away.** MVG, MGM, UDN and IDN bound the privacy loss by the norm of the whole noise, which
 grows with the size of the matrix, where only the noise along the difference matters. They keep their promise and pay
-for it with hundreds to billions of times the squared error. IMGM with its best covariance is the analytic Gaussian.
-The classic formula is loose below epsilon 1 and false for large epsilon, where it is not proven but often used.
+for it with tens to billions of times the squared error, and more. IMGM with its best covariance is the analytic
+Gaussian. The classic formula is loose below epsilon 1 and false for large epsilon, where it is not proven but often
+used.
 """

@@ -11,13 +11,14 @@ from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
 from matrixdp.errors import NotApplicable, NotCertifiable
-from matrixdp.mechanisms import expected_error, proposals
+from matrixdp.mechanisms import RECIPES, expected_error, proposals
+from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     import pandas
-    from rich.table import Table
+    from rich.console import Group
 
 # A claim is called exact when the true delta is this close to it.
 TIGHT = 1e-6
@@ -34,6 +35,7 @@ class Row:
     claimed_delta: float
     exact_delta: float
     verdict: str
+    gaussian: bool = False
     note: str = ""
 
 
@@ -62,33 +64,42 @@ class Comparison:
 
         return pandas.DataFrame([asdict(row) for row in self.rows])
 
-    def __rich__(self) -> Table:
+    @property
+    def least_gaussian(self) -> str | None:
+        """What "auto" takes among these: the least error of Gaussian noise that keeps the budget."""
+        kept = {row.mechanism: row.expected_squared_error for row in self.rows if row.gaussian and row.verdict in KEEPS}
+        least = min(kept.values(), default=math.nan)
+        return next((name for name in RECIPES if name in kept and kept[name] <= least * (1 + 1e-9)), None)
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         sides = " x ".join(str(side) for side in self.shape)
-        table = Table(
-            title=f"{sides}, {self.sensitivity} ({self.sensitivity.relation}), {self.budget}",
-            caption="delta: claimed by the mechanism, and true at the same epsilon",
-        )
+        table = Table(title=f"{sides}, {self.sensitivity} ({self.sensitivity.relation}), claimed: {self.budget}")
         table.add_column("mechanism", no_wrap=True)
-        for heading in ("std", "E||Z||^2", "x best", "claimed", "true"):
+        table.add_column("verdict", no_wrap=True)
+        for heading in ("std", "E||Z||^2", "x best", "true delta"):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("verdict")
         best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
         for row in self.rows:
-            if row.note:
-                table.add_row(row.mechanism, *[""] * 5, f"[dim]{row.note}[/dim]")
-                continue
-            table.add_row(
-                row.mechanism,
-                f"{row.std:.4g}",
-                f"{row.expected_squared_error:.4g}",
-                f"{row.expected_squared_error / best:.3g}",
-                f"{row.claimed_delta:.3g}",
-                f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
-                f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
+            if not row.note:
+                table.add_row(
+                    row.mechanism,
+                    f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
+                    f"{row.std:.4g}",
+                    f"{row.expected_squared_error:.4g}",
+                    f"{row.expected_squared_error / best:.3g}",
+                    f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                )
+        notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
+        if self.least_gaussian is not None:
+            notes.append(
+                f"Use: {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is drawn "
+                "without leaks."
             )
-        return table
+        return Group(table, *(Text(note, style="dim") for note in notes))
 
     def __str__(self) -> str:
         import io
@@ -143,6 +154,7 @@ def compare(
                 claimed_delta=budget.delta,
                 exact_delta=certificate.delta(budget.epsilon),
                 verdict=verdict(certificate, budget),
+                gaussian=isinstance(law, Gaussian),
             )
         )
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))

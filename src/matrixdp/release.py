@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,11 +94,14 @@ def release(
     certificate = certify(law, sensitivity, budget, sampling)
     refuted = mechanism in RECIPES and RECIPES[mechanism].refuted
     if (refuted or not certificate.meets(budget)) and accept_violation is not True:
-        reason = "rests on a theorem that is false" if refuted else f"does not keep {budget}"
+        reason = f"does not keep {budget}"
+        if refuted:
+            holds = ", although this noise happens to keep the budget" if certificate.meets(budget) else ""
+            reason = f"rests on a theorem that is false{holds}"
         raise GuaranteeViolated(
             f"{law.source} {reason}: at epsilon {budget.epsilon:g} its delta is "
             f"{certificate.delta(budget.epsilon):.3g}{'' if certificate.exact else ' (an upper bound)'}; nothing was "
-            "released. Use mechanism='auto', or accept_violation=True to release without the guarantee"
+            "released. Use the mechanism 'auto'; in Python, accept_violation=True releases without the guarantee"
         )
     finish = _prepared(true_value, law, sampling, rng, tensor=value if tensors.is_tensor(value) else None)
     if rng is not None:
@@ -149,11 +153,12 @@ def drawable(
     sampling = sampling_for(law, sensitivity, exact.mu)
     if not (isinstance(law, Gaussian) and exact.mu is not None):
         return law, sampling
-    spare = budget.delta - with_sampling_error(0.0, budget.epsilon, sampling.total_variation)
+    off = with_sampling_error(0.0, budget.epsilon, sampling.total_variation)
+    spare = budget.delta - off
     if not spare > 0:
         raise NumericalFailure(
-            f"delta {budget.delta:g} is below what the sampler can be off on {law.shape} entries "
-            f"({sampling.total_variation:.2g}); use a larger delta or a smaller epsilon"
+            f"delta {budget.delta:g} is below {off:.2g}, what the sampler can be off by at epsilon {budget.epsilon:g} "
+            f"(it grows with e^epsilon) and {math.prod(law.shape)} entries; use a larger delta or a smaller epsilon"
         )
     whole = min(exact.mu, float(gaussian.mu(budget.epsilon, spare))) if exact.meets(budget) else exact.mu
     return law.scaled(exact.mu / (whole - sampling.enlargement) * HEADROOM), sampling

@@ -293,9 +293,18 @@ def folder(tmp_path):
     return tmp_path / "people"
 
 
+@pytest.mark.filterwarnings("default:with delta 0.05")
+def test_a_delta_like_a_level_of_significance_is_pointed_out(call, people, tmp_path):
+    for delta, told in (("0.05", True), ("1e-4", False)):
+        result = call("release", people, "--query", "sum", "--norm", "1", "--epsilon", "1", "--delta", delta,
+                      "--output", tmp_path / f"{delta}.csv")  # fmt: skip
+        assert result.exit_code == 0, result.stderr
+        assert ("one record in 20" in result.stderr) is told
+
+
 def test_a_folder_of_parquet_is_read_by_dask(call, folder):
     output = folder.with_name("moment.npy")
-    result = call("release", folder, "--query", "second-moment", "--norm", "1", "--epsilon", "10", "--delta", "1e-3",
+    result = call("release", folder, "--query", "second-moment", "--norm", "1", "--epsilon", "10", "--delta", "1e-4",
                   "--output", output)  # fmt: skip
     assert result.exit_code == 0, result.stderr
     import pandas

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import time
 from fractions import Fraction
 from functools import cache
@@ -238,6 +239,14 @@ def test_the_displacement_covers_rounding_in_floats(levels):
     rounded = np.rint(values * (1 / unit))
     errors = [abs(Fraction(r) - Fraction(v) / Fraction(unit)) for r, v in zip(rounded[::37], values[::37], strict=True)]
     assert Fraction(1, 2) < max(errors) <= Fraction(grid.displacement / grid.step) / 2
+
+
+def test_a_grid_travels_without_its_tables():
+    grid = Grid(3)
+    assert len(grid.tables) == 3
+    sent = pickle.dumps(grid)
+    assert len(sent) < 1000
+    assert pickle.loads(sent) == grid
 
 
 def test_an_alias_table_can_hold_one_outcome_and_all_outcomes():

@@ -228,7 +228,7 @@ def test_bad_spends_are_refused(path, arguments):
 
 
 def test_opening_again(path):
-    with pytest.raises(LedgerError, match="give a budget"):
+    with pytest.raises(LedgerError, match="create it with a budget"):
         Ledger(path)
     Ledger(path, BUDGET).spend(certificate(0.1), "first")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

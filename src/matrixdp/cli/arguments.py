@@ -14,7 +14,9 @@ Epsilon = Annotated[float, typer.Option(help="The epsilon to keep, above 0.")]
 Delta = Annotated[float, typer.Option(help="The delta to keep, between 0 and 1; well below 1/records.")]
 Relation = Annotated[
     str | None,
-    typer.Option(help="What makes two datasets neighbours: add/remove or replace.", show_default="the set's own"),
+    typer.Option(
+        help="What makes two datasets neighbours: add/remove or replace.", show_default="the query's or set's"
+    ),
 ]
 Options = Annotated[
     list[str] | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +16,8 @@ import typer
 from matrixdp.cli import arguments, files, show, specs
 from matrixdp.errors import InvalidInput
 
+# From this delta on, a person who meant a level of significance is told what delta is.
+LARGE_DELTA = 1e-3
 QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity")
 
 
@@ -66,6 +69,11 @@ def release(
     files.check_free(output)
     account = None if ledger is None else Ledger(ledger)
     budget = Budget(epsilon, delta)
+    if delta >= LARGE_DELTA:
+        warnings.warn(
+            f"with delta {delta:g}, one record in {1 / delta:.0f} may be revealed; choose it well below 1/records",
+            stacklevel=2,
+        )
     given = {
         "norm": norm,
         "low": specs.bounds("low", low),

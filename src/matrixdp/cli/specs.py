@@ -47,7 +47,7 @@ def sensitivity(text: str, relation: str | None = None) -> Sensitivity:
             raise InvalidInput(f"vertices must be an array of k changes, k x shape, got shape {listed.shape} in {rest}")
         given: Sequence[Any] = [list(listed)]
     else:
-        given = numbers("sensitivity", rest)
+        given = numbers("sensitivity", rest) if rest else []
         if len(given) not in {len(form.split(",")) for form in forms}:
             raise InvalidInput(f"sensitivity {kind} is written {kind}:{' or '.join(forms)}, got {text!r}")
     return build(*given) if relation is None else build(*given, relation=relation)

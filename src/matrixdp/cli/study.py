@@ -39,6 +39,8 @@ def study(
             needs = "" if entry.load is None else " (needs data)"
             console.print(f"{entry.name:<10} {entry.title}{needs}", markup=False, soft_wrap=True)
         return
+    if name is None:
+        raise InvalidInput(f"NAME is missing: one of {', '.join(STUDIES)}; matrixdp study --list tells more")
     if name not in STUDIES:
         raise InvalidInput(f"NAME must be one of {', '.join(STUDIES)}, got {name!r}; matrixdp study --list tells more")
     chosen = STUDIES[name]

@@ -97,8 +97,8 @@ class Symmetric(Covariance):
 
     def describe(self) -> str:
         """A few words for people."""
-        trace = "" if self.trace_std == self.std else f" ({self.trace_std:.6g} along the trace)"
-        return f"symmetric Gaussian, std {self.std:.6g} in each coordinate{trace}"
+        on = math.sqrt(self.std**2 + (self.trace_std**2 - self.std**2) / self.dimension)
+        return f"symmetric Gaussian, std {self.std / math.sqrt(2):.6g} off the diagonal and {on:.6g} on it"
 
     def softest_direction(self) -> Array:
         """A traceless matrix, or the identity's direction."""

@@ -65,9 +65,12 @@ def recipe(
 
 
 def _summary(function: Callable[..., Any], argument: str) -> str:
-    """What a docstring's Args section says of an argument."""
-    for line in (inspect.getdoc(function) or "").splitlines():
+    """What a docstring's Args section says of an argument, which may take several lines."""
+    lines = (inspect.getdoc(function) or "").splitlines()
+    for place, line in enumerate(lines):
         name, colon, text = line.strip().partition(":")
         if colon and name == argument:
-            return text.strip()
+            depth = len(line) - len(line.lstrip())
+            ends = (n for n, other in enumerate(lines) if n > place and not other.startswith(" " * (depth + 1)))
+            return " ".join([text.strip(), *map(str.strip, lines[place + 1 : next(ends, None)])])
     return "see its documentation"

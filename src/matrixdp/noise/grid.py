@@ -30,13 +30,14 @@ With grids g_l = 128^-l and c = 13/8, L levels draw
             D with s^2 = c^2 (128^2 - 1)         on g_2 ... g_(L-1), which leaves N(0, (c g_l)^2) each time;
             round(N(0, (c g_(L-1))^2))           on g_L, std 128 c = 208 steps,
 
-so K has the law of round(N(0, 1)) on the step 128^-L, up to q = 2^-75 a level and the rounding of the tables.
+so K has the law of round(N(0, 1)) on the step 128^-L, up to 2 q, q = 2^-75, a split, and the tail of 2^-73 that each
+table but the first leaves out.
 
 Each table serves |K| < 2048, more than 9.8 standard deviations. Probabilities of |K| are whole multiples of 2^-127, and
 Walker's alias method turns them into 2048 columns, each shared by at most two outcomes. A 64-bit word holds a column
 (11 bits), a sign (1 bit) and 52 bits to compare with the column's threshold: one word, one look-up, no rejection, so
-the time does not depend on the noise. Only a word that meets the first 52 bits of its threshold exactly, one in 2^52,
-needs a second word for the other 64.
+the time does not depend on the noise, but for ties: a word that meets the first 52 bits of its threshold exactly, one
+in 2^52, needs a second word for the other 64.
 """
 
 from __future__ import annotations
@@ -214,11 +215,14 @@ class Grid:
     """
 
     levels: int
-    """How many words and look-ups an entry takes."""
+    """How many words and look-ups an entry takes, ties aside."""
 
     def __post_init__(self) -> None:
         if not _check.count("levels", self.levels) <= FINEST:
             raise InvalidInput(f"levels must be at most {FINEST}, got {self.levels}")
+
+    def __reduce__(self) -> tuple[type[Grid], tuple[int]]:
+        return Grid, (self.levels,)  # the tables are built where they are needed
 
     @property
     def step(self) -> float:

@@ -8,8 +8,9 @@ the block's place alone, so the result does not depend on the number of threads.
 
 Time: the loops below have no branch that depends on a value or on the noise, only selections; values so small that they
 round to 0 are replaced by 0 first, because some processors are slow on subnormal numbers; multiplication stands where a
-division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer. The tables (16
-KiB each) stay in the first-level cache. Someone who shares that cache and times single look-ups is outside this model.
+division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer: for someone who
+sees times, the total variation is larger by up to 2^-52 a look-up than what Grid says. The tables (16 KiB each) stay in
+the first-level cache. Someone who shares that cache and times single look-ups is outside this model.
 
 The loops are plain functions; numba compiles them at the first draw, and is not imported before.
 """

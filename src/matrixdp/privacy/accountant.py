@@ -385,8 +385,9 @@ class Accountant:
         revealed = math.fsum(entry.count * _revealed(entry) for entry in self._history) * (1.0 + 1e-12)
         if asked == "delta":
             found = _answer(steps, relation, "delta", value, method)
-            return min(with_sampling_error(found, value, variation), found + revealed)
-        left = value - revealed
+            added = math.nextafter(found + revealed, math.inf) if revealed else found
+            return min(with_sampling_error(found, value, variation), added)
+        left = math.nextafter(value - revealed, 0.0) if revealed else value
         found = _answer(steps, relation, "epsilon", left, method) if left > 0.0 else math.inf
         if variation == 0.0 or (found < math.inf and with_sampling_error(0.0, found, variation) >= revealed):
             return found

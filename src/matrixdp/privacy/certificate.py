@@ -167,22 +167,27 @@ class Certificate:
 
 def with_sampling_error(delta: float, epsilon: float, total_variation: float) -> float:
     """delta for noise within a total variation of its law: P'(E) <= P(E) + t <= e^eps (P''(E) + t) + delta + t."""
-    return min(1.0, delta + (1 + math.exp(min(epsilon, 700.0))) * total_variation * (1 + ROUNDING))
+    if total_variation == 0:
+        return delta
+    # rounded up: what is added can be far below the last digit of delta
+    total = delta + (1 + math.exp(min(epsilon, 700.0))) * total_variation * (1 + ROUNDING)
+    return min(1.0, math.nextafter(total, math.inf))
 
 
 def epsilon_with_sampling_error(epsilon_at: Callable[[float], float], delta: float, total_variation: float) -> float:
     """epsilon for noise within a total variation of its law, from epsilon as a function of delta for the law itself.
 
-    The error grows with epsilon, so epsilon is raised until what the error leaves of delta is enough for it.
+    The error grows with epsilon, so epsilon is raised until what the error leaves of delta is enough for it. What is
+    then needed is enough itself, for at a smaller epsilon the error leaves more.
     """
     epsilon = epsilon_at(delta)
     if total_variation == 0:
         return epsilon
     for _ in range(100):
-        left = delta - with_sampling_error(0.0, epsilon, total_variation)
+        left = math.nextafter(delta - with_sampling_error(0.0, epsilon, total_variation), 0.0)
         needed = epsilon_at(left) if left > 0 else math.inf
         if needed <= epsilon or not math.isfinite(needed):
-            return max(epsilon, needed)
+            return needed
         # a little above what is needed now, so that this ends after a few steps
         epsilon = needed + max(1e-3 * (needed - epsilon), 1e-12 * needed)
     return math.inf

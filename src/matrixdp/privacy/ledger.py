@@ -139,7 +139,7 @@ class Ledger:
             raise InvalidInput(f"path must name a file that can be reached, got {path!r} ({reason})") from None
         if not exists:
             if budget is None:
-                raise LedgerError(f"there is no ledger {self.path}; give a budget to create one")
+                raise LedgerError(f"there is no ledger {self.path}; create it with a budget (matrixdp ledger create)")
             create(self.path, budget, relation)
         with self._transaction("BEGIN", oldest=1) as connection:
             outdated = pragma(connection, "user_version") < SCHEMA
@@ -203,7 +203,7 @@ class Ledger:
             if before.relation not in (None, certificate.relation):
                 raise InvalidInput(
                     f"certificate must hold under the ledger's relation, {before.relation!r}, got "
-                    f"{certificate.relation!r}; keep a second ledger for that one"
+                    f"{certificate.relation!r}; ask the query for the ledger's, or keep a second ledger"
                 )
             record["number"] = before.entries + 1
             after = before.followed_by(record, link(before.head, hashed(record)))
@@ -213,7 +213,8 @@ class Ledger:
             if not delta <= self.budget.delta:
                 raise BudgetExceeded(
                     f"after this spend, delta at epsilon {self.budget.epsilon:g} would be {delta:.3g}, above the "
-                    f"budget ({self.budget}) of {self.path}; nothing was spent. remaining() says what is left"
+                    f"budget ({self.budget}) of {self.path}; nothing was spent. What is left: "
+                    "ledger.remaining(), or matrixdp ledger show"
                 )
             connection.execute(INSERT, (*record.values(), after.head))
             connection.execute("UPDATE ledger SET entries = ?, head = ?", (after.entries, after.head))

@@ -125,7 +125,7 @@ def divisor(size: Any, count: int, relation: str) -> int:
         if relation == "replace":
             return count
         raise InvalidInput(
-            'relation="add/remove" needs size=, a public constant to divide by: the number of records is private '
+            'relation="add/remove" needs a size, a public constant to divide by: the number of records is private '
             'there, and dividing by it is not covered by the guarantee. Or use relation="replace"'
         )
     constant = _check.count("size", size)

@@ -31,7 +31,9 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = 
     rows = load(records, columns)
     dimensions = rows.shape[1]
     if dimensions > 2:
-        raise InvalidInput(f"histogram counts in 1 or 2 dimensions, got {dimensions} columns; choose with columns=")
+        raise InvalidInput(
+            f"histogram counts in 1 or 2 dimensions, got {dimensions} columns; choose one or two (columns)"
+        )
     borders = [_borders("edges", edges)] if dimensions == 1 else _pair(edges)
     cells = np.zeros(len(rows), dtype=np.intp)
     inside = np.ones(len(rows), dtype=bool)

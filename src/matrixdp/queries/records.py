@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas
 
 Order = Literal["C", "K"]  # row by row in memory, or as it comes
-REMEDY = "drop or fill such records before the query"
+REMEDY = "drop or fill such records before the query, or choose other columns"
 
 
 class DataDependentBound(UserWarning):
