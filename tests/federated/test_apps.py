@@ -94,7 +94,7 @@ def run_of(grid, clients=3, **settings):
 
 
 def notes(folder):
-    return [entry.note for entry in Ledger(folder / "budget.db").history()]
+    return [entry.note.split(", plan ")[0] for entry in Ledger(folder / "budget.db").history()]
 
 
 def test_rounds_go_on_without_clients_that_have_spent_their_budget(tmp_path):

@@ -259,3 +259,10 @@ def test_nothing_in_the_folder_is_more_than_arrays(tmp_path):
     with np.load(tmp_path / "run-a.npz", allow_pickle=False) as file:
         assert sorted(file.files) == ["failed", "reply.noise", "state.kept", "step"]
     assert json.dumps(sorted(p.name for p in tmp_path.iterdir())) == '["budget.db", "lock.db", "run-a.npz"]'
+
+
+def test_a_folder_that_depends_on_where_a_process_starts_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="absolute path"):
+        Participant("mine", Budget(1.0, 1e-5))
+    assert not list(tmp_path.iterdir())

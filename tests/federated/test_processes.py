@@ -231,7 +231,7 @@ def lines(path):
 
 
 def spends(folder):
-    return [entry.note.split(" ", 2)[2] for entry in Ledger(folder / "budget.db").history()]
+    return [entry.note.split(", plan ")[0].split(" ", 2)[2] for entry in Ledger(folder / "budget.db").history()]
 
 
 @pytest.fixture(scope="module")

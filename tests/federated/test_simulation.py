@@ -74,7 +74,7 @@ def folder(tmp_path_factory):
 
 
 def spends(folder):
-    return [entry.note.split(" ", 2)[2] for entry in Ledger(folder / "budget.db").history()]
+    return [entry.note.split(", plan ")[0].split(" ", 2)[2] for entry in Ledger(folder / "budget.db").history()]
 
 
 def test_five_clients(folder):

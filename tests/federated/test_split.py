@@ -121,12 +121,28 @@ def test_a_network_that_learns_in_the_clear_carries_a_record_into_the_rows_of_ot
 def test_a_whole_run_spends_what_the_guarantee_says(tmp_path, changes, notes):
     made = half(tmp_path, **changes)
     whole_run(made)
-    assert [entry.note for entry in made.participant.ledger.history()] == notes
+    ending = f", plan {made.plan.digest()}"
+    assert [entry.note for entry in made.participant.ledger.history()] == [note + ending for note in notes]
     spent = made.participant.ledger.spent()
     assert 0.99 * BUDGET.epsilon <= spent <= BUDGET.epsilon
     assert spent == pytest.approx(made.guarantees.record, rel=1e-9)
     with pytest.raises(Declined, match="is spent"):
         made.answer("b", 0, None)
+
+
+def test_another_division_of_the_records_is_paid_for_again(tmp_path):
+    """A record that was released in an epoch may be released once more under another plan."""
+    for step, changes in enumerate(({}, {"seed": 1}, {"batch_size": 4})):
+        half(tmp_path, update_share=0.0, **changes).answer("a", step, None)
+        assert len(half(tmp_path).participant.ledger.history()) == step + 1
+
+
+def test_a_network_that_mixes_records_is_refused(tmp_path):
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=False)
+    mixing = nn.Sequential(nn.Unflatten(1, (1, 4)), layer, nn.Flatten(), nn.Linear(4, FEATURES))
+    with pytest.raises(InvalidInput, match="mixes the records"):
+        Half(mixing, attributes(), plan=plan(update_share=0.0), folder=tmp_path)
 
 
 def test_both_levels_and_the_labels_are_stated_by_name(tmp_path):
@@ -178,7 +194,7 @@ def test_a_gradient_of_another_shape_is_declined_and_costs_nothing(tmp_path):
     made.answer("a", 0, None)
     with pytest.raises(Declined, match="the gradient has shape"):
         made.answer("a", 1, np.zeros((5, FEATURES + 1)))
-    assert [entry.note for entry in made.participant.ledger.history()] == ["run a step 0 features"]
+    assert [entry.note[:21] for entry in made.participant.ledger.history()] == ["run a step 0 features"]
 
 
 def test_public_records_need_no_noise_only_where_the_network_is_private(tmp_path):

@@ -269,7 +269,7 @@ def test_bound_survives_shortened_factors(counted, short_convolutions, monkeypat
     assert isinstance(pieces_of.Patches(layer, inputs, torch.ones(1, 64, 16)).smaller(), pieces_of.Patches)
     sizes = []
     for clip in torch.linspace(1.0, 2.0, 40).tolist():
-        gradients.clip = clip
+        gradients._clip = clip
         gradients.zero()
         gradients.accumulate(inputs, torch.zeros(1))
         sizes.append(float(gradients.flat.double().norm()) / clip)

@@ -73,7 +73,7 @@ def client_app(
         folder: where each client keeps its ledger and last replies, in a folder `client-NUMBER`; an absolute path.
     """
     _check.count("clients", clients)
-    place = Path(folder).expanduser().absolute()
+    place = Path(folder)
     privacy.check(model())  # what is wrong shows here already, not on the clients alone
     known: dict[int, Client] = {}
     app = ClientApp()

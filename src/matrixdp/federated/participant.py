@@ -97,7 +97,12 @@ class Participant:
     def __init__(
         self, folder: str | os.PathLike[str], budget: Budget, *, relation: str = "replace", timeout: float = 600.0
     ) -> None:
-        self.folder = Path(folder).resolve()
+        if not Path(folder).expanduser().is_absolute():
+            raise InvalidInput(
+                f"folder must be an absolute path, got {str(folder)!r}: a relative one is another folder, with another "
+                "budget for the same records, wherever the process starts"
+            )
+        self.folder = Path(folder).expanduser().resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self.ledger = Ledger(self.folder / "budget.db", budget, relation=relation)

@@ -15,6 +15,7 @@ features of all others, so the released rows alone do not make a record's guaran
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ from matrixdp.federated.participant import Arrays, Charge, Declined, Participant
 from matrixdp.federated.sizing import SIZES, budget_of_each, check_total, line, mu_of_each, sized
 from matrixdp.federated.updates import device_of, flat, load, trainable
 from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.independence import check_independent
 from matrixdp.learn.noise import ParameterNoise, propose
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.noise import sampler, tensors
@@ -142,6 +144,10 @@ class SplitPlan:
         epoch, number = divmod(step, self.batches)
         return _division(self.records, self.seed, epoch)[number * self.batch_size :][: self.batch_size]
 
+    def digest(self) -> str:
+        """A short name of all that is in the plan."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
     def sensitivity(self) -> Sensitivity:
         """What a neighbour can change in the features of a batch."""
         if self.unit == "record":
@@ -229,6 +235,8 @@ class Half:
         self.inputs = self._checked(inputs)
         if len(self.inputs) != plan.records:
             raise InvalidInput(f"inputs must have the {plan.records} records of the plan, got {len(self.inputs)}")
+        if len(self.inputs) > 1:
+            check_independent(self.network, (self.inputs,))
         features = self._features(self.inputs[:1])
         if features.ndim != 2:
             raise InvalidInput(f"network must give one vector a record, got shape {tuple(features.shape)} for one")
@@ -303,7 +311,10 @@ class Half:
             return []
         when = f"epoch {step // self.plan.batches}" if self.plan.unit == "record" else f"step {step}"
         names = ("features", "training")
-        return [Charge(f"run {run} {when} {name}", c) for name, c in zip(names, self._certificates(), strict=False)]
+        # another plan divides the records otherwise, so what was paid under this one does not pay for it
+        plan = self.plan.digest()
+        notes = (f"run {run} {when} {name}, plan {plan}" for name in names)
+        return [Charge(note, certificate) for note, certificate in zip(notes, self._certificates(), strict=False)]
 
     def _learn(self, batch: npt.NDArray[np.int64], gradient: Tensor) -> None:
         """One step of SGD on the participant's own network."""

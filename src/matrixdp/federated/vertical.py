@@ -70,7 +70,7 @@ def client_app(
             absolute path.
     """
     _check.count("participants", participants)
-    place = Path(folder).expanduser().absolute()
+    place = Path(folder)
     known: dict[int, tuple[Half, Any]] = {}
     app = ClientApp()
 

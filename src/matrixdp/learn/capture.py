@@ -40,7 +40,7 @@ class CapturedGradients:
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, memory)
         if key not in self._rooms:
             so_far = self.gradients.flat.clone()
-            self.gradients.accumulate(inputs[:1], targets[:1])  # makes all its checks
+            self.gradients.accumulate(inputs[:2], targets[:2])  # makes all its checks
             self.gradients.flat.copy_(so_far)
             self._rooms[key] = _Room(self.gradients, inputs, targets, size, self._pool)
         return self._rooms[key].accumulate(inputs, targets)

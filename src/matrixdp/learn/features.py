@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.independence import check_independent
 from matrixdp.release import Release, Spends, release
 from matrixdp.sensitivity import OneRow
 
@@ -81,6 +82,9 @@ class PrivateFeatures(nn.Module):
             raise InvalidInput(
                 "inputs must be finite; drop or fill the records that are not before you release features"
             )
+        self.front.eval()
+        if len(inputs) > 1:
+            check_independent(self.front, (inputs,))
         rows = self.features(inputs)
         return release(rows, OneRow(low=-1.0, high=1.0), budget, mechanism, ledger=ledger, note=note, **options)
 

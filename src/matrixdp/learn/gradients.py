@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.independence import check_independent, refuse_batch_statistics
 from matrixdp.learn.layers import rule_for
 from matrixdp.learn.pieces import Piece, Samples, factor_roundoff, merged, roundoff
 
@@ -28,7 +28,7 @@ _REPLACEMENTS: dict[type[nn.Module], str] = {
     nn.LSTM: "opacus.layers.DPLSTM",
     nn.GRU: "opacus.layers.DPGRU",
     nn.RNN: "opacus.layers.DPRNN",
-    nn.MultiheadAttention: "opacus.layers.DPMultiheadAttention",
+    nn.MultiheadAttention: "opacus.layers.DPMultiheadAttention(..., batch_first=True)",
     nn.EmbeddingBag: "nn.Embedding and a sum over the tokens",
 }
 
@@ -46,7 +46,7 @@ class ClippedGradients:
             [-clip, clip]; this holds all per-sample gradients in memory at once.
 
     Guarantee:
-        Provided that model and loss treat each record on its own (layers known to mix records are refused), leaving a
+        Provided that model and loss treat each record on its own (a model that is seen not to is refused), leaving a
         record out changes the sum by one vector whose Euclidean norm ("l2") or largest entry ("linf") is at most clip.
         Norms count their own rounding error, see `pieces`; so the bound holds for the gradient as computed. It leaves
         out the rounding of the sum over the records: each addition to an entry of size x is off by up to x times the
@@ -56,21 +56,41 @@ class ClippedGradients:
 
     def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:
         self.model, self.loss = model, loss
-        self.clip = _check.length("clip", clip)
-        self.norm = _check.choice("norm", norm, ("l2", "linf"))
+        self._clip = _check.length("clip", clip)
+        self._norm = _check.choice("norm", norm, ("l2", "linf"))
         self._layers = _trainable_layers(model)
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.flat = _flat_like(self._names)
-        parts = torch.split(self.flat, [p.numel() for p in self._names])
-        self._totals = {p: part.view(p.shape) for p, part in zip(self._names, parts, strict=True)}
+        self._sizes = [p.numel() for p in self._names]
+        self._totals: dict[nn.Parameter, Tensor] = {}
         self._recurrent = [module for module in model.modules() if hasattr(module, "cells")]  # Opacus's
         self._rows_checked = False
-        self._attach()
+        self.attach()
+
+    @property
+    def clip(self) -> float:
+        """The bound on one record's gradient."""
+        return self._clip
+
+    @property
+    def norm(self) -> str:
+        """What is bounded: "l2" or "linf"."""
+        return self._norm
 
     def zero(self) -> None:
         """Sets the sum to zero, and makes it the gradient of the parameters."""
         self.flat.zero_()
-        self._attach()
+        self._check_unchanged()
+        self.attach()
+
+    def attach(self) -> None:
+        """Makes every .grad a view into `flat`.
+
+        The views are new ones each time: an optimizer may have set .grad to None, and a model that is converted or
+        moved takes the data of its .grad with it.
+        """
+        for parameter, part in zip(self._names, self.flat.split(self._sizes), strict=True):
+            self._totals[parameter] = parameter.grad = part.view(parameter.shape)
 
     def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
@@ -91,12 +111,14 @@ class ClippedGradients:
             # A first dimension that is not the record may have this size by chance, but not two sizes.
             with torch.enable_grad(), _Pass(self, 3 if batch == 2 else 2) as probe:
                 self.model(*(t[:1].expand(probe.batch, *t.shape[1:]) for t in arguments))
-            self._rows_checked = True
+            if batch > 1:
+                self._check_independent(arguments, targets)
+                self._rows_checked = True
         pieces, squared_norm, finite = self._pass(arguments, targets)
         with torch.no_grad():
             dropped = int((~finite).sum())  # the one wait for the device
             self._add(pieces, squared_norm, finite if dropped else None)
-        self._attach()
+        self.attach()
         return dropped
 
     def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
@@ -130,17 +152,25 @@ class ClippedGradients:
                 bound = _rounded_down(self.clip, self.flat.dtype)
                 self._totals[parameter] += usable.samples().clamp(-bound, bound).sum(0)
 
+    def _check_independent(self, arguments: tuple[Tensor, ...], targets: Any) -> None:
+        """Raises InvalidInput if model or loss are seen to mix records; the loss where its targets have a row each."""
+        if not (isinstance(targets, Tensor) and targets.shape[:1] == arguments[0].shape[:1]):
+            check_independent(self.model, arguments)
+            return
+
+        def answer(*rows: Tensor) -> tuple[Any, Tensor]:
+            outputs = self.model(*rows[:-1])
+            return outputs, self.loss(outputs, rows[-1])
+
+        check_independent(self.model, (*arguments, targets), answer)
+
     def _check_unchanged(self) -> None:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if len(trainable) != len(self._names) or not all(p in self._names for p in trainable):
             raise InvalidInput("the model's trainable parameters have changed; make a new ClippedGradients for it")
         if not all(p.device == self.flat.device and p.dtype == self.flat.dtype for p in trainable):
             raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
-
-    def _attach(self) -> None:
-        """Makes every .grad a view into `flat`, also after an optimizer has set it to None."""
-        for parameter, total in self._totals.items():
-            parameter.grad = total
+        refuse_batch_statistics(self.model)
 
 
 class _Pass:
@@ -346,15 +376,11 @@ def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 def _trainable_layers(model: nn.Module) -> list[Layer]:
     """The layers that hold trainable parameters; refuses what mixes records and what has no rule."""
+    refuse_batch_statistics(model)
     layers: list[Layer] = []
     others: list[Layer] = []
     for name, module in model.named_modules():
         layer = Layer(name, module, {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad})
-        if isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False):
-            raise InvalidInput(
-                f"{layer} mixes the records of a batch; use nn.GroupNorm instead "
-                "(opacus.validators.ModuleValidator.fix(model) replaces it)"
-            )
         if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm is not None):
             raise InvalidInput(f"{layer} mixes the records of a batch; leave out scale_grad_by_freq and max_norm")
         if layer.parameters:

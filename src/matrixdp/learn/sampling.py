@@ -59,7 +59,7 @@ def _seeded(size: int, generator: torch.Generator) -> torch.Tensor:
 def loader(data: Any, rate: float, batches: int, generator: torch.Generator | None = None) -> DataLoader[Any]:
     """A loader of Poisson batches over a data set; tensors are gathered at once, other data sets record by record."""
     sampler = PoissonSampler(len(data), rate, batches, generator)
-    if isinstance(data, TensorDataset):
+    if type(data) is TensorDataset:  # what is derived from it may do more, and for one record
         return DataLoader(data, sampler=sampler, batch_size=None)
     from opacus.data_loader import DPDataLoader  # seconds to load, and tensors do without
 

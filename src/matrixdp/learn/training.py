@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
 from matrixdp.learn.capture import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.independence import seeded
 from matrixdp.learn.noise import ParameterNoise, propose, with_mu
 from matrixdp.learn.sampling import loader
 from matrixdp.mechanisms import RECIPES
@@ -28,17 +31,33 @@ from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
 # Shares of delta set aside for what the sampler of the noise is off over all steps; the first that suffices.
 SAMPLER_SHARES = (0.01, 0.2, 0.5)
+# What the guarantee rests on, and so stays as it was made.
+FIXED = frozenset(
+    {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
+     "sensitivity", "noise", "affordable"}
+)  # fmt: skip
 
 
 class PoissonBatch:
     """Records drawn for one step by `PrivateSGD.batches`.
 
     To make one by hand is a promise: every record joined independently, with the trainer's rate, and for this step
-    alone.
+    alone; and whether the step is taken does not depend on the records.
     """
 
-    def __init__(self, inputs: Any, targets: Any, rate: float | None = None) -> None:
-        self.inputs, self.targets, self.rate, self.used = inputs, targets, rate, False
+    def __init__(self, inputs: Any, targets: Any, turn: Turn | None = None) -> None:
+        self.inputs, self.targets, self.turn = inputs, targets, turn or Turn(None)
+
+
+class Turn:
+    """The place of a batch among those of its trainer."""
+
+    def __init__(self, trainer: PrivateSGD | None, before: Turn | None = None) -> None:
+        self.trainer, self.before, self.used = trainer, before, False
+
+    def take(self) -> None:
+        """Marks it as used."""
+        self.used, self.before = True, None
 
 
 class PrivateSGD:
@@ -143,9 +162,10 @@ class PrivateSGD:
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
-        device = self.gradients.flat.device
+        device, turn = self.gradients.flat.device, None
         for inputs, targets in loader(self.data, self.rate, epochs * self.epoch_steps, self.generator):
-            yield PoissonBatch(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True), self.rate)
+            turn = Turn(self, turn)
+            yield PoissonBatch(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True), turn)
 
     def train(self, epochs: int = 1) -> None:
         """Takes the steps of so many passes."""
@@ -158,25 +178,32 @@ class PrivateSGD:
         Raises:
             BudgetExceeded: if it would pass the budget, or the ledger's; nothing happened then.
         """
-        if not isinstance(batch, PoissonBatch) or batch.used or batch.rate not in (None, self.rate):
+        if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer not in (None, self):
             raise InvalidInput(
                 "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
                 "batches of a fixed size, is not Poisson sampling, and the guarantee would not hold. Write `for batch "
                 "in trainer.batches(): trainer.step(batch)`"
             )
+        if batch.turn.before is not None and not batch.turn.before.used:
+            raise InvalidInput(
+                "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
+                "there is a step must not depend on the records. To stop early, leave the loop"
+            )
         self._pay()
-        batch.used = True
+        batch.turn.take()
         flat = self.gradients.flat
         try:
             self.gradients.zero()  # an empty batch moves the model too
-            for inputs, targets in self._pieces(batch):
-                self.dropped = self.dropped + self._accumulate(inputs, targets)
+            with self._secret_masks():
+                for inputs, targets in self._pieces(batch):
+                    self.dropped = self.dropped + self._accumulate(inputs, targets)
             self.steps += 1  # before the noise: a step that fails half way counts
             self.noise.add_(flat)
         except BaseException:
             flat.zero_()  # the gradients of the parameters are views of it, and would lie there without noise
             raise
         flat.div_(self.batch_size)
+        self.gradients.attach()  # whatever became of .grad in the meantime, the optimizer sees noisy sums alone
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,6 +231,14 @@ class PrivateSGD:
         self._paid = self.steps
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "clip" or (name in FIXED and name in vars(self)):
+            raise InvalidInput(f"{name} is part of the guarantee and cannot be changed; make a new PrivateSGD")
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a PrivateSGD cannot be copied or pickled: its steps are paid for once; use state_dict()")
 
     def __str__(self) -> str:
         epsilon = self.epsilon()
@@ -324,6 +359,12 @@ class PrivateSGD:
             note = f"private SGD, steps {self.steps + 1} to {self.steps + count}"
             self.ledger.spend(self.certificate, note, count=count, sampling_rate=self.rate)
             self._paid = self.steps + count
+
+    def _secret_masks(self) -> AbstractContextManager[None]:
+        """Dropout from a secret seed: leaving a record out moves the masks of the others, so nobody may know them."""
+        if self.generator is not None:
+            return nullcontext()
+        return seeded(self.gradients.flat.device, secrets.randbits(63))
 
     def _pieces(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
         size = len(batch.targets)
