@@ -89,7 +89,7 @@ class ClippedGradients:
         The views are new ones each time: an optimizer may have set .grad to None, and a model that is converted or
         moved takes the data of its .grad with it.
         """
-        for parameter, part in zip(self._names, self.flat.split(self._sizes), strict=True):
+        for parameter, part in zip(self._names, torch.split(self.flat, self._sizes), strict=True):
             self._totals[parameter] = parameter.grad = part.view(parameter.shape)
 
     def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
