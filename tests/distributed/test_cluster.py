@@ -190,7 +190,7 @@ def test_the_command_line_reads_a_folder_on_the_workers(cluster, tmp_path):
     output = tmp_path / "sum.npy"
     result = CliRunner().invoke(
         app,
-        ["release", str(tmp_path / "people"), "--query", "sum", "--norm", "1", "--epsilon", "10", "--delta", "1e-3",
+        ["release", str(tmp_path / "people"), "--query", "sum", "--norm", "1", "--epsilon", "10", "--delta", "1e-4",
          "--scheduler", cluster.scheduler_address, "--output", str(output)],
     )  # fmt: skip
     assert result.exit_code == 0, result.output

@@ -250,9 +250,9 @@ def test_cora_has_1140_nodes_and_none_of_the_test(folder):
     from matrixdp import datasets
 
     split = splits.cora(datasets.load_cora(folder))
-    assert len(split.train.label) == lots.CORA_TRAIN
+    assert len(split.train.label) == splits.CORA_TRAIN
     assert not set(split.train.records) & set(split.test.records)
-    assert len(set(split.train.records)) == lots.CORA_TRAIN
+    assert len(set(split.train.records)) == splits.CORA_TRAIN
 
 
 def test_a_processor_trains_a_tenth_of_the_epochs(monkeypatch):
