@@ -255,6 +255,31 @@ def test_cora_has_1140_nodes_and_none_of_the_test(folder):
     assert len(set(split.train.records)) == splits.CORA_TRAIN
 
 
+def test_the_colours_of_cifar_are_centred_and_scaled(folder):
+    """By what is published of all 50,000 pictures; the 10,000 at hand are as good as a sample of them."""
+    split = splits.cifar10(folder)
+    for part in split[:2]:
+        assert part.records.dtype == np.float32
+        assert np.abs(part.records.mean((0, 2, 3))).max() < 0.05
+        assert np.abs(part.records.std((0, 2, 3)) - 1).max() < 0.05
+
+
+def test_batches_of_a_pass_are_of_one_size(rng):
+    """A handful of records at the end would have the last word before a network is judged."""
+    sizes = []
+
+    class Counts(torch.nn.Linear):
+        def forward(self, x):
+            sizes.append(len(x))
+            return super().forward(x)
+
+    data = training.on_device(labelled(rng, 103, (6,), 2))
+    network = Counts(6, 2).to(training.pick_device())
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    list(training.passes(network, optimizer, data, epochs=2, lot=50, seed=1))
+    assert sorted(sizes) == [34, 34, 34, 34, 35, 35]
+
+
 def test_a_processor_trains_a_tenth_of_the_epochs(monkeypatch):
     found = []
     for gpu in (True, False):
