@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -36,11 +36,19 @@ class Spends(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A noisy value that may be published, with what it guarantees and the law its noise was drawn from."""
+    """A noisy value that may be published, with what it guarantees and the law its noise was drawn from.
+
+    A value on Dask is a recipe with the records and the keys in it: publish what comes out of `compute()`, never that.
+    """
 
     value: Any
     certificate: Certificate
     noise: NoiseLaw
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if type(self.value).__module__.partition(".")[0] == "dask":
+            raise TypeError("a release on Dask has records and keys inside; pickle the value that compute() gives")
+        return super().__reduce_ex__(protocol)
 
     def __str__(self) -> str:
         return str(self.certificate)

@@ -241,3 +241,16 @@ def test_what_cannot_be_released_in_blocks_is_refused_and_costs_nothing(tmp_path
 def test_an_array_in_memory_goes_the_usual_way():
     out = release(VALUES, Frobenius(1.0), BUDGET)
     assert isinstance(out.value, np.ndarray)
+
+
+def test_a_block_of_another_shape_than_declared_is_refused():
+    wrong = da.from_delayed(dask.delayed(np.zeros)((7, 1)), shape=(2, 1), dtype=np.float64)
+    out = release(wrong, Frobenius(1.0), Budget(1.0, 1e-6), "analytic")
+    with pytest.raises(InvalidInput, match="was declared"):
+        out.value.compute()
+
+
+def test_a_release_that_holds_records_and_keys_is_not_pickled():
+    out = release(da.zeros((4, 2)), Frobenius(1.0), Budget(1.0, 1e-6), "analytic")
+    with pytest.raises(TypeError, match="records and keys"):
+        pickle.dumps(out)

@@ -161,11 +161,12 @@ def test_a_file_with_other_columns_is_named(tmp_path):
 
 
 def test_a_file_that_changes_after_the_look_at_its_footer_is_named(tmp_path):
-    for change in (FRAME.drop(columns="c"), FRAME[:100]):
+    """The same noise on other values would show their difference."""
+    for change in (FRAME.drop(columns="c"), FRAME[:100], FRAME[::-1]):
         write(tmp_path / "a.parquet", FRAME, 1024)
         value = distributed.identity(tmp_path, norm=1.0).value
         write(tmp_path / "a.parquet", change, 1024)
-        with pytest.raises(InvalidInput, match=r"a\.parquet, row group 0: (its 4 columns|has 100 records)"):
+        with pytest.raises(InvalidInput, match=r"a\.parquet, row group 0: the file was changed"):
             value.compute()
 
 

@@ -13,7 +13,7 @@ from matrixdp import Budget
 from matrixdp.covariance import Isotropic
 from matrixdp.errors import InvalidInput
 from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateFeatures, PrivateSGD
-from matrixdp.learn.independence import check_independent
+from matrixdp.learn.independence import check_independent, secret_randomness
 from matrixdp.learn.sampling import loader
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy.ledger import Ledger
@@ -126,6 +126,62 @@ def test_networks_that_mix_records_are_refused_at_the_first_step():
     trainer(nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.5), nn.Linear(9, 2))).step(whole())
 
 
+def centred(weight=None):
+    model = Centred()
+    if weight is not None:
+        nn.init.constant_(model.linear.weight, weight)
+    return model
+
+
+def test_the_probe_looks_into_the_network_and_for_records_that_differ():
+    """A head of zeros hides the mixing from the answer; equal records, or such that are not finite, from everything."""
+    with pytest.raises(InvalidInput, match="mixes the records"):
+        trainer(centred(0.0)).step(whole())
+    for change in (lambda x: x[1:3].copy_(x[0].expand(2, 5)), lambda x: x[0].fill_(torch.nan)):
+        inputs, targets = (t.clone() for t in DATA.tensors)
+        change(inputs)
+        with pytest.raises(InvalidInput, match="mixes the records"):
+            trainer(centred()).step(PoissonBatch(inputs, targets))
+    alike = PoissonBatch(DATA.tensors[0][:1].expand(9, 5), torch.zeros(9, dtype=torch.long))
+    run = trainer(centred())
+    run.step(alike)  # nothing to be seen yet
+    with pytest.raises(InvalidInput, match="mixes the records"):
+        run.step(whole())
+
+
+def test_a_model_that_is_refused_has_cost_nothing(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", Budget(1.0, 1e-5))
+    with pytest.raises(InvalidInput, match="mixes the records"):
+        trainer(centred(), ledger=ledger).step(whole())
+    assert ledger.history() == []
+
+
+def test_honest_networks_of_many_kinds_pass():
+    from opacus.layers import DPGRU
+
+    class Recurrent(nn.Module):
+        """Its hidden state has two rows for another reason."""
+
+        def __init__(self):
+            super().__init__()
+            self.cell, self.top = DPGRU(4, 3, bidirectional=True, batch_first=True), nn.Linear(6, 2)
+            self.register_buffer("graph", torch.eye(3).to_sparse())
+            self.names = ["a", {"b": 1.5}]
+
+        def forward(self, x):
+            rows, hidden = self.cell(x)
+            return self.top(rows[:, -1]), hidden
+
+    def loss(outputs, targets):
+        return LOSS(outputs[0], targets)
+
+    model, data = Recurrent(), records((6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = PrivateSGD(model, optimizer, data, loss, budget=Budget(1.0, 1e-5), batch_size=RECORDS, clip=1.0, steps=5)
+    run.step(whole(data))
+    assert run.gradients._rows_checked
+
+
 def test_a_loss_over_pairs_is_refused():
     def ranked(outputs, targets):
         return LOSS(outputs, targets) - LOSS(outputs, targets).mean()
@@ -174,10 +230,14 @@ class Keeps(nn.Module):
             self.average.numpy()[:] = x.detach().mean(0).numpy()
         elif self.way == "attribute":
             self.last = x.detach().mean(0)
+        elif self.way == "number":
+            self.last = float(x.mean())
+        elif self.way == "array":
+            self.last = x.detach().mean(0).numpy()
         return self.linear(x)
 
 
-@pytest.mark.parametrize("way", ["data", "numpy", "attribute"])
+@pytest.mark.parametrize("way", ["data", "numpy", "attribute", "number", "array"])
 def test_networks_that_store_records_are_refused(way):
     with pytest.raises(InvalidInput, match=r"keeps what it saw|writes into its parameters"):
         trainer(Keeps(way)).step(whole())
@@ -188,7 +248,7 @@ def test_a_probe_leaves_random_numbers_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    check_independent(nn.Dropout(), (torch.randn(4, 3, generator=torch.Generator()),))
+    assert check_independent(nn.Dropout(), (torch.randn(4, 3, generator=torch.Generator()),))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -220,6 +280,33 @@ def test_masks_of_dropout_do_not_follow_a_seed_that_others_know():
     assert torch.equal(one, two)  # the caller's own random numbers go on as if nothing had been drawn
 
 
+def test_a_data_set_that_changes_records_at_random_does_so_in_secret():
+    class Shaken(TensorDataset):
+        def __getitem__(self, index):
+            inputs, target = super().__getitem__(index)
+            return inputs + torch.randn(5), target
+
+    def first():
+        run = trainer(data=Shaken(*DATA.tensors))
+        torch.manual_seed(0)
+        return next(run.batches()).inputs
+
+    assert not torch.equal(first(), first())
+
+
+def test_random_numbers_in_secret_differ_in_more_than_a_seed():
+    """The first numbers of 200 tries are all different, and the caller's generator goes on as before."""
+    torch.manual_seed(4)
+    expected = torch.rand(2)
+    torch.manual_seed(4)
+    seen = set()
+    for _ in range(200):
+        with secret_randomness(torch.device("cpu")):
+            seen.add(tuple(torch.rand(3).tolist()))
+    assert len(seen) == 200
+    assert torch.equal(torch.rand(2), expected)
+
+
 # --- what is paid for ---
 
 
@@ -235,9 +322,35 @@ def test_what_the_guarantee_rests_on_cannot_be_changed(name):
     run = trainer()
     with pytest.raises(InvalidInput, match=f"{name} is part of the guarantee"):
         setattr(run, name, 3.0)
-    for inner in ("clip", "norm"):
+    for inner in ("clip", "norm", "loss", "model"):
         with pytest.raises(AttributeError):
             setattr(run.gradients, inner, 3.0)
+    for inner in ("law", "sampling", "generator", "certificate"):
+        with pytest.raises(InvalidInput, match=f"{inner} is part of the guarantee"):
+            setattr(run.noise, inner, 3.0)
+
+
+def test_steps_are_not_forgotten():
+    run = trainer()
+    run.step(whole())
+    with pytest.raises(InvalidInput, match="steps is part of the guarantee"):
+        run.steps = 0
+    assert run.steps == 1
+
+
+def test_parameters_that_are_given_to_the_optimizer_later_are_seen():
+    run = trainer()
+    run.step(whole())
+    run.optimizer.add_param_group({"params": list(nn.Linear(2, 2).parameters())})
+    with pytest.raises(InvalidInput, match="would carry no noise"):
+        run.step(whole())
+
+
+def test_a_fused_optimizer_and_another_layout_do_not_go_together():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    with pytest.raises(InvalidInput, match="fused"):
+        PrivateSGD(model, optimizer, records((3, 8, 8)), LOSS, budget=Budget(1.0, 1e-5), batch_size=9, clip=1, steps=2)
 
 
 def test_batches_are_not_left_out():

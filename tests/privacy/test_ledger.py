@@ -555,3 +555,26 @@ def test_a_lock_that_is_never_given_back(used):
             impatient.spend(certificate(0.001))
         assert len(impatient.history()) == 20
     impatient.spend(certificate(0.001))
+
+
+def test_a_file_with_a_second_name_is_refused(path, monkeypatch):
+    """SQLite looks for what a crash has left beside the name it was given."""
+    from matrixdp.privacy import ledger_file
+
+    monkeypatch.setattr(ledger_file, "PATIENCE", 2)
+    ledger = Ledger(path, BUDGET)
+    other = path.with_name("other.db")
+    os.link(path, other)
+    for attempt in (lambda: Ledger(other), lambda: Ledger(path), lambda: ledger.spend(certificate(0.1))):
+        with pytest.raises(LedgerError, match="second name"):
+            attempt()
+    other.unlink()
+    ledger.spend(certificate(0.1))
+    assert len(Ledger(path).history()) == 1
+
+
+def test_noise_that_is_no_secret_is_not_charged(path):
+    with pytest.warns(UserWarning, match="generator of your own"):
+        out = release(np.zeros(3), Frobenius(1.0), Budget(0.5, 1e-6), rng=np.random.default_rng(1))
+    with pytest.raises(InvalidInput, match="secret noise"):
+        Ledger(path, BUDGET).spend(out.certificate)

@@ -223,3 +223,19 @@ def test_an_answer_can_be_released(name):
     assert out.value.shape == answer.value.shape
     assert out.certificate.relation == QUERIES[name][1]
     assert out.certificate.meets(budget)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_records_in_the_order_of_a_column_are_pointed_out(turn):
+    """Replacing one record of sorted data moves others, which no certificate covers."""
+    rng = np.random.default_rng(3)
+    records = rng.random((50, 2))
+    bounds = {"low": 0.0, "high": 1.0}
+    queries.identity(records, **bounds)
+    ordered = records[np.argsort(turn * records[:, 1])]
+    with pytest.warns(queries.DataDependentBound, match="in the order of column 1"):
+        queries.identity(ordered, **bounds)
+    with pytest.warns(queries.DataDependentBound, match="in the order of column 1"):
+        queries.identity(ordered.T, **bounds, records_are="columns")
+    queries.identity(ordered[:10], **bounds)
+    queries.identity(np.ones((50, 2)), **bounds)

@@ -144,7 +144,7 @@ def test_csv_in_another_encoding(tmp_path):
 
 
 FRAME_ERRORS = {
-    "NaN": (pd.DataFrame({"a": [1.0, np.nan]}, index=["x", "y"]), r"records, row y, column 'a': missing"),
+    "NaN": (pd.DataFrame({"a": [1.0, np.nan]}, index=["x", "y"]), r"records, row number 2, column 'a': missing"),
     "infinite": (pd.DataFrame({"a": [1.0, -np.inf]}), r"row 1, column 'a': infinite"),
     "NA": (pd.DataFrame({"a": pd.array([1, None], dtype="Int64")}), r"row 1, column 'a': missing"),
     "text": (pd.DataFrame({"a": [1, 2], "b": ["SECRET", "t"]}), r"row 0, column 'b': not a real number"),

@@ -166,3 +166,13 @@ def test_a_center_from_the_data_is_warned_about(estimator):
     records = np.random.default_rng(5).normal(size=(200, 3)) / 7
     with pytest.warns(DataDependentBound, match="center"):
         estimator(epsilon=1.0, delta=1e-6, norm=1.0, center=records.mean(axis=0)).fit(records)
+
+
+def test_masked_records_are_refused_and_text_is_not_quoted():
+    edges = [0.0, 1.0, 2.0]
+    masked = np.ma.masked_array(np.ones((9, 1)), mask=True)
+    with pytest.raises(InvalidInput, match="masked"):
+        PrivateHistogram(edges=edges, epsilon=1.0, delta=1e-6).fit(masked)
+    with pytest.raises(InvalidInput, match="text in it") as caught:
+        PrivateHistogram(edges=edges, epsilon=1.0, delta=1e-6).fit([["SECRET"], ["1.0"]])
+    assert "SECRET" not in str(caught.value)

@@ -93,7 +93,8 @@ def release(
     released = release(
         answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
     )
-    asked = {"query": query, "parameters": {name: _plain(value) for name, value in chosen.items()}}
+    parameters = {name: _plain(value) for name, value in chosen.items()}
+    asked = {"query": query, "parameters": parameters, "options": option or []}
     certificate = files.write(output, released.value, {**asked, **released.certificate.to_dict()})
     if json:
         show.document(certificate)

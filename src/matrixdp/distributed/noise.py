@@ -152,13 +152,20 @@ def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) 
     indices = itertools.product(*map(range, values.numblocks))
     for index, place in zip(indices, slices_from_chunks(values.chunks), strict=True):
         block_key = BlockKey(f"{name}-{index}", key.derive(*index).expose())
-        tasks[(name, *index)] = (noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index)
+        shape = tuple(side.stop - side.start for side in place)
+        tasks[(name, *index)] = (
+            noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index, shape,
+        )  # fmt: skip
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[values])
     return dask.array.Array(graph, name, values.chunks, dtype=dtype)
 
 
-def noisy_block(block: Any, std: float, factors: list[Array], grid: Grid, key: BlockKey, index: Shape) -> Floats:
+def noisy_block(
+    block: Any, std: float, factors: list[Array], grid: Grid, key: BlockKey, index: Shape, shape: Shape
+) -> Floats:
     """One block with noise of standard deviation std times all factors; runs on a worker."""
+    if np.shape(block) != shape:
+        raise InvalidInput(f"block {index} of value: has shape {np.shape(block)} where {shape} was declared")
     plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
     values: Floats = block if plain else _check.finite(f"block {index} of value", block)
     if not values.size > 0:

@@ -46,6 +46,8 @@ class RowGroup:
     """The columns that the file must have."""
     chosen: tuple[str, ...]
     """The columns to read."""
+    stamp: tuple[int, int]
+    """Size and time of change of the file."""
 
     @property
     def place(self) -> str:
@@ -59,6 +61,8 @@ class RowGroup:
         size = max(1, BATCH_ENTRIES // len(self.chosen))
         count = 0
         try:
+            if _stamp(self.path) != self.stamp:  # the same noise on other values would show their difference
+                raise InvalidInput(f"{self.place}: the file was changed since the query was made; make it anew")
             with _open(self.path) as file:
                 _check_names(_columns_of(file), self.names, self.place)
                 # One thread: the scheduler has already given every core a task of its own.
@@ -70,6 +74,11 @@ class RowGroup:
             raise InvalidInput(f"{self.place}: cannot be read: {error}") from None
         if count != self.rows:
             raise InvalidInput(f"{self.place}: has {count} records where it had {self.rows}; the data were changed")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +225,8 @@ def _row_groups(path: Path, columns: Any = None) -> list[RowGroup]:
             names = found
             chosen = tuple(names[i] for i in _picked(names, columns))
         _check_names(found, names, f"{file_path}, row group 0")
-        groups += [RowGroup(file_path, i, count, names, chosen) for i, count in enumerate(rows) if count]
+        stamp = _stamp(file_path)
+        groups += [RowGroup(file_path, i, count, names, chosen, stamp) for i, count in enumerate(rows) if count]
     if not groups:
         raise InvalidInput(f"records: {path} holds no records")
     return groups

@@ -136,6 +136,9 @@ def identity(
     """The matrix of records, clipped: `matrixdp.queries.identity`, as a Dask array with a block a partition.
 
     Nothing is read before the array is computed, but for the lengths of the partitions of a Dask DataFrame.
+
+    Guarantee: that of `matrixdp.queries.identity`, provided that the lengths of the partitions are public too: they are
+        the blocks of the result.
     """
     query = partial(queries.identity, low=low, high=high, norm=norm, relation=relation)
     upright = _check.choice("records_are", records_are, ("rows", "columns")) == "rows"

@@ -145,8 +145,9 @@ class SplitPlan:
         return _division(self.records, self.seed, epoch)[number * self.batch_size :][: self.batch_size]
 
     def digest(self) -> str:
-        """A short name of all that is in the plan."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        """A short name of how the plan divides the records; what they are released with is in the certificates."""
+        division = f"{self.unit} {int(self.records)} {int(self.batch_size)} {int(self.seed)} numpy {np.__version__}"
+        return hashlib.sha256(division.encode()).hexdigest()[:16]
 
     def sensitivity(self) -> Sensitivity:
         """What a neighbour can change in the features of a batch."""
@@ -235,8 +236,7 @@ class Half:
         self.inputs = self._checked(inputs)
         if len(self.inputs) != plan.records:
             raise InvalidInput(f"inputs must have the {plan.records} records of the plan, got {len(self.inputs)}")
-        if len(self.inputs) > 1:
-            check_independent(self.network, (self.inputs,))
+        check_independent(self.network, (self.inputs,))
         features = self._features(self.inputs[:1])
         if features.ndim != 2:
             raise InvalidInput(f"network must give one vector a record, got shape {tuple(features.shape)} for one")
@@ -311,7 +311,7 @@ class Half:
             return []
         when = f"epoch {step // self.plan.batches}" if self.plan.unit == "record" else f"step {step}"
         names = ("features", "training")
-        # another plan divides the records otherwise, so what was paid under this one does not pay for it
+        # a plan that divides the records otherwise is not paid for by what was paid under this one
         plan = self.plan.digest()
         notes = (f"run {run} {when} {name}, plan {plan}" for name in names)
         return [Charge(note, certificate) for note, certificate in zip(notes, self._certificates(), strict=False)]

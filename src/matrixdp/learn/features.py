@@ -83,8 +83,7 @@ class PrivateFeatures(nn.Module):
                 "inputs must be finite; drop or fill the records that are not before you release features"
             )
         self.front.eval()
-        if len(inputs) > 1:
-            check_independent(self.front, (inputs,))
+        check_independent(self.front, (inputs,))
         rows = self.features(inputs)
         return release(rows, OneRow(low=-1.0, high=1.0), budget, mechanism, ledger=ledger, note=note, **options)
 

@@ -55,7 +55,7 @@ class ClippedGradients:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:
-        self.model, self.loss = model, loss
+        self._model, self._loss = model, loss
         self._clip = _check.length("clip", clip)
         self._norm = _check.choice("norm", norm, ("l2", "linf"))
         self._layers = _trainable_layers(model)
@@ -66,6 +66,16 @@ class ClippedGradients:
         self._recurrent = [module for module in model.modules() if hasattr(module, "cells")]  # Opacus's
         self._rows_checked = False
         self.attach()
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose gradients are taken."""
+        return self._model
+
+    @property
+    def loss(self) -> Loss:
+        """What is minimised, one value a record."""
+        return self._loss
 
     @property
     def clip(self) -> float:
@@ -103,23 +113,33 @@ class ClippedGradients:
             How many records were dropped because their loss or gradient was not finite.
         """
         arguments = tuple(t.detach() for t in _tensors(inputs))
-        batch = arguments[0].shape[0]
-        if batch == 0:
+        if arguments[0].shape[0] == 0:
             return 0
         self._check_unchanged()
-        if not self._rows_checked:
-            # A first dimension that is not the record may have this size by chance, but not two sizes.
-            with torch.enable_grad(), _Pass(self, 3 if batch == 2 else 2) as probe:
-                self.model(*(t[:1].expand(probe.batch, *t.shape[1:]) for t in arguments))
-            if batch > 1:
-                self._check_independent(arguments, targets)
-                self._rows_checked = True
+        self.attach()
+        self.probe(inputs, targets)
         pieces, squared_norm, finite = self._pass(arguments, targets)
         with torch.no_grad():
             dropped = int((~finite).sum())  # the one wait for the device
             self._add(pieces, squared_norm, finite if dropped else None)
-        self.attach()
         return dropped
+
+    def probe(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> None:
+        """Raises InvalidInput if these records show that the model mixes or keeps records; once it is clear, no more.
+
+        Nothing is added to `flat`. The loss is looked at where its targets have a row for each record.
+        """
+        arguments = tuple(t.detach() for t in _tensors(inputs))
+        batch = arguments[0].shape[0]
+        if batch == 0 or self._rows_checked:
+            return
+        self._check_unchanged()
+        # A first dimension that is not the record may have this size by chance, but not two sizes.
+        with torch.enable_grad(), _Pass(self, 3 if batch == 2 else 2) as small:
+            self.model(*(t[:1].expand(small.batch, *t.shape[1:]) for t in arguments))
+        layers = [layer.module for layer in self._layers]
+        known = targets if isinstance(targets, Tensor) and targets.shape[:1] == (batch,) else None
+        self._rows_checked = check_independent(self.model, arguments, layers=layers, loss=self.loss, targets=known)
 
     def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
         """`accumulate` for the records marked as present, without waiting for the device or checking what it gets."""
@@ -151,18 +171,6 @@ class ClippedGradients:
             else:
                 bound = _rounded_down(self.clip, self.flat.dtype)
                 self._totals[parameter] += usable.samples().clamp(-bound, bound).sum(0)
-
-    def _check_independent(self, arguments: tuple[Tensor, ...], targets: Any) -> None:
-        """Raises InvalidInput if model or loss are seen to mix records; the loss where its targets have a row each."""
-        if not (isinstance(targets, Tensor) and targets.shape[:1] == arguments[0].shape[:1]):
-            check_independent(self.model, arguments)
-            return
-
-        def answer(*rows: Tensor) -> tuple[Any, Tensor]:
-            outputs = self.model(*rows[:-1])
-            return outputs, self.loss(outputs, rows[-1])
-
-        check_independent(self.model, (*arguments, targets), answer)
 
     def _check_unchanged(self) -> None:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
@@ -334,7 +342,8 @@ class Layer:
     def pieces(self, inputs: Tensor, gradient: Tensor) -> dict[str, Piece]:
         """What one call of the layer adds to the gradients of its parameters."""
         rule = rule_for(self.module)
-        assert rule is not None
+        if rule is None:
+            raise InvalidInput(f"{self} has changed since it was looked at; make a new ClippedGradients for the model")
         return rule(self.module, inputs, gradient, frozenset(self.parameters))
 
     def check(self, inputs: Tensor, output: Tensor, batch: int, dtype: torch.dtype) -> None:

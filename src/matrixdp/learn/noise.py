@@ -136,6 +136,11 @@ class ParameterNoise:
         self._check_room(_check.positive("largest_norm", largest_norm))
         self._draws: dict[torch.device, _Draw] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            raise InvalidInput(f"{name} is part of the guarantee and cannot be changed; make a new ParameterNoise")
+        super().__setattr__(name, value)
+
     def _check_room(self, largest_norm: float) -> None:
         """Every vector will fit the grid, so that no step is refused for what is in the data."""
         if self.sampling.grid is None or not isinstance(self.law, Gaussian):

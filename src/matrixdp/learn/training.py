@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
 from matrixdp.learn.capture import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.independence import seeded
+from matrixdp.learn.independence import secret_randomness
 from matrixdp.learn.noise import ParameterNoise, propose, with_mu
 from matrixdp.learn.sampling import loader
 from matrixdp.mechanisms import RECIPES
@@ -45,7 +44,7 @@ class PoissonBatch:
     alone; and whether the step is taken does not depend on the records.
     """
 
-    def __init__(self, inputs: Any, targets: Any, turn: Turn | None = None) -> None:
+    def __init__(self, inputs: Any, targets: Any, *, turn: Turn | None = None) -> None:
         self.inputs, self.targets, self.turn = inputs, targets, turn or Turn(None)
 
 
@@ -163,9 +162,16 @@ class PrivateSGD:
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
         device, turn = self.gradients.flat.device, None
-        for inputs, targets in loader(self.data, self.rate, epochs * self.epoch_steps, self.generator):
+        with self._secret_masks():
+            drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator))
+        while True:
+            with self._secret_masks():  # a data set may change its records at random
+                found = next(drawn, None)
+            if found is None:
+                return
+            inputs, targets = (part.to(device, non_blocking=True) for part in found)
             turn = Turn(self, turn)
-            yield PoissonBatch(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True), turn)
+            yield PoissonBatch(inputs, targets, turn=turn)
 
     def train(self, epochs: int = 1) -> None:
         """Takes the steps of so many passes."""
@@ -184,11 +190,15 @@ class PrivateSGD:
                 "batches of a fixed size, is not Poisson sampling, and the guarantee would not hold. Write `for batch "
                 "in trainer.batches(): trainer.step(batch)`"
             )
+        self._check_planned()
         if batch.turn.before is not None and not batch.turn.before.used:
             raise InvalidInput(
                 "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
                 "there is a step must not depend on the records. To stop early, leave the loop"
             )
+        _check_optimizer(self.optimizer, self.model)
+        with self._secret_masks():  # before the spend: a model that is refused has cost nothing
+            self.gradients.probe(batch.inputs, batch.targets)
         self._pay()
         batch.turn.take()
         flat = self.gradients.flat
@@ -233,7 +243,8 @@ class PrivateSGD:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "clip" or (name in FIXED and name in vars(self)):
+        fixed = name in FIXED and name in vars(self)
+        if fixed or name == "clip" or (name == "steps" and value < getattr(self, "steps", 0)):
             raise InvalidInput(f"{name} is part of the guarantee and cannot be changed; make a new PrivateSGD")
         super().__setattr__(name, value)
 
@@ -347,13 +358,15 @@ class PrivateSGD:
             accountant.add(certificate or self.certificate, steps, self.rate)
         return accountant
 
-    def _pay(self) -> None:
-        """Makes sure that one more step is paid for, or raises BudgetExceeded."""
+    def _check_planned(self) -> None:
         if not self.steps < self.affordable:
             raise BudgetExceeded(
                 f"all {self.affordable} steps that the budget ({self.budget}) was planned for are taken; this one was "
                 "refused"
             )
+
+    def _pay(self) -> None:
+        """Makes sure that one more step is paid for, or raises BudgetExceeded."""
         if self.ledger is not None and self.steps >= self._paid:
             count = min(self.epoch_steps, self.affordable - self.steps)
             note = f"private SGD, steps {self.steps + 1} to {self.steps + count}"
@@ -364,7 +377,7 @@ class PrivateSGD:
         """Dropout from a secret seed: leaving a record out moves the masks of the others, so nobody may know them."""
         if self.generator is not None:
             return nullcontext()
-        return seeded(self.gradients.flat.device, secrets.randbits(63))
+        return secret_randomness(self.gradients.flat.device)
 
     def _pieces(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
         size = len(batch.targets)
@@ -414,3 +427,6 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
             f"optimizer must have trainable parameters of the model alone, {len(others)} of its parameters are not: "
             "their gradients would carry no noise"
         )
+    for group in optimizer.param_groups:
+        if group.get("fused") and not all(p.is_contiguous() for p in group["params"]):
+            raise InvalidInput("a fused optimizer takes parameters in the usual memory format alone; leave fused out")

@@ -338,8 +338,10 @@ def _epsilon(value: float) -> float:
 
 def check_sampling_rate(value: float) -> float:
     """A probability above 0; every record may be used."""
-    if not 0.0 < _check.number("sampling_rate", value) <= 1.0:
-        raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {value!r}; 1 means every record is used")
+    if not 1e-100 <= _check.number("sampling_rate", value) <= 1.0:
+        raise InvalidInput(
+            f"sampling_rate must be above 0 (from 1e-100) and at most 1, got {value!r}; 1 means every record is used"
+        )
     return float(value)
 
 

@@ -28,6 +28,7 @@ from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy import gaussian, spherical
 from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.certificate import Certificate, GaussianProfile, Profile
+from matrixdp.privacy.composition import check_sampling_rate
 from matrixdp.privacy.ledger_file import (
     APPLICATION,
     COLUMNS,
@@ -174,13 +175,14 @@ class Ledger:
         """
         if not isinstance(certificate, Certificate):
             raise InvalidInput(f"certificate must be a Certificate, got {certificate!r}; certify() makes one")
+        if certificate.sampling is not None and certificate.sampling.reproducible:
+            raise InvalidInput("certificate must be of a release with secret noise; one with rng= is for tests only")
         _check.choice("the certificate's relation", certificate.relation, RELATIONS)
         if not (isinstance(note, str) and note.isprintable() and len(note) <= LONGEST_NOTE):
             raise InvalidInput(f"note must be one line of at most {LONGEST_NOTE} printable characters, got {note!r}")
         if not _check.count("count", count) < 2**63:
             raise InvalidInput(f"count must be below 2^63, got {count}")
-        if not 0 < _check.number("sampling_rate", sampling_rate) <= 1:
-            raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {sampling_rate!r}")
+        check_sampling_rate(sampling_rate)
         entry = Entry(
             number=0,
             time=now(),

@@ -7,7 +7,9 @@ import json
 import os
 import secrets
 import sqlite3
+import stat
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
@@ -23,6 +25,8 @@ SCHEMA = 2
 APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
 CHAIN = "matrixdp ledger, chain 1"
 LONGEST_NOTE = 1000
+# How often to look again whether a second name of the file has gone.
+PATIENCE = 40
 
 PROFILE = {"mu": "REAL", "dimension": "INTEGER", "k": "REAL", "p": "REAL", "scale": "REAL", "radius": "REAL"}
 SINCE_SCHEMA_2 = {"count": "INTEGER NOT NULL DEFAULT 1", "sampling_rate": "REAL NOT NULL DEFAULT 1.0"}
@@ -136,6 +140,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
 @contextmanager
 def connection_to(path: Path, timeout: float = 60.0) -> Iterator[sqlite3.Connection]:
     """A connection to an existing file for one operation; SQLite's errors come out as a LedgerError."""
+    _check_one_name(path)
     address = f"{path.as_uri()}?mode=rw"
     try:
         # closing it rolls back a transaction that was not committed
@@ -148,6 +153,22 @@ def connection_to(path: Path, timeout: float = 60.0) -> Iterator[sqlite3.Connect
             f"the ledger {path} cannot be used ({reason}); it must be a whole file, writable together with its folder, "
             "on a disk with space, and not held by others for long. No spend is confirmed: release nothing"
         ) from reason
+
+
+def _check_one_name(path: Path) -> None:
+    """Refuses a file with a second name: SQLite would look for what a crash has left beside the other one."""
+    for _ in range(PATIENCE):
+        try:
+            found = os.stat(path)
+            if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
+                return
+        except OSError:
+            return  # SQLite says what is wrong
+        time.sleep(0.05)  # another process may be creating it
+    raise LedgerError(
+        f"the ledger {path} has a second name, a hard link: after a crash, spends under one of them could be lost; "
+        "remove the other (if a process died as it made the ledger, it is in a folder .matrixdp-... beside it)"
+    )
 
 
 def pragma(connection: sqlite3.Connection, text: str) -> Any:

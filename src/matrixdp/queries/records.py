@@ -58,8 +58,14 @@ def read(records: Any, columns: Any = None, order: Order = "K") -> Array:
     if loaded_pandas is not None and isinstance(records, loaded_pandas.Series):
         records = records.to_frame()
     if loaded_pandas is not None and isinstance(records, loaded_pandas.DataFrame):
-        return _from_frame(records, columns, "records", lambda row: f"records, row {records.index[row]}", order)
+        return _from_frame(records, columns, "records", lambda row: f"records, row {_place(records, row)}", order)
     return _from_array(records, columns, "records", order)
+
+
+def _place(frame: pandas.DataFrame, row: int) -> str:
+    """A number in the index, or else the position: other labels may be names."""
+    label = frame.index[row]
+    return str(label) if isinstance(label, (int, np.integer)) else f"number {row + 1}"
 
 
 def _from_file(path: Path, columns: Any) -> Array:

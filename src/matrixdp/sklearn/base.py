@@ -9,11 +9,25 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import validate_data
 
+from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import Answer
 from matrixdp.release import Release, Spends, release
+
+
+def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
+    """scikit-learn's validation, without masked records and without quoting a cell."""
+    if isinstance(X, np.ma.MaskedArray):
+        raise InvalidInput("X must not be a masked array: what is masked would be counted; drop or fill it first")
+    try:
+        return np.asarray(validate_data(estimator, X, dtype=np.float64, **options))
+    except ValueError as reason:
+        if "could not convert string" in str(reason):
+            raise InvalidInput("X must hold numbers, and has text in it; encode or leave out such columns") from None
+        raise
 
 
 class PrivateEstimator(BaseEstimator):

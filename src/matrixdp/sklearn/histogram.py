@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import DensityMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.release import Spends
-from matrixdp.sklearn.base import PrivateEstimator
+from matrixdp.sklearn.base import PrivateEstimator, records_of
 
 
 class PrivateHistogram(DensityMixin, PrivateEstimator):
@@ -61,7 +61,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateHistogram:
         """Releases the noisy counts once, charged to the ledger if there is one."""
-        records = validate_data(self, X, dtype=np.float64)
+        records = records_of(self, X)
         if self.edges is None:
             raise InvalidInput("edges are missing: the borders of the cells, known without the records")
         answer = queries.histogram(records, edges=self.edges, columns=self.columns, relation=self.relation)
@@ -72,7 +72,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
     def score_samples(self, X: Any) -> Array:
         """The logarithm of the density at each record: -inf outside the grid and in empty cells."""
         check_is_fitted(self)
-        records = validate_data(self, X, dtype=np.float64, reset=False)
+        records = records_of(self, X, reset=False)
         chosen = queries.load(records, self.columns)
         borders = [_check.finite("edges", e) for e in (self.edges if self.counts_.ndim == 2 else [self.edges])]
         density = self.counts_ / max(float(np.sum(self.counts_)), np.finfo(np.float64).tiny)

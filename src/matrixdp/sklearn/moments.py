@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
@@ -15,7 +15,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.clipping import warn_of_center
 from matrixdp.release import Spends
-from matrixdp.sklearn.base import PrivateEstimator
+from matrixdp.sklearn.base import PrivateEstimator, records_of
 
 
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
@@ -71,7 +71,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivatePCA:
         """Releases the noisy second moment once, charged to the ledger if there is one."""
-        records = validate_data(self, X, dtype=np.float64)
+        records = records_of(self, X)
         features = records.shape[1]
         kept = features if self.n_components is None else _check.count("n_components", self.n_components)
         if not kept <= features:
@@ -94,7 +94,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     def transform(self, X: Any) -> Array:
         """The coordinates of records along the components. Not a private output: it depends on these records."""
         check_is_fitted(self)
-        records = validate_data(self, X, dtype=np.float64, reset=False)
+        records = records_of(self, X, reset=False)
         coordinates: Array = (records - self.mean_) @ self.components_.T
         return coordinates
 
@@ -156,7 +156,7 @@ class PrivateCovariance(PrivateEstimator):
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateCovariance:
         """Releases the noisy covariance once, charged to the ledger if there is one."""
-        records = validate_data(self, X, dtype=np.float64, ensure_min_samples=1 if self.center is not None else 2)
+        records = records_of(self, X, ensure_min_samples=1 if self.center is not None else 2)
         answer = queries.covariance(
             records, norm=required_norm(self.norm), center=self.center, relation=self.relation, size=self.size
         )
