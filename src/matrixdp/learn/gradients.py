@@ -64,7 +64,8 @@ class ClippedGradients:
         self._sizes = [p.numel() for p in self._names]
         self._totals: dict[nn.Parameter, Tensor] = {}
         self._recurrent = [module for module in model.modules() if hasattr(module, "cells")]  # Opacus's
-        self._rows_checked = False
+        self.probed = False
+        """Whether the model was seen to treat records on their own."""
         self.attach()
 
     @property
@@ -131,7 +132,7 @@ class ClippedGradients:
         """
         arguments = tuple(t.detach() for t in _tensors(inputs))
         batch = arguments[0].shape[0]
-        if batch == 0 or self._rows_checked:
+        if batch == 0 or self.probed:
             return
         self._check_unchanged()
         # A first dimension that is not the record may have this size by chance, but not two sizes.
@@ -139,7 +140,7 @@ class ClippedGradients:
             self.model(*(t[:1].expand(small.batch, *t.shape[1:]) for t in arguments))
         layers = [layer.module for layer in self._layers]
         known = targets if isinstance(targets, Tensor) and targets.shape[:1] == (batch,) else None
-        self._rows_checked = check_independent(self.model, arguments, layers=layers, loss=self.loss, targets=known)
+        self.probed = check_independent(self.model, arguments, layers=layers, loss=self.loss, targets=known)
 
     def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
         """`accumulate` for the records marked as present, without waiting for the device or checking what it gets."""

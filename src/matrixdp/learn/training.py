@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from matrixdp import _check
 from matrixdp.budget import Budget
@@ -162,10 +162,12 @@ class PrivateSGD:
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
         device, turn = self.gradients.flat.device, None
-        with self._secret_masks():
+        # a data set of another kind may change its records at random
+        masks = nullcontext if type(self.data) is TensorDataset else self._secret_masks
+        with masks():
             drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator))
         while True:
-            with self._secret_masks():  # a data set may change its records at random
+            with masks():
                 found = next(drawn, None)
             if found is None:
                 return
@@ -197,8 +199,9 @@ class PrivateSGD:
                 "there is a step must not depend on the records. To stop early, leave the loop"
             )
         _check_optimizer(self.optimizer, self.model)
-        with self._secret_masks():  # before the spend: a model that is refused has cost nothing
-            self.gradients.probe(batch.inputs, batch.targets)
+        if not self.gradients.probed:  # before the spend: a model that is refused has cost nothing
+            with self._secret_masks():
+                self.gradients.probe(batch.inputs, batch.targets)
         self._pay()
         batch.turn.take()
         flat = self.gradients.flat

@@ -25,8 +25,8 @@ SCHEMA = 2
 APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
 CHAIN = "matrixdp ledger, chain 1"
 LONGEST_NOTE = 1000
-# How often to look again whether a second name of the file has gone.
-PATIENCE = 40
+# Folders in which ledgers are made, and how often to look again whether a second name has gone.
+DRAFTS, PATIENCE = ".matrixdp-", 40
 
 PROFILE = {"mu": "REAL", "dimension": "INTEGER", "k": "REAL", "p": "REAL", "scale": "REAL", "radius": "REAL"}
 SINCE_SCHEMA_2 = {"count": "INTEGER NOT NULL DEFAULT 1", "sampling_rate": "REAL NOT NULL DEFAULT 1.0"}
@@ -111,7 +111,7 @@ def create(path: Path, budget: Budget, relation: str | None) -> None:
     """Makes the file under another name and then links it to its own, so that nobody ever sees half a ledger."""
     header = Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now())
     try:
-        with TemporaryDirectory(dir=path.parent, prefix=".matrixdp-") as folder:
+        with TemporaryDirectory(dir=path.parent, prefix=DRAFTS) as folder:
             draft = Path(folder, path.name)
             draft.touch(mode=0o600)
             with connection_to(draft) as connection:
@@ -160,14 +160,19 @@ def _check_one_name(path: Path) -> None:
     for _ in range(PATIENCE):
         try:
             found = os.stat(path)
-            if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
-                return
         except OSError:
             return  # SQLite says what is wrong
-        time.sleep(0.05)  # another process may be creating it
+        if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
+            return
+        # a draft that is linked has done its work; a process that was killed may have left it
+        for draft in path.parent.glob(f"{DRAFTS}*/*"):
+            with suppress(OSError):  # its maker may be removing it too
+                if draft.name == path.name and draft.samefile(path):
+                    draft.unlink()
+        time.sleep(0.05)
     raise LedgerError(
         f"the ledger {path} has a second name, a hard link: after a crash, spends under one of them could be lost; "
-        "remove the other (if a process died as it made the ledger, it is in a folder .matrixdp-... beside it)"
+        "remove the other"
     )
 
 
