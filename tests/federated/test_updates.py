@@ -282,3 +282,17 @@ def test_the_ledger_of_another_budget_is_refused(tmp_path):
         client(tmp_path, ClientLevel(budget=Budget(4.0, 1e-5), rounds=1, clip=0.1))
     with pytest.raises(InvalidInput, match="relation must be the ledger's own"):
         client(tmp_path, RecordLevel(budget=BUDGET, rounds=1, clip=0.1))
+
+
+def test_a_model_that_mixes_records_is_refused_before_anything_is_spent(tmp_path):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.linear(x - x.mean(0))
+
+    privacy = RecordLevel(budget=BUDGET, rounds=2, clip=1.0)
+    with pytest.raises(InvalidInput, match="mixes the records"):
+        Client(Centred(), *some_records(), training=LocalTraining(), privacy=privacy, folder=tmp_path)

@@ -110,6 +110,7 @@ class _PrivateUpload:
             by_layer=privacy.by_layer,
             **privacy.options,
         )
+        self.trainer.gradients.probe(inputs, labels)  # now, and not after the first spend
         self.steps = training.epochs * self.trainer.epoch_steps
         total = Accountant(privacy.relation)
         total.add(self.trainer.certificate, self.steps * privacy.rounds, self.trainer.rate)
