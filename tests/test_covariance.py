@@ -281,3 +281,9 @@ def test_blocks_have_no_lines_and_need_parts():
     for parts in ((), (Symmetric(2, 1.0),), (np.eye(2),)):
         with pytest.raises(InvalidInput, match="parts must be covariances"):
             Blocks(parts)
+
+
+def test_symmetric_noise_is_described_by_the_stds_of_its_entries():
+    covariance = Symmetric(4, 2.0, 3.0)
+    stds = np.sqrt(covariance.variances())
+    assert f"std {stds[0, 1]:.6g} off the diagonal and {stds[2, 2]:.6g} on it" in covariance.describe()

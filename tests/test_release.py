@@ -276,3 +276,10 @@ def test_compare_ranks_rows_that_do_not_apply_last():
     assert list(table.rows[-len(absent) :]) == absent
     assert "below 1" in next(row.note for row in absent if row.mechanism == "classic")
     assert "gamma" in next(row.note for row in absent if row.mechanism == "mvg")
+
+
+def test_a_refuted_mechanism_is_refused_although_its_noise_is_enough():
+    with pytest.raises(GuaranteeViolated, match="theorem that is false, although this noise happens to keep"):
+        release(np.zeros(3), Frobenius(1.0), Budget(1.0, 1e-6), "r1smg")
+    with pytest.raises(GuaranteeViolated, match="theorem that is false: at epsilon"):
+        release(np.zeros(30), Frobenius(1.0), Budget(1.0, 1e-6), "r1smg")

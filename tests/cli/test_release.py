@@ -96,6 +96,7 @@ def test_columns_relation_mechanism_and_options(call, people):
     assert np.load(output).shape == (1, 1)
     assert found["relation"] == "replace"
     assert found["source"].startswith("imgm")
+    assert found["options"] == ["releases=4"]
     assert gaussian.mu(1.0, 1e-6) / 2 * (1 - 1e-6) <= found["mu"] <= gaussian.mu(1.0, 1e-6) / 2
 
 

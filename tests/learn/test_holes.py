@@ -81,6 +81,19 @@ def test_a_model_that_was_converted_still_gets_its_noise(name):
         assert 0.95 < from_raw(run, pictures) < 1.05
 
 
+def test_gradients_that_change_hands_during_a_step_do_not_reach_the_optimizer(monkeypatch):
+    run = trainer(nn.Sequential(nn.Linear(5, 1000), nn.Tanh(), nn.Linear(1000, 2)))
+    real = run.noise.add_
+
+    def replaced(vector):
+        real(vector)
+        for parameter in run.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    monkeypatch.setattr(run.noise, "add_", replaced)
+    assert 0.95 < from_raw(run) < 1.05
+
+
 def test_a_model_that_stays_converted_is_refused_before_the_step():
     for batch in (whole(), PoissonBatch(*(t[:0] for t in DATA.tensors))):
         run = trainer()

@@ -1,6 +1,8 @@
 """Every sensitivity set with every covariance: the witness is a member, attains an exact mu, and nothing beats it."""
 
 import json
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kron
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.certificate import epsilon_with_sampling_error, with_sampling_error
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 PAIRS = [(s, c) for s in SETS for c in COVARIANCES]
@@ -259,3 +262,19 @@ def test_a_sampling_cannot_give_budget_back(bad):
         Sampling(total_variation=bad)
     with pytest.raises(InvalidInput):
         Sampling(enlargement=bad)
+
+
+def test_the_smallest_error_of_a_sampler_is_not_rounded_away():
+    """In exact numbers: what is added may lie far below the last digit of delta."""
+    rng = np.random.default_rng(5)
+    for _ in range(2000):
+        delta, epsilon, t = (
+            float(10 ** rng.uniform(-9, -2)),
+            float(rng.uniform(0, 10)),
+            float(10 ** rng.uniform(-26, -17)),
+        )
+        least = Fraction(delta) + (1 + Fraction(math.exp(epsilon)) * (1 - Fraction(1, 2**50))) * Fraction(t)
+        assert Fraction(with_sampling_error(delta, epsilon, t)) >= least
+        asked = []
+        epsilon_with_sampling_error(lambda left: asked.append(left) or epsilon, delta, t)
+        assert Fraction(asked[-1]) <= 2 * Fraction(delta) - least

@@ -578,3 +578,14 @@ def test_noise_that_is_no_secret_is_not_charged(path):
         out = release(np.zeros(3), Frobenius(1.0), Budget(0.5, 1e-6), rng=np.random.default_rng(1))
     with pytest.raises(InvalidInput, match="secret noise"):
         Ledger(path, BUDGET).spend(out.certificate)
+
+
+def test_what_a_killed_maker_has_left_is_taken_away(path):
+    ledger = Ledger(path, BUDGET)
+    folder = path.parent / ".matrixdp-left"
+    folder.mkdir()
+    os.link(path, folder / path.name)
+    ledger.spend(certificate(0.1))
+    assert list(folder.iterdir()) == []
+    with pytest.raises(InvalidInput, match="1e-100"):
+        ledger.spend(certificate(0.1), sampling_rate=1e-320)

@@ -82,9 +82,8 @@ class PrivateFeatures(nn.Module):
             raise InvalidInput(
                 "inputs must be finite; drop or fill the records that are not before you release features"
             )
-        self.front.eval()
-        check_independent(self.front, (inputs,))
         rows = self.features(inputs)
+        check_independent(self.front, (inputs,))
         return release(rows, OneRow(low=-1.0, high=1.0), budget, mechanism, ledger=ledger, note=note, **options)
 
     def dataset(self, released: Release, targets: Tensor) -> TensorDataset:

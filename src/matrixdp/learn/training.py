@@ -68,7 +68,7 @@ class PrivateSGD:
 
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, for whoever
     sees every model on the way; the number of records is public. A step that would pass the budget raises
-    BudgetExceeded before it touches the data. Losses, accuracies on the training records and the attribute `dropped`
+    BudgetExceeded before its gradients are computed. Losses, accuracies on the training records and the attribute `dropped`
     are not covered: they are for the holder of the data.
 
     Args:
