@@ -3,6 +3,7 @@
 import json
 import math
 from fractions import Fraction
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -275,6 +276,6 @@ def test_the_smallest_error_of_a_sampler_is_not_rounded_away():
         )
         least = Fraction(delta) + (1 + Fraction(math.exp(epsilon)) * (1 - Fraction(1, 2**50))) * Fraction(t)
         assert Fraction(with_sampling_error(delta, epsilon, t)) >= least
-        asked = []
-        epsilon_with_sampling_error(lambda left: asked.append(left) or epsilon, delta, t)
-        assert Fraction(asked[-1]) <= 2 * Fraction(delta) - least
+        asked = Mock(return_value=epsilon)
+        epsilon_with_sampling_error(asked, delta, t)
+        assert Fraction(asked.call_args.args[0]) <= 2 * Fraction(delta) - least

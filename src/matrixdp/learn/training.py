@@ -68,8 +68,8 @@ class PrivateSGD:
 
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, for whoever
     sees every model on the way; the number of records is public. A step that would pass the budget raises
-    BudgetExceeded before its gradients are computed. Losses, accuracies on the training records and the attribute `dropped`
-    are not covered: they are for the holder of the data.
+    BudgetExceeded before its gradients are computed. Losses, accuracies on the training records and the attribute
+    `dropped` are not covered: they are for the holder of the data.
 
     Args:
         model: any module that ClippedGradients knows.
