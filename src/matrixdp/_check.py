@@ -1,16 +1,23 @@
-"""Checks of arguments. Each predicate is written so that NaN fails, and each message says what to do."""
+"""Checks of arguments. Each predicate is written so that NaN fails, and each message says what to do.
+
+Messages end up in logs, so none quotes what may be a record: `shown` and `kind` are what a message says of an argument,
+and `withheld` replaces the errors of other software, which quote what they fail on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, MatrixDPError
 
 Array = npt.NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -18,36 +25,93 @@ Shape = tuple[int, ...]
 # Lengths and standard deviations lie in this range, so that no square of them overflows or loses digits.
 SMALLEST, LARGEST = 1e-75, 1e75
 
+# How messages call the kinds of entries. The dtype itself says more: the length of the longest text, the names of
+# fields, the value that a sparse column is filled with.
+_ENTRIES = {
+    "b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex", "O": "object", "U": "str", "T": "str",
+    "S": "bytes", "M": "datetime64", "m": "timedelta64", "V": "void",
+}  # fmt: skip
+
+
+def entries(dtype: Any) -> str:
+    """The kind of entries that an array or a column of this dtype has."""
+    return _ENTRIES.get(getattr(dtype, "kind", "O"), "object")
+
+
+def kind(value: Any) -> str:
+    """What a message may say of anything: its type, and its shape or length."""
+    name = type(value).__name__
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{name} of shape {tuple(shape)}"
+    return f"{name} of length {len(value)}" if isinstance(value, (list, tuple, set, dict)) else name
+
+
+def shown(value: Any) -> str:
+    """What a message says of a public argument: a number as it is, all else by its kind, as it may hold records."""
+    plain = value is None or isinstance(value, (bool, np.bool_, float, np.floating, np.integer))
+    plain = plain or (isinstance(value, int) and value.bit_length() <= 64)
+    return repr(value) if plain else kind(value)
+
+
+def origin(error: BaseException) -> str:
+    """The type of an error and the line that raised it: what may be said of one whose text may quote a record."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return type(error).__name__ + "".join(f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in last)
+
+
+@contextmanager
+def withheld(what: str) -> Iterator[None]:
+    """Replaces errors of other software by one without their text, which may quote a record; names type and place."""
+    try:
+        yield
+    except (MatrixDPError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; it tells of sizes alone, and callers look for it
+            raise
+        raise InvalidInput(
+            f"{what} failed: {origin(error)}. Its message is withheld, as it may quote a record; to see it, run the "
+            "same on made-up records"
+        ) from None
+
 
 def number(name: str, value: Any) -> float:
     """A finite real number; booleans and strings are not numbers here."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        raise InvalidInput(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise InvalidInput(f"{name} must be finite, got {value!r}")
-    return float(value)
+        raise InvalidInput(f"{name} must be a number, got {shown(value)}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise InvalidInput(f"{name} must be finite, got {shown(value)}")
+    return found
 
 
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     if not number(name, value) > 0:
-        raise InvalidInput(f"{name} must be above 0, got {value!r}")
+        raise InvalidInput(f"{name} must be above 0, got {shown(value)}")
     return float(value)
 
 
 def length(name: str, value: Any) -> float:
     """A positive number that can be squared safely: a radius, a bound, a standard deviation."""
-    if not SMALLEST <= positive(name, value) <= LARGEST:
-        raise InvalidInput(f"{name} must lie between {SMALLEST:g} and {LARGEST:g}, got {value!r}; change the units")
-    return float(value)
+    found = positive(name, value)
+    if not SMALLEST <= found <= LARGEST:
+        raise InvalidInput(f"{name} must lie between {SMALLEST:g} and {LARGEST:g}, got {found!r}; change the units")
+    return found
 
 
 def lengths(name: str, values: Array) -> Array:
     """An array of such numbers, made read-only."""
-    if not (np.all(values >= SMALLEST) and np.all(values <= LARGEST)):
+    inside = (values >= SMALLEST) & (values <= LARGEST)
+    if not np.all(inside):
+        wrong = int(np.sum(~inside))
         raise InvalidInput(
-            f"{name} must be above 0 (between {SMALLEST:g} and {LARGEST:g}) in every entry, "
-            f"they go from {values.min()!r} to {values.max()!r}"
+            f"{name} must be above 0 (between {SMALLEST:g} and {LARGEST:g}) in every entry; {wrong} of {values.size} "
+            "are not"
         )
     values.flags.writeable = False
     return values
@@ -55,27 +119,28 @@ def lengths(name: str, values: Array) -> Array:
 
 def norm(array: Array) -> float:
     """The Frobenius norm, by pairwise sums: their error hardly grows with the number of entries, that of BLAS does."""
-    return math.sqrt(float(np.sum(np.square(array))))
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.sum(np.square(array))))
 
 
 def at_least_zero(name: str, value: Any) -> float:
     """A finite number, 0 or above."""
     if not number(name, value) >= 0:
-        raise InvalidInput(f"{name} must be 0 or above, got {value!r}")
+        raise InvalidInput(f"{name} must be 0 or above, got {shown(value)}")
     return float(value)
 
 
 def probability(name: str, value: Any) -> float:
     """A number strictly between 0 and 1."""
     if not 0 < number(name, value) < 1:
-        raise InvalidInput(f"{name} must lie strictly between 0 and 1, got {value!r}; 1e-6 is a common choice")
+        raise InvalidInput(f"{name} must lie strictly between 0 and 1, got {shown(value)}; 1e-6 is a common choice")
     return float(value)
 
 
 def count(name: str, value: Any) -> int:
     """A whole number, 1 or above."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not int(value) >= 1:
-        raise InvalidInput(f"{name} must be a whole number, 1 or above, got {value!r}")
+        raise InvalidInput(f"{name} must be a whole number, 1 or above, got {shown(value)}")
     return int(value)
 
 
@@ -83,24 +148,25 @@ def choice(name: str, value: Any, options: Iterable[str]) -> str:
     """One of the listed words."""
     listed = list(options)
     if not isinstance(value, str) or value not in listed:
-        raise InvalidInput(f"{name} must be one of {', '.join(listed)}, got {value!r}")
+        word = repr(value) if isinstance(value, str) and len(value) <= 40 else kind(value)
+        raise InvalidInput(f"{name} must be one of {', '.join(listed)}, got {word}")
     return value
 
 
 def shape(value: Any) -> Shape:
     """The shape of a released value: (n,) or (rows, columns)."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) not in (1, 2):
-        raise InvalidInput(f"shape must be (n,) or (rows, columns), got {value!r}")
+        raise InvalidInput(f"shape must be (n,) or (rows, columns), got {shown(value)}")
     return tuple(count("each entry of shape", side) for side in value)
 
 
 def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Array:
     """A non-empty array of finite real numbers as float64, never a view that a caller could change later."""
-    given = np.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} must not be a masked array; fill or drop what is masked first")
+    given = array_of(name, value)
     if given.dtype.kind not in "iuf":
-        raise InvalidInput(f"{name} must be an array of real numbers, got dtype {given.dtype}; convert it first")
+        raise InvalidInput(f"{name} must be an array of real numbers, got dtype {entries(given.dtype)}; convert it")
     allowed = (ndim,) if isinstance(ndim, int) else ndim
     if given.ndim not in allowed:
         dimensions = " or ".join(str(d) for d in allowed)
@@ -109,20 +175,34 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Ar
         raise InvalidInput(f"{name} must not be empty, got shape {given.shape}")
     if given.dtype.kind in "iu" and given.dtype.itemsize == 8 and max(int(given.max()), -int(given.min())) > 2**53:
         raise InvalidInput(f"{name} holds whole numbers above 2^53, which floats cannot tell apart; scale it first")
-    array = np.array(given, dtype=np.float64)
+    with np.errstate(over="ignore"):  # a long double may become infinite, which is refused next
+        array = np.array(given, dtype=np.float64)
     bad = ~np.isfinite(array)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
+        state = "NaN" if np.isnan(array[place]) else "infinity"
         raise InvalidInput(
-            f"{name} must be finite, got {array[place]} at {place} ({int(bad.sum())} such entries); "
+            f"{name} must be finite, got {state} at {place} ({int(bad.sum())} such entries); "
             "drop or fill those records before the query"
         )
     return array
 
 
+def array_of(name: str, value: Any) -> npt.NDArray[Any]:
+    """numpy's view of anything; an error without its text, since numpy quotes what it cannot read."""
+    try:
+        return np.asarray(value)
+    except MemoryError:
+        raise
+    except Exception:
+        raise InvalidInput(
+            f"{name} cannot be read as an array of numbers, got {kind(value)}; its rows must have one length"
+        ) from None
+
+
 def broadcast(name: str, value: Any, target: Shape) -> Array:
     """A number, or an array of the target shape, as a finite array of that shape."""
-    array = np.asarray(number(name, value)) if np.ndim(value) == 0 else finite(name, value)
+    array = np.asarray(number(name, value)) if array_of(name, value).ndim == 0 else finite(name, value)
     if array.shape not in ((), target):
         raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}")
     return np.broadcast_to(array, target)

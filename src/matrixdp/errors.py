@@ -6,7 +6,11 @@ class MatrixDPError(Exception):
 
 
 class InvalidInput(MatrixDPError, ValueError):
-    """An argument cannot be used; the message names it, shows its value and says what to do instead."""
+    """An argument cannot be used; the message names it and says what to do instead.
+
+    It shows numbers and words of public arguments, and of all else the place and the kind: never a cell of the data, a
+    header or a label. That there is a refusal may depend on the data all the same, and no guarantee covers that.
+    """
 
 
 class NotApplicable(InvalidInput):

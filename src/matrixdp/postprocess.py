@@ -33,7 +33,7 @@ def clip(matrix: Any, low: Any, high: Any) -> Array:
     given = _check.finite("matrix", matrix)
     ends = _check.broadcast("low", low, given.shape), _check.broadcast("high", high, given.shape)
     if not np.all(ends[0] <= ends[1]):
-        raise InvalidInput(f"low must be at most high everywhere, got low {low!r}, high {high!r}")
+        raise InvalidInput("low must be at most high everywhere")
     return np.clip(given, *ends)
 
 
@@ -103,10 +103,12 @@ def james_stein(matrix: Any, std: float, target: Any = 0.0) -> Array:
     given = _check.finite("matrix", matrix)
     guess = _check.broadcast("target", target, given.shape)
     std = _check.positive("std", std)
-    distance = float(np.linalg.norm((given - guess) / std))
-    spare = max(given.size - 2, 0)
-    keep = 1 - spare / distance**2 if distance**2 > spare else 0.0
-    return guess + keep * (given - guess)
+    with np.errstate(over="ignore"):  # an infinite distance keeps the release as it is
+        offset = given - guess
+        distance = float(np.linalg.norm(offset / std))
+    spare, square = max(given.size - 2, 0), distance * distance
+    keep = 1 - spare / square if square > spare else 0.0
+    return guess + keep * offset
 
 
 def soft_threshold(matrix: Any, std: float, threshold: float | None = None) -> Array:

@@ -9,7 +9,6 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from matrixdp import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput
-from matrixdp.queries import DataDependentBound
 from matrixdp.sklearn import PrivateCovariance, PrivateHistogram, PrivatePCA
 
 # Fits with a random_state warn, as they should; here they are wanted.
@@ -159,13 +158,6 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_learned(estimator, wo
     with pytest.raises(InvalidInput, match=word):
         estimator.fit(records)
     assert not hasattr(estimator, "certificate_")
-
-
-@pytest.mark.parametrize("estimator", [PrivatePCA, PrivateCovariance])
-def test_a_center_from_the_data_is_warned_about(estimator):
-    records = np.random.default_rng(5).normal(size=(200, 3)) / 7
-    with pytest.warns(DataDependentBound, match="center"):
-        estimator(epsilon=1.0, delta=1e-6, norm=1.0, center=records.mean(axis=0)).fit(records)
 
 
 def test_masked_records_are_refused_and_text_is_not_quoted():

@@ -121,10 +121,10 @@ def audit_law(
     Source: dong2022gaussian, Corollary 2.13, from mu to (epsilon, delta); nasr2023tight.
     """
     if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {budget!r}")
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
     confidence, samples = _confidence(confidence), _samples(samples)
     if _check.choice("method", method, ["auto", *METHODS]) == "gaussian" and not isinstance(law, Gaussian):
-        raise InvalidInput(f"method 'gaussian' is for Gaussian noise, got {law!r}; use 'clopper-pearson'")
+        raise InvalidInput(f"method 'gaussian' is for Gaussian noise, got {type(law).__name__}; use 'clopper-pearson'")
     difference = certify(law, sensitivity).witness
     draw = release_fn if release_fn is not None else lambda value: value + law.sample(rng)
     bench = _Bench(draw, (np.zeros(law.shape), difference), samples, progress)
@@ -193,7 +193,7 @@ class _Bench:
         self, release_fn: Callable[[Any], Any], inputs: tuple[Any, Any], samples: int, progress: Progress | None
     ) -> None:
         if not callable(release_fn):
-            raise InvalidInput(f"release_fn must be a function of one input, got {release_fn!r}")
+            raise InvalidInput(f"release_fn must be a function of one input, got {_check.kind(release_fn)}")
         if all(isinstance(given, (np.ndarray, int, float)) for given in inputs) and np.array_equal(*inputs):
             raise InvalidInput("value and neighbour are the same; give two inputs that differ as neighbours may")
         self.release_fn = release_fn
@@ -258,10 +258,13 @@ class _Bench:
         fresh = given.copy if isinstance(given, np.ndarray) else lambda: given
         drawn = [self.release_fn(fresh()) for _ in range(count)]
         try:
-            outputs = np.array(drawn, dtype=np.float64)
+            if np.iscomplexobj(drawn[0]):
+                raise TypeError
+            with np.errstate(over="ignore"):  # what becomes infinite is refused next
+                outputs = np.array(drawn, dtype=np.float64)
         except (TypeError, ValueError):
             raise InvalidInput(
-                f"release_fn must return numbers, in arrays of one shape, got {drawn[0]!r}; "
+                f"release_fn must return numbers, in arrays of one shape, got {_check.kind(drawn[0])}; "
                 "of a matrixdp release, return its .value"
             ) from None
         if not (outputs.size > 0 and np.all(np.isfinite(outputs))):
@@ -282,7 +285,7 @@ def _scored(name: str, score: Statistic, outputs: Array) -> Array:
 def _claim(epsilon: float, delta: float) -> tuple[float, float]:
     claim = _check.at_least_zero("epsilon", epsilon), _check.at_least_zero("delta", delta)
     if not claim[1] < 1:
-        raise InvalidInput(f"delta must be below 1, got {delta!r}; delta 1 promises nothing")
+        raise InvalidInput(f"delta must be below 1, got {_check.shown(delta)}; delta 1 promises nothing")
     return claim
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.covariance import FullCovariance
 from matrixdp.errors import InvalidInput
@@ -44,9 +45,10 @@ class Lesson:
         shape = outputs[0].shape[1:]
         rows = _rows(outputs[0]), _rows(outputs[1])
         try:
-            centres = [
-                np.broadcast_to(np.asarray(given, dtype=np.float64), shape).ravel() for given in (value, neighbour)
+            inputs = [
+                _check.finite("an input", given, ndim=tuple(range(len(shape) + 1))) for given in (value, neighbour)
             ]
+            centres = [np.broadcast_to(given, shape).ravel() for given in inputs]
         except (TypeError, ValueError):
             centres = [np.mean(one, axis=0) for one in rows]
         return cls(*rows, *centres)
@@ -104,7 +106,7 @@ LEARNT: dict[str, Callable[[Lesson], Statistic]] = {"linear": linear, "radial": 
 @singledispatch
 def likelihood_ratio(law: NoiseLaw, difference: Array) -> Statistic:
     """The log of the ratio of the densities at 0 and at the difference, up to an increasing map."""
-    raise InvalidInput(f"the density of {law!r} is not known; use audit() with another statistic")
+    raise InvalidInput(f"the density of {type(law).__name__} is not known; use audit() with another statistic")
 
 
 @likelihood_ratio.register

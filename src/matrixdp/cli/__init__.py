@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from click import ClickException
 from typer.core import TyperGroup
 
+from matrixdp import _check
 from matrixdp.cli.audit import audit
 from matrixdp.cli.calibrate import calibrate
 from matrixdp.cli.claims import claims
@@ -22,7 +24,10 @@ COMMANDS = (demo, compare, calibrate, release, claims, audit, study)
 
 
 class _Commands(TyperGroup):
-    """Turns every error that matrixdp raises on purpose into one line and exit code 2, and warnings into lines."""
+    """Turns every error that matrixdp raises on purpose into one line and exit code 2, and warnings into lines.
+
+    Other errors are told by type and place alone, with exit code 1: their text may quote a record.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -31,10 +36,21 @@ class _Commands(TyperGroup):
         except MatrixDPError as problem:
             error(str(problem))
             raise typer.Exit(2) from None
+        except (ClickException, typer.Abort, typer.Exit, BrokenPipeError):
+            raise
+        except Exception as problem:
+            error(f"unexpected: {_check.origin(problem)}. Its message is withheld, as it may quote a record")
+            raise typer.Exit(1) from None
 
 
 # Pretty tracebacks can print local variables, and here those hold private records.
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
 
 
 def _version(asked: bool) -> None:

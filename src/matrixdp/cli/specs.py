@@ -139,8 +139,8 @@ def array_file(name: str, path: str) -> np.ndarray[Any, np.dtype[Any]]:
         loaded = np.load(Path(path), allow_pickle=False)
     except FileNotFoundError:
         raise InvalidInput(f"{name}: there is no file {path!r}") from None
-    except (OSError, ValueError, EOFError) as reason:
-        raise InvalidInput(f"{name}: {path!r} is not a .npy file that can be read ({reason})") from None
+    except (OSError, ValueError, EOFError):  # numpy's own text quotes the head of the file
+        raise InvalidInput(f"{name}: {path!r} is not a .npy file that can be read; save an array of numbers") from None
     if not isinstance(loaded, np.ndarray):
         raise InvalidInput(f"{name}: {path!r} holds several arrays; save one with numpy.save")
     return loaded

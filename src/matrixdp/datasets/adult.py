@@ -101,5 +101,6 @@ def _one_hot(source: Source, name: str, values: npt.NDArray[np.object_], known: 
     found: npt.NDArray[np.bool_] = values[:, None] == np.array(known, dtype=object)
     unknown = ~found.any(axis=1)
     if unknown.any():
-        raise InvalidInput(f"{source.name} has the unknown value {values[unknown][0]!r} as {name}; see {source.page}")
+        place = int(np.argmax(unknown))
+        raise InvalidInput(f"{source.name} has an unknown value as {name} in record {place}; see {source.page}")
     return found.astype(np.float64)

@@ -65,8 +65,7 @@ def _checked(
     if not (records.shape[1] in features and wrong == 0 and np.all(np.isin(label, range(1, 101)))):
         raise InvalidInput(
             f"{source.name} must hold {' or '.join(map(str, features))} features of 0 or 1 and classes from 1 to 100, "
-            f"got {records.shape[1]} features, {wrong} of them neither 0 nor 1, and classes from {label.min()} to "
-            f"{label.max()}; see {source.page}"
+            f"got {records.shape[1]} features and {wrong} entries neither 0 nor 1, or other classes; see {source.page}"
         )
     return Labelled(records.astype(np.float32), label.astype(np.int64) - 1)
 
@@ -83,6 +82,6 @@ def _whole_numbers(source: Source, folder: Folder) -> npt.NDArray[np.int8]:
             parts.append(numbers.astype(np.int8))
             if not np.array_equal(parts[-1], numbers):
                 raise ValueError("some do not fit into a byte")
-    except (ValueError, OverflowError) as reason:
-        raise InvalidInput(f"{source.name} is not a table of whole numbers ({reason}); see {source.page}") from None
+    except (ValueError, OverflowError):
+        raise InvalidInput(f"{source.name} is not a table of whole numbers below 128; see {source.page}") from None
     return np.concatenate(parts)

@@ -80,10 +80,10 @@ def load_svhn(folder: Folder = None, *, test: bool = False) -> Labelled:
     try:
         parts = loadmat(stream, variable_names=("X", "y"))
         pictures, label = parts["X"], parts["y"].ravel()
-    except KeyError as reason:
-        raise InvalidInput(f"{source.name} has no array {reason}; get it again from {source.page}") from None
-    except Exception as reason:  # a damaged file may fail anywhere in the reader
-        raise InvalidInput(f"{source.name} cannot be read ({reason}); get it again from {source.page}") from None
+    except KeyError:
+        raise InvalidInput(f"{source.name} has no array X or y; get it again from {source.page}") from None
+    except Exception:  # a damaged file may fail anywhere in the reader
+        raise InvalidInput(f"{source.name} cannot be read; get it again from {source.page}") from None
     if not (
         pictures.dtype == np.uint8
         and pictures.ndim == 4

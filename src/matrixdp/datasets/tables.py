@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.datasets.source import Folder, Labelled, Source, arrays, content
 from matrixdp.errors import InvalidInput
@@ -94,8 +95,8 @@ def load_swarm(folder: Folder = None) -> Labelled:
     found = content(SWARM, folder)
     try:
         frame = pandas.read_csv(io.BytesIO(found))
-    except ValueError as reason:
-        raise InvalidInput(f"{SWARM.name} is not a table ({reason}); see {SWARM.page}") from None
+    except ValueError:
+        raise InvalidInput(f"{SWARM.name} is not a table; see {SWARM.page}") from None
     table = frame.apply(pandas.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     if table.shape[1] != 2401 or not np.all(np.isfinite(table)) or not np.all(np.isin(table[:, -1], (0, 1))):
         raise InvalidInput(
@@ -107,4 +108,6 @@ def load_swarm(folder: Folder = None) -> Labelled:
 
 def _table(source: Source, folder: Folder) -> Array:
     """A CSV file of numbers below a header."""
-    return np.loadtxt(io.BytesIO(content(source, folder)), delimiter=",", skiprows=1)
+    found = content(source, folder)
+    with _check.withheld(f"reading {source.name}"):
+        return np.loadtxt(io.BytesIO(found), delimiter=",", skiprows=1)

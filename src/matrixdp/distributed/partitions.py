@@ -20,6 +20,7 @@ from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.noise.kernels import Floats
 from matrixdp.queries import load
+from matrixdp.queries.records import FIRST, is_file, name_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,9 +31,9 @@ BATCH_ENTRIES = 1 << 22
 PIECE_ENTRIES = 1 << 19
 """Entries that a query sees at a time: 4 MiB, which stay in the cache from loading to adding."""
 
-LEAST_ROWS = 250
-"""Records in a piece at least, so that adding up what the query says of it costs little beside the query. Pieces hold
-this times a power of two, which `matrixdp.queries.clipping.total` halves to full blocks; BLAS is slower on 256 rows."""
+LEAST_ROWS = 512
+"""Records in a piece at least, so that adding up the sums of pieces costs little beside the sums themselves. Pieces
+hold this times a power of two: full blocks of `matrixdp.queries.exact_sums`."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class RowGroup:
                 for batch in file.iter_batches(size, **options):
                     count += batch.num_rows
                     yield batch.select(list(self.chosen))
-        except (ArrowException, OSError) as error:
-            raise InvalidInput(f"{self.place}: cannot be read: {error}") from None
+        except (ArrowException, OSError) as error:  # their text may quote a cell or a name
+            raise InvalidInput(f"{self.place}: cannot be read ({type(error).__name__})") from None
         if count != self.rows:
             raise InvalidInput(f"{self.place}: has {count} records where it had {self.rows}; the data were changed")
 
@@ -130,7 +131,7 @@ def _cut(records: Any, values: Any) -> Iterator[Any]:
 
 
 def _of_batch(batch: pyarrow.RecordBatch, first: int) -> Iterator[Any]:
-    """The same of records that lie column by column, straight from their buffers; `first` is the label of the first."""
+    """The same of records that lie column by column, straight from their buffers; `first`: where they start."""
     columns = [column for column in map(_floats, batch.columns) if column is not None]
     if len(columns) == batch.num_columns:
         for place in _places(batch.num_rows, len(columns)):
@@ -141,7 +142,7 @@ def _of_batch(batch: pyarrow.RecordBatch, first: int) -> Iterator[Any]:
         else:
             return
     frame = batch.to_pandas(ignore_metadata=True, use_threads=False)
-    frame.index += first
+    frame.attrs[FIRST] = first
     yield frame
 
 
@@ -171,7 +172,8 @@ def partitions(records: Any, columns: Any = None) -> Partitions:
     """
     if isinstance(records, (str, Path)):
         groups = _row_groups(Path(records), columns)
-        return Partitions([Partition(group.place, group, group.rows) for group in groups], groups[0].chosen)
+        parts = [Partition(group.place + _counted(columns), group, group.rows) for group in groups]
+        return Partitions(parts, groups[0].chosen)
     frames = sys.modules.get("dask.dataframe")  # a data frame can only come from there
     if frames is not None and isinstance(records, (frames.DataFrame, frames.Series)):
         return _of_frame(records.to_frame() if isinstance(records, frames.Series) else records, columns)
@@ -181,8 +183,14 @@ def partitions(records: Any, columns: Any = None) -> Partitions:
 def _of_frame(frame: Any, columns: Any) -> Partitions:
     names = list(frame.columns)
     chosen = [names[i] for i in _picked(names, columns)]
-    tasks = frame[chosen].to_delayed()
-    return Partitions([Partition(f"records, partition {i}", task) for i, task in enumerate(tasks)], tuple(chosen))
+    tasks, note = frame[chosen].to_delayed(), _counted(columns)
+    parts = [Partition(f"records, partition {i}{note}", task) for i, task in enumerate(tasks)]
+    return Partitions(parts, tuple(chosen))
+
+
+def _counted(columns: Any) -> str:
+    """How a place says that its columns are counted among the chosen ones."""
+    return "" if columns is None else ", chosen columns"
 
 
 def _of_array(records: Any, columns: Any) -> Partitions:
@@ -201,7 +209,7 @@ def _of_array(records: Any, columns: Any) -> Partitions:
     array = array.rechunk({1: -1})
     rows = [None if np.isnan(count) else int(count) for count in array.chunks[0]]
     blocks = enumerate(zip(array.to_delayed().ravel(), rows, strict=True))
-    parts = [Partition(f"records, block {i}", task, count) for i, (task, count) in blocks]
+    parts = [Partition(f"records, block {i}{_counted(columns)}", task, count) for i, (task, count) in blocks]
     return Partitions(parts, tuple(range(int(array.shape[1]))))
 
 
@@ -220,7 +228,8 @@ def _row_groups(path: Path, columns: Any = None) -> list[RowGroup]:
                     [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)],
                 )
         except (ArrowException, OSError) as error:
-            raise InvalidInput(f"records: {file_path} is not a Parquet file that can be read: {error}") from None
+            kind = type(error).__name__
+            raise InvalidInput(f"records: {file_path} is not a Parquet file that can be read ({kind})") from None
         if not names:
             names = found
             chosen = tuple(names[i] for i in _picked(names, columns))
@@ -235,24 +244,24 @@ def _row_groups(path: Path, columns: Any = None) -> list[RowGroup]:
 def _check_names(found: Any, wanted: tuple[Any, ...], place: str) -> None:
     """Refuses a partition whose columns are not those of the first one: the matrix would be ragged."""
     if set(found) != set(wanted):
-        missing = ", ".join(str(name) for name in wanted if name not in found) or "none"
-        added = ", ".join(str(name) for name in found if name not in wanted) or "none"
+        missing = [i for i, name in enumerate(wanted) if name not in found]
+        added = [i for i, name in enumerate(found) if name not in wanted]
         raise InvalidInput(
-            f"{place}: its {len(found)} columns are not the {len(wanted)} of the first partition (missing: {missing}; "
-            f"not in the first: {added}); repair it or leave it out"
+            f"{place}: its {len(found)} columns are not the {len(wanted)} of the first partition (missing: positions "
+            f"{missing} of the first; added: positions {added}); repair it or leave it out"
         )
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if is_file(path):
         return [path.resolve()]
     if not path.is_dir():
-        raise InvalidInput(f"records: there is no file or folder {path}")
+        raise InvalidInput(f"records: there is no file or folder {name_of(path)}")
     files = sorted(file for file in path.resolve().rglob("*.parquet") if file.is_file())
     nested = [file for file in files if file.parent != path.resolve()]
     if nested:
         raise InvalidInput(
-            f"records: {nested[0]} lies in a folder inside {path}, and the names of such folders may be columns; "
+            f"records: {len(nested)} files lie in folders inside {path}, and the names of such folders may be columns; "
             "give one folder of files, or use dask.dataframe.read_parquet"
         )
     if not files:

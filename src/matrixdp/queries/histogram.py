@@ -10,7 +10,6 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import Answer
-from matrixdp.queries.clipping import warn_of_ends
 from matrixdp.queries.records import load
 from matrixdp.sensitivity import RELATIONS, Counts
 
@@ -38,7 +37,6 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = 
     cells = np.zeros(len(rows), dtype=np.intp)
     inside = np.ones(len(rows), dtype=bool)
     for entries, border in zip(rows.T, borders, strict=True):
-        warn_of_ends("edges", border[:1], border[-1:], entries[:, None], stacklevel=3)
         index = np.searchsorted(border, entries, side="right") - 1
         index[entries == border[-1]] -= 1
         inside &= (index >= 0) & (index < len(border) - 1)
@@ -51,18 +49,22 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = 
 def _borders(name: str, edges: Any) -> Array:
     if isinstance(edges, str) or not np.iterable(edges):
         raise InvalidInput(
-            f"{name} must list the borders of the cells, got {edges!r}: a number of cells or a rule would take them "
-            "from the data, which reveals it; np.linspace(low, high, cells + 1) with public ends makes them"
+            f"{name} must list the borders of the cells, got {_check.kind(edges)}: a number of cells or a rule would "
+            "take them from the data, which reveals it; np.linspace(low, high, cells + 1) with public ends makes them"
         )
     if any(np.iterable(border) for border in edges):
-        raise InvalidInput(f"{name} must be one list of numbers for one column of records, got {edges!r}")
+        raise InvalidInput(
+            f"{name} must be one list of numbers for one column of records, got a nested {type(edges).__name__}"
+        )
     borders = _check.finite(name, edges, ndim=1)
     if not (len(borders) >= 2 and np.all(borders[1:] > borders[:-1])):
-        raise InvalidInput(f"{name} must be two or more increasing numbers, got {edges!r}")
+        falls = np.flatnonzero(~(borders[1:] > borders[:-1]))[:1]
+        where = f"entry {falls[0] + 1} is not above the one before it" if len(falls) else f"got {len(borders)}"
+        raise InvalidInput(f"{name} must be two or more increasing numbers; {where}")
     return borders
 
 
 def _pair(edges: Any) -> list[Array]:
     if isinstance(edges, str) or not np.iterable(edges) or len(list(edges)) != 2:
-        raise InvalidInput(f"edges must be a pair of lists, one for each of the 2 columns, got {edges!r}")
+        raise InvalidInput(f"edges must be a pair of lists, one for each of the 2 columns, got {_check.kind(edges)}")
     return [_borders(f"edges[{i}]", part) for i, part in enumerate(edges)]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from matrixdp import _check
-from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import Answer
 from matrixdp.queries.clipping import Ball, region
-from matrixdp.queries.records import DataDependentBound, load
+from matrixdp.queries.records import load
 from matrixdp.sensitivity import RELATIONS, OneColumn, OneRow
-
-# Fewer records lie in order by chance.
-MANY = 20
 
 
 def identity(
@@ -42,7 +37,8 @@ def identity(
 
     Guarantee: replacing one record changes one row (column) of the value, by at most high - low in each entry, or by
         at most 2 norm in norm, provided that each record keeps its row: their order must not depend on what is in them.
-        Records that lie sorted by a column lead to a warning.
+        Shuffle records that were sorted by a column first. Nothing here looks whether they were: a warning would
+        depend on the records.
     """
     if _check.choice("relation", relation, RELATIONS) != "replace":
         raise InvalidInput(
@@ -54,27 +50,9 @@ def identity(
         raise InvalidInput('columns cannot be chosen when records_are="columns": that would choose records')
     rows = load(records, columns)
     rows = rows if upright else np.ascontiguousarray(rows.T)
-    _warn_of_order(rows)
     bounds = region(norm, low, high, rows.shape[1])
     clipped = bounds.clip(rows)
     line = OneRow if upright else OneColumn
     # In a box only its widths count, and these are rounded up.
     extent = {"radius": 2 * bounds.norm} if isinstance(bounds, Ball) else {"low": 0.0, "high": bounds.widths("replace")}
     return Answer(clipped if upright else np.ascontiguousarray(clipped.T), line(**extent))
-
-
-def _warn_of_order(rows: Array) -> None:
-    """A record that is replaced in sorted data takes another place, and moves all that lie between."""
-    if len(rows) < MANY:
-        return
-    for column in range(rows.shape[1]):
-        steps = np.diff(rows[:, column])
-        if steps.any() and (np.all(steps >= 0) or np.all(steps <= 0)):
-            warnings.warn(
-                f"the records lie in the order of column {column}. If they were sorted by what is in them, replacing "
-                "one moves others too, and the guarantee does not hold: shuffle them first. An order that is known "
-                "without the records, such as that of arrival, is fine",
-                DataDependentBound,
-                stacklevel=3,
-            )
-            return

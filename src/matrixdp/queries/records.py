@@ -1,6 +1,7 @@
-"""Records from an array, a data frame or a file, as a matrix with one record a row.
+"""Records from an array, a data frame or a file, as a matrix with one record per row.
 
-Errors name the place of what is wrong and never quote a cell: messages end up in logs, and cells are private.
+Errors name the place and the kind of what is wrong, and never quote a cell, a header or a row's label: messages end up
+in logs, cells are private, and what was taken for a header or a label may be a cell.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import csv
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, MatrixDPError
 
 if TYPE_CHECKING:
     import pandas
 
 Order = Literal["C", "K"]  # row by row in memory, or as it comes
 REMEDY = "drop or fill such records before the query, or choose other columns"
-
-
-class DataDependentBound(UserWarning):
-    """A bound looks as if it had been read off the data; then the guarantee does not hold."""
+FIRST = "matrixdp: position of the first row"
+"""The attribute of a data frame that is part of a larger one; rows are counted from there."""
 
 
 def load(records: Any, columns: Any = None) -> Array:
-    """Reads records into a new matrix of finite numbers, one record a row.
+    """Reads records into a new matrix of finite numbers, one record per row.
 
     Args:
         records: an array with a record in each row (one dimension means one column), a pandas DataFrame or Series, or
@@ -43,8 +42,8 @@ def load(records: Any, columns: Any = None) -> Array:
 
     Raises:
         InvalidInput: if anything is missing, not a number or not finite. The message gives the file and line (CSV, as
-            an editor counts), the file and row (Parquet), the row's label (data frames) or the row (arrays; rows
-            count from 0), and the column.
+            an editor counts) or the row, and the column, both by position from 0. That there is a refusal, and where,
+            depends on the records and is visible to whoever sees the error: no guarantee covers it.
     """
     return read(records, columns, order="C")
 
@@ -58,44 +57,58 @@ def read(records: Any, columns: Any = None, order: Order = "K") -> Array:
     if loaded_pandas is not None and isinstance(records, loaded_pandas.Series):
         records = records.to_frame()
     if loaded_pandas is not None and isinstance(records, loaded_pandas.DataFrame):
-        return _from_frame(records, columns, "records", lambda row: f"records, row {_place(records, row)}", order)
+        picked = _select(list(records.columns), columns, "records")
+        return _from_frame(records.iloc[:, picked], picked, "records", order)
     return _from_array(records, columns, "records", order)
-
-
-def _place(frame: pandas.DataFrame, row: int) -> str:
-    """A number in the index, or else the position: other labels may be names."""
-    label = frame.index[row]
-    return str(label) if isinstance(label, (int, np.integer)) else f"number {row + 1}"
 
 
 def _from_file(path: Path, columns: Any) -> Array:
     readers = {".csv": _from_csv, ".npy": _from_npy, ".parquet": _from_parquet}
     reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise InvalidInput(f"records: {path} must end in {', '.join(readers)}; other formats can be read with pandas")
-    if not path.is_file():
-        raise InvalidInput(f"records: there is no file {path}")
+    if reader is None:  # the text is not quoted: it may be the content of a file
+        raise InvalidInput(f"records: a path must end in {', '.join(readers)}; other formats can be read with pandas")
+    if not is_file(path):
+        raise InvalidInput(f"records: there is no file {name_of(path)}")
     try:
         return reader(path, columns)
+    except (MatrixDPError, MemoryError):
+        raise
     except OSError as error:
-        raise InvalidInput(f"records: {path} cannot be read: {error.strerror or error}") from error
+        raise InvalidInput(f"records: {path} cannot be read ({error.strerror or type(error).__name__})") from None
+    except Exception as error:
+        raise InvalidInput(f"records: {path} cannot be read ({_check.origin(error)})") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        InvalidInput: for what cannot be a path, such as the content of a file.
+    """
+    try:
+        return path.is_file()
+    except OSError:
+        raise InvalidInput("records: the text given is no path of a file; to use it as data, read it first") from None
+
+
+def name_of(path: Path) -> str:
+    """A path as a message may show it: one that cannot be one, such as the content of a file, is not quoted."""
+    return str(path) if str(path).isprintable() and len(path.name) <= 255 else "of the name given"
 
 
 def _from_array(given: Any, columns: Any, source: str, order: Order = "C") -> Array:
     if isinstance(given, np.ma.MaskedArray):
         raise InvalidInput(f"{source}: masked arrays hide what is missing; drop or fill such records first")
-    try:
-        values = np.asarray(given)
-    except ValueError:
-        raise InvalidInput(f"{source}: the rows must have one length") from None
+    values = _check.array_of(source, given)
     if values.dtype.kind not in "biuf":
-        raise InvalidInput(f"{source} must be an array of real numbers, got dtype {values.dtype}; convert it first")
+        raise InvalidInput(
+            f"{source} must be an array of real numbers, got dtype {_check.entries(values.dtype)}; convert it first"
+        )
     if values.ndim not in (1, 2):
         raise InvalidInput(f"{source} must have a record in each row, got {values.ndim} dimensions")
     if values.ndim == 1:
         values = values[:, None]
-    names = range(values.shape[1])
-    picked = _select(names, columns, source)
+    picked = _select(range(values.shape[1]), columns, source)
     with np.errstate(over="ignore"):  # a long double may become infinite, which is refused next
         chosen = np.array(values if columns is None else values[:, picked], dtype=np.float64, order=order)
     return _complete(chosen, picked, lambda row: f"{source}, row {row}", source)
@@ -118,36 +131,35 @@ def _from_parquet(path: Path, columns: Any) -> Array:
         schema = file.schema_arrow
         index = (schema.pandas_metadata or {}).get("index_columns", [])  # row labels that pandas stored, not records
         names = [name for name in schema.names if name not in index]
-        chosen = [names[i] for i in _select(names, columns, str(path))]
-        frame = file.read(columns=chosen).to_pandas(ignore_metadata=True)
-    except ArrowException as error:
-        raise InvalidInput(f"records: {path} is not a Parquet file that can be read: {error}") from None
-    return _from_frame(frame, chosen, str(path), lambda row: f"{path}, row {row}")
+        picked = _select(names, columns, str(path))
+        frame = file.read(columns=[names[i] for i in picked]).to_pandas(ignore_metadata=True)
+    except ArrowException as error:  # its text may quote a cell or a name
+        raise InvalidInput(f"records: {path} is not a Parquet file that can be read ({type(error).__name__})") from None
+    return _from_frame(frame[[names[i] for i in picked]], picked, str(path))
 
 
-def _from_frame(
-    frame: pandas.DataFrame, columns: Any, source: str, place: Callable[[int], str], order: Order = "C"
-) -> Array:
-    labels = list(frame.columns)
-    picked = _select(labels, columns, source)
-    values = np.empty((len(frame), len(picked)), order="C" if order == "C" else "F")
-    for target, position in enumerate(picked):
-        column = frame.iloc[:, position]
+def _from_frame(frame: pandas.DataFrame, positions: Sequence[int], source: str, order: Order = "C") -> Array:
+    """The chosen columns of a data frame; `positions` are theirs among all."""
+    first = frame.attrs.get(FIRST, 0)
+    values = np.empty((len(frame), len(positions)), order="C" if order == "C" else "F")
+    for target, position in enumerate(positions):
+        column = frame.iloc[:, target]
         if column.dtype.kind not in "biuf":
-            raise InvalidInput(_not_numeric(column, source, place))
-        values[:, target] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return _complete(values, [labels[i] for i in picked], place, source)
+            raise InvalidInput(_not_numeric(column, source, first, position))
+        with np.errstate(over="ignore"):
+            values[:, target] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return _complete(values, positions, lambda row: f"{source}, row {first + row}", source)
 
 
-def _not_numeric(column: pandas.Series[Any], source: str, place: Callable[[int], str]) -> str:
+def _not_numeric(column: pandas.Series[Any], source: str, first: int, position: int) -> str:
     """Where a column that is not of numbers fails, as well as can be told."""
     cells = column.to_numpy(dtype=object)
     strangers = [row for row, cell in enumerate(cells) if not isinstance(cell, (bool, int, float, np.number))]
+    dtype = _check.entries(column.dtype)
     if not strangers:
-        return f"{source}, column {column.name!r}: has dtype {column.dtype}; convert it with astype(float)"
-    return (
-        f"{place(strangers[0])}, column {column.name!r}: not a real number (dtype {column.dtype}); convert or drop it"
-    )
+        return f"{source}, column {position}: has dtype {dtype}; convert it with astype(float)"
+    row = first + strangers[0]
+    return f"{source}, row {row}, column {position}: not a real number (dtype {dtype}); convert or drop it"
 
 
 def _from_csv(path: Path, columns: Any) -> Array:
@@ -166,11 +178,12 @@ def _from_csv(path: Path, columns: Any) -> Array:
             numbers.extend([_number(cells[i]) for i in picked])
         except ValueError:
             wrong = next(i for i in picked if not _is_number(cells[i]))
-            state = "not a number (commas part cells, dots decimals)" if cells[wrong].strip() else "empty"
-            raise InvalidInput(f"{path}, line {line}, column {names[wrong]!r}: {state}; {REMEDY}") from None
+            state = "not a number (expected ',' as separator and '.' as decimal point)"
+            state = state if cells[wrong].strip() else "empty"
+            raise InvalidInput(f"{path}, line {line}, column {wrong}: {state}; {REMEDY}") from None
         lines.append(line)
     values = np.array(numbers, dtype=np.float64).reshape(len(lines), len(picked))
-    return _complete(values, [names[i] for i in picked], lambda row: f"{path}, line {lines[row]}", str(path))
+    return _complete(values, picked, lambda row: f"{path}, line {lines[row]}", str(path))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -187,8 +200,8 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                     raise InvalidInput(f"{path}, line {blank}: blank; only the end of a file may have blank lines")
                 else:
                     yield line, cells
-        except csv.Error as error:
-            raise InvalidInput(f"{path}, line {reader.line_num}: not valid CSV ({error})") from None
+        except csv.Error:
+            raise InvalidInput(f"{path}, line {reader.line_num}: not valid CSV; check its quotes") from None
         except UnicodeDecodeError:
             raise InvalidInput(f"{path}: not UTF-8 text; convert the file first") from None
 
@@ -222,38 +235,43 @@ def _is_number(cell: str) -> bool:
 
 def _select(names: Sequence[Any], columns: Any, source: str) -> list[int]:
     """The positions of the columns asked for."""
-    repeated = [str(name) for name, times in Counter(names).items() if times > 1 and name != ""]
-    if repeated:
-        raise InvalidInput(f"{source}: several columns are called {', '.join(repeated)}; rename them")
+    seen: dict[Any, int] = {}
+    for position, name in enumerate(names):
+        if name != "" and seen.setdefault(name, position) != position:
+            raise InvalidInput(f"{source}: columns {seen[name]} and {position} have the same name; rename one")
     if columns is None:
         picked = list(range(len(names)))
     elif isinstance(columns, (str, Integral)):
         picked = [_position(names, columns, source)]
     elif isinstance(columns, Iterable):
-        picked = [_position(names, item, source) for item in columns]
+        picked = [_position(names, item, source, listed=isinstance(columns, (list, tuple))) for item in columns]
         if not picked or len(set(picked)) != len(picked):
-            raise InvalidInput(f"columns must name at least one column, and each once, got {columns!r}")
+            raise InvalidInput(f"columns must name at least one column, and each once, got {len(picked)}")
     else:
-        raise InvalidInput(f"columns must be a list of names or positions, got {columns!r}")
+        raise InvalidInput(f"columns must be a list of names or positions, got {_check.shown(columns)}")
     nameless = [i for i in picked if names[i] == ""]
     if nameless:
         raise InvalidInput(f"{source}: column {nameless[0]} has no name; name it, or choose others with columns=")
     return picked
 
 
-def _position(names: Sequence[Any], item: Any, source: str) -> int:
-    """A name's position; a whole number is a position unless the names are numbers themselves."""
+def _position(names: Sequence[Any], item: Any, source: str, listed: bool = True) -> int:
+    """A name's position; a whole number is a position unless the names are numbers themselves.
+
+    A message shows a name that the caller has listed, but not one from a data frame given in place of a list.
+    """
+    numbered = any(isinstance(name, Integral) for name in names)
     if isinstance(item, Hashable) and not isinstance(item, bool):
         if item in names:
             return list(names).index(item)
-        numbered = any(isinstance(name, Integral) for name in names)
         if isinstance(item, Integral) and not numbered and 0 <= item < len(names):
             return int(item)
-    shown = ", ".join(str(name) for name in list(names)[:20])
-    raise InvalidInput(f"columns: {source} has no column {item!r}; it has {shown}{' ...' if len(names) > 20 else ''}")
+    asked = repr(item) if listed and type(item) in (str, int) else _check.kind(item)
+    ways = "by name" if numbered and not isinstance(names, range) else f"by position 0 to {len(names) - 1}, or by name"
+    raise InvalidInput(f"columns: {source} has no column {asked}; it has {len(names)} columns, to be given {ways}")
 
 
-def _complete(values: Array, names: Sequence[Any], place: Callable[[int], str], source: str) -> Array:
+def _complete(values: Array, positions: Sequence[int], place: Callable[[int], str], source: str) -> Array:
     """The values, if there are any and all are finite."""
     if not values.size > 0:
         raise InvalidInput(f"{source}: holds no records (shape {values.shape})")
@@ -261,5 +279,5 @@ def _complete(values: Array, names: Sequence[Any], place: Callable[[int], str], 
     if not whole.all():
         row, column = (int(i) for i in np.argwhere(~whole)[0])
         state = "missing (NaN)" if np.isnan(values[row, column]) else "infinite"
-        raise InvalidInput(f"{place(row)}, column {names[column]!r}: {state}; {REMEDY}")
+        raise InvalidInput(f"{place(row)}, column {positions[column]}: {state}; {REMEDY}")
     return values

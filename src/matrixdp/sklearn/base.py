@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
@@ -18,16 +20,63 @@ from matrixdp.queries import Answer
 from matrixdp.release import Release, Spends, release
 
 
+class WrongType(InvalidInput, TypeError):
+    """Records of a type that cannot be used; scikit-learn asks for a TypeError."""
+
+
+# What scikit-learn's validation refuses, by words in its messages, and what is said instead: its own messages quote the
+# records. Its checks of estimators look for some of these phrases.
+_NOT_A_MATRIX = (
+    "X must have a record in each row, got {kind}. Reshape your data either using array.reshape(-1, 1) if it has a "
+    "single feature or array.reshape(1, -1) if it is a single sample"
+)
+_REFUSALS: dict[str, tuple[str, type[InvalidInput]]] = {
+    "Expected 2D": (_NOT_A_MATRIX, InvalidInput),
+    "at least 1 dimension": (_NOT_A_MATRIX, WrongType),
+    "Complex data": ("Complex data not supported: X must hold real numbers", InvalidInput),
+    "Sparse data": ("Sparse data was passed for X, but dense data is required; use toarray()", WrongType),
+    "convert string": ("X must hold numbers, and has text in it; encode or leave out such columns", InvalidInput),
+    "argument must be": (
+        "X: each argument must be a real number or a string of a number; convert or leave out such cells",
+        WrongType,
+    ),
+    "NaN": ("X contains NaN; drop or fill such records first", InvalidInput),
+    "infinity": ("X contains infinity (inf), or a value too large for float64; drop such records first", InvalidInput),
+    "feature names": ("the feature names of X must be those seen in fit, in the same order", InvalidInput),
+}
+# Messages of scikit-learn that hold counts alone.
+_COUNTS = re.compile(
+    r"Found array with \d+ (sample|feature)\(s\) \(shape=\([\d, ]*\)\) while a minimum of \d+ is required by \w+\."
+    r"|X has \d+ features, but \w+ is expecting \d+ features as input\.?"
+)
+
+
 def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
-    """scikit-learn's validation, without masked records and without quoting a cell."""
+    """scikit-learn's validation, without masked records; its errors are replaced by ones that quote no record.
+
+    That there is a refusal depends on the records and is visible to whoever sees the error.
+    """
     if isinstance(X, np.ma.MaskedArray):
         raise InvalidInput("X must not be a masked array: what is masked would be counted; drop or fill it first")
     try:
-        return np.asarray(validate_data(estimator, X, dtype=np.float64, **options))
-    except ValueError as reason:
-        if "could not convert string" in str(reason):
-            raise InvalidInput("X must hold numbers, and has text in it; encode or leave out such columns") from None
+        with np.errstate(all="ignore"):
+            return np.asarray(validate_data(estimator, X, dtype=np.float64, **options))
+    except MemoryError:
         raise
+    except Exception as reason:
+        refusal = _refusal(str(reason), X)
+    raise refusal
+
+
+def _refusal(text: str, X: Any) -> InvalidInput:
+    """The error to raise in place of one of scikit-learn's with this text."""
+    if _COUNTS.fullmatch(text):
+        return InvalidInput(text)
+    message, error = next(
+        (said for words, said in _REFUSALS.items() if words in text),
+        ("X must be a matrix of real numbers, got {kind}", InvalidInput),
+    )
+    return error(message.format(kind=_check.kind(X)))
 
 
 class PrivateEstimator(BaseEstimator):
@@ -73,4 +122,5 @@ def generator(random_state: Any) -> np.random.Generator | None:
     try:
         return np.random.default_rng(random_state)
     except (TypeError, ValueError):
-        raise InvalidInput(f"random_state must be None, a seed or a numpy generator, got {random_state!r}") from None
+        kind = type(random_state).__name__
+        raise InvalidInput(f"random_state must be None, a seed or a numpy generator, got {kind}") from None

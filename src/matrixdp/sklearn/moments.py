@@ -13,7 +13,6 @@ from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.queries.clipping import warn_of_center
 from matrixdp.release import Spends
 from matrixdp.sklearn.base import PrivateEstimator, records_of
 
@@ -77,9 +76,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         if not kept <= features:
             raise InvalidInput(f"n_components must be at most the number of features, {features}, got {kept}")
         center = _check.broadcast("center", self.center, (features,))
-        warn_of_center(center, records)
-        answer = queries.second_moment(
-            records - center, norm=required_norm(self.norm), relation=self.relation, average=True, size=self.size
+        answer = queries.covariance(
+            records, norm=required_norm(self.norm), center=center, relation=self.relation, size=self.size
         )
         moment = postprocess.symmetrise(self._release(answer, ledger).value)
         values, vectors = np.linalg.eigh(moment)
@@ -95,13 +93,18 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """The coordinates of records along the components. Not a private output: it depends on these records."""
         check_is_fitted(self)
         records = records_of(self, X, reset=False)
-        coordinates: Array = (records - self.mean_) @ self.components_.T
+        with np.errstate(over="ignore", invalid="ignore"):
+            coordinates: Array = (records - self.mean_) @ self.components_.T
         return coordinates
 
     def inverse_transform(self, X: Any) -> Array:
         """The points that have these coordinates."""
         check_is_fitted(self)
-        points: Array = np.asarray(X, dtype=np.float64) @ self.components_ + self.mean_
+        coordinates = _check.finite("X", X)
+        if coordinates.shape[-1] != len(self.components_):
+            raise InvalidInput(f"X must have {len(self.components_)} columns, one per component, got {_check.kind(X)}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            points: Array = coordinates @ self.components_ + self.mean_
         return points
 
     @property

@@ -1,0 +1,349 @@
+"""Canaries in cells, headers and labels must not come out of any error, warning, log, repr, certificate or file.
+
+Every public function that takes records gets every kind of bad input; all that it says is searched for the canaries.
+"""
+
+import inspect
+import itertools
+import json
+import logging
+import warnings
+from functools import cache
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+from typer.testing import CliRunner
+
+import matrixdp
+from canaries import DAY, HOLES, NUMBER, PUBLIC, RECORDS, SHAPES, TEXT, TYPES, WHOLE, Loud, frame, leak, said, table
+from matrixdp import Budget, _check, audit, distributed, federated, learn, postprocess, queries, sensitivity
+from matrixdp import sklearn as estimators
+from matrixdp.cli import app
+from matrixdp.covariance import Dense, Diagonal
+from matrixdp.errors import InvalidInput
+from matrixdp.federated import messages
+from matrixdp.noise import grid, kernels
+from matrixdp.privacy.certificate import certify
+
+BUDGET, SMALL = Budget(1.0, 1e-6), sensitivity.Frobenius(1.0)
+GOOD = np.random.default_rng(0).random((6, 2))
+
+
+def lazily(given):
+    """Records as Dask has them, where it can."""
+    if isinstance(given, (pd.DataFrame, pd.Series)):
+        return dd.from_pandas(given, npartitions=1, sort=False)
+    return da.from_array(given) if type(given) is np.ndarray and given.ndim in (1, 2) else given
+
+
+@cache
+def fitted(name):
+    return MODELS[name]().fit(pd.DataFrame(GOOD, columns=[TEXT, "b"]))
+
+
+def computed(answer):
+    return answer, np.asarray(answer.value)[:0]
+
+
+def of_network(act):
+    """Something done with a network of two inputs and three classes."""
+    return lambda given: act(nn.Linear(2, 3), given)
+
+
+def loss(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def quoting(outputs, targets):
+    raise ValueError(f"cannot learn from {targets}")
+
+
+class Strange(Dataset):
+    """A data set that fails with the record in the message."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise KeyError(TEXT)
+
+
+def accumulated(network, given):
+    gradients = learn.ClippedGradients(network, loss, clip=1.0)
+    gradients.accumulate(ROWS, LABELS % 3)  # probed, so that the next error is that of the pass itself
+    return gradients.accumulate(*given)
+
+
+def trained(network, given, loss=loss):
+    data = given if isinstance(given, Dataset) else TensorDataset(*given)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    trainer = learn.PrivateSGD(
+        network, optimizer, data, loss, budget=Budget(3.0, 1e-5), batch_size=4, clip=1.0, steps=2
+    )
+    for batch in trainer.batches():
+        trainer.step(batch)
+    return trainer
+
+
+BOUND, EDGES = {"norm": 1.0}, {"edges": [0.0, 0.5, 1.0]}
+QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {"histogram": EDGES}
+POST = {"low_rank": (1,), "james_stein": (1.0,), "soft_threshold": (1.0,), "clip": (0.0, 1.0)}
+MODELS = {
+    "PrivatePCA": lambda: estimators.PrivatePCA(budget=BUDGET, norm=1.0),
+    "PrivateCovariance": lambda: estimators.PrivateCovariance(budget=BUDGET, norm=1.0),
+    "PrivateHistogram": lambda: estimators.PrivateHistogram([[0, 0.5, 1], [0, 1]], budget=BUDGET),
+}
+ROWS = torch.rand(4, 2)
+LABELS = torch.full((4,), WHOLE)
+LEARNED = {  # what of a batch goes wrong; torch quotes a label that is out of range
+    "labels": (ROWS, LABELS), "types": (ROWS.double() * NUMBER, LABELS), "shapes": (torch.full((4, 3), NUMBER), LABELS),
+    "lengths": (torch.full((3, 2), NUMBER), LABELS), "holes": (ROWS * float("nan"), LABELS),
+    "no tensors": (np.full((4, 2), NUMBER), [TEXT] * 4), "text": ([[TEXT]], TEXT), "objects": ([Loud()], [Loud()]),
+}  # fmt: skip
+# entry point: (what it does with bad input, the bad inputs)
+ENTRIES = {f"queries.{name}": (lambda x, n=name: getattr(queries, n)(x, **QUERIES[n]), RECORDS) for name in QUERIES}
+ENTRIES |= {
+    f"distributed.{name}": (lambda x, n=name: computed(getattr(distributed, n)(lazily(x), **QUERIES[n])), RECORDS)
+    for name in QUERIES
+}
+ENTRIES |= {f"sklearn.{name}": (lambda x, n=name: MODELS[n]().fit(x), RECORDS) for name in MODELS}
+ENTRIES |= {
+    f"postprocess.{name}": (lambda x, n=name: getattr(postprocess, n)(x, *POST.get(n, ())), RECORDS)
+    for name, found in vars(postprocess).items()
+    if inspect.isfunction(found) and not name.startswith("_")
+}
+ENTRIES |= {
+    "queries.load": (queries.load, RECORDS),
+    "matrixdp.release": (lambda x: str(matrixdp.release(x, SMALL, BUDGET)), RECORDS),
+    "matrixdp.release, symmetric": (lambda x: str(matrixdp.release(x, sensitivity.RankOne(1.0), BUDGET)), RECORDS),
+    "matrixdp.release, swapped": (lambda x: matrixdp.release(GOOD, x, x), PUBLIC),
+    "distributed.release": (lambda x: distributed.release(lazily(x), SMALL, BUDGET).value.compute()[:0], RECORDS),
+    "matrixdp.calibrate": (lambda x: matrixdp.calibrate("analytic", shape=x, sensitivity=x, budget=x), PUBLIC),
+    "matrixdp.compare": (lambda x: matrixdp.compare(shape=(2, 2), sensitivity=x, budget=BUDGET), PUBLIC),
+    "matrixdp.Budget": (lambda x: Budget(x, x), PUBLIC),
+    "matrixdp.certify": (lambda x: certify(x, x), PUBLIC),
+    "matrixdp.Accountant": (lambda x: matrixdp.Accountant().add(x), PUBLIC),
+    "matrixdp.Ledger": (lambda x: matrixdp.Ledger("no such folder/ledger.db", x), PUBLIC),
+    "audit.audit": (lambda x: audit.audit(lambda _: x, 0.0, 1.0, 1.0, 0.1, samples=20), HOLES | TYPES),
+    "audit.audit, inputs": (lambda x: audit.audit(lambda _: 1.0, x, 0.0, 1.0, 0.1, samples=20), RECORDS),
+    "audit.audit, function": (lambda x: audit.audit(x, 0.0, 1.0, 1.0, 0.1, samples=20), RECORDS),
+    "audit.audit_scores": (lambda x: audit.audit_scores(x, x, 1.0, 0.1), RECORDS),
+    "audit.audit_law": (lambda x: audit.audit_law(x, x, x), PUBLIC),
+    "sklearn, transform": (lambda x: fitted("PrivatePCA").transform(x), RECORDS),
+    "sklearn, inverse": (lambda x: fitted("PrivatePCA").inverse_transform(x), RECORDS),
+    "sklearn, score": (lambda x: [fitted("PrivateHistogram").score(x)][:0], RECORDS),
+    "noise": (lambda x: kernels.add_noise(x, 1.0, grid.Grid(1)), RECORDS),
+    "learn.ClippedGradients": (of_network(accumulated), LEARNED),
+    "learn, a loss that quotes": (
+        of_network(lambda network, x: learn.ClippedGradients(network, quoting, clip=1.0).accumulate(*x)), LEARNED,
+    ),
+    "learn, a loss without rows": (
+        of_network(lambda n, x: learn.ClippedGradients(n, lambda *_: NUMBER, clip=1.0).accumulate(*x)), LEARNED,
+    ),
+    "learn.PrivateSGD": (of_network(trained), LEARNED | {"strange": Strange()}),
+    "learn.PrivateFeatures": (
+        lambda x: learn.PrivateFeatures(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), 1).release(x, BUDGET),
+        {name: x for name, (x, _) in LEARNED.items()} | RECORDS,
+    ),
+}  # fmt: skip
+for _set, _name in itertools.product(("Frobenius", "OneRow", "Entrywise", "RankOne", "Vertices"), ("made", "asked")):
+    _kind = getattr(sensitivity, _set)
+    _one = np.eye(2) if _set == "Vertices" else 1.0
+    _ask = (lambda x, k=_kind: [k(x)][:0]) if _name == "made" else (lambda x, k=_kind, one=_one: k(one).contains(x))
+    ENTRIES[f"sensitivity.{_set}, {_name}"] = (_ask, PUBLIC)
+for _name in ("norm", "low", "high", "columns", "relation"):
+    ENTRIES[f"option {_name}"] = (lambda x, n=_name: queries.sum(GOOD, **{"high": 1.0, n: x}), PUBLIC)
+ENTRIES |= {
+    "option edges": (lambda x: queries.histogram(GOOD, edges=x), PUBLIC),
+    "option center": (lambda x: queries.covariance(GOOD, norm=1.0, center=x), PUBLIC),
+    "option size": (lambda x: queries.mean(GOOD, norm=1.0, size=x), PUBLIC),
+    "option norm of an estimator": (lambda x: estimators.PrivatePCA(budget=x, norm=x).fit(GOOD), PUBLIC),
+    "covariance": (lambda x: [str(Diagonal(x)), Dense(x)][:0], PUBLIC),
+}
+# public names that take no records and no argument in their place
+PLAIN = {
+    "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
+    "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
+    "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",
+}  # fmt: skip
+IN_TESTS_BELOW = {"federated.Client", "federated.Half", "federated.Top"}
+
+
+def test_every_public_name_has_a_case():
+    rooms = {"matrixdp": matrixdp, "queries": queries, "distributed": distributed, "sklearn": estimators}
+    rooms |= {"audit": audit, "learn": learn, "federated": federated}
+    names = {f"{room}.{name}" for room, module in rooms.items() for name in module.__all__}
+    assert names - set(ENTRIES) - PLAIN - IN_TESTS_BELOW == set()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_no_canary_comes_out(name, capfd):
+    act, inputs = ENTRIES[name]
+    for which, given in inputs.items():
+        text = said(act, given)
+        shown = leak(text)
+        assert not shown, f"{which}: {text[max(0, shown.start() - 300) : shown.end() + 60]}"
+    assert not leak("".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("level", [federated.ClientLevel, federated.RecordLevel])
+def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
+    plan = federated.SplitPlan(budget=BUDGET, records=4, epochs=1, batch_size=4)
+    kept = {"training": federated.LocalTraining(), "privacy": level(budget=BUDGET, rounds=1, clip=0.1)}
+    for which, given in LEARNED.items():
+        for act in (
+            lambda x: federated.Client(nn.Linear(2, 3), *x, **kept, folder=tmp_path),
+            lambda x: federated.Half(nn.Linear(2, 3), x[0], plan=plan, folder=tmp_path),
+            lambda x: federated.Top(nn.Linear(3, 3), x[1], plan=plan).learn(0, [np.zeros((4, 3))]),
+        ):
+            assert not leak(said(act, given)), which
+    # an error in training is logged without its text, and so is one on the way to the server
+    training = federated.LocalTraining(loss=loss)
+    upload = level(budget=BUDGET, rounds=1, clip=0.1).upload(nn.Linear(2, 3), training, ROWS, LABELS % 3)
+    object.__setattr__(training, "loss", quoting)
+    upload.labels = LABELS
+    assert not leak(said(upload.compute, torch.zeros(9)))
+    heard = said(lambda: messages.answered(None, lambda: quoting(None, LABELS)))
+    assert "nothing was sent" in heard
+    assert not leak(heard)
+
+
+LINE = f"{TEXT};{DAY};HIV+;{WHOLE}"
+FILES = {  # the command line: a file, and further options
+    "no header, semicolons": (f"{LINE}\n{LINE}\n", ()),
+    "no header, semicolons, a column asked for": (f"{LINE}\n{LINE}\n", ("--columns", "age")),
+    "no header, tabs": (f"{LINE}\n{LINE}\n".replace(";", "\t"), ("--columns", "1")),
+    "no header, commas": (f"{LINE}\n{LINE}\n".replace(";", ","), ()),
+    "no header, text alone": (f"{TEXT},x{DAY}\n{TEXT},x{DAY}\n", ("--columns", "weight")),
+    "same cell twice": (f"{TEXT},{TEXT}\n1,2\n", ()),
+    "ragged": (f"{TEXT},b\n{NUMBER},1\n{NUMBER},1,{TEXT}\n", ()),
+    "open quote": (f'{TEXT},b\n{NUMBER},"{TEXT}\n', ()),
+    "quote inside": (f'{TEXT},b\n1,"{TEXT}"{NUMBER}\n', ()),
+    "decimal comma": (f'{TEXT},b\n1,"{str(NUMBER).replace(".", ",")}"\n', ()),
+    "hole": (f"{TEXT},b\n{NUMBER},\n", ()),
+    "blank line": (f"{TEXT},b\n\n{NUMBER},1\n", ()),
+    "nul": (f"{TEXT},b\n{NUMBER},\0{TEXT}\n", ()),
+    "another encoding": (f"{TEXT}é,b\n{NUMBER},1\n".encode("latin-1"), ()),
+    "UTF-16": (f"{TEXT},b\n{NUMBER},1\n".encode("utf-16"), ()),
+    "very long cell": (f"{TEXT},b\n{NUMBER},{TEXT * 20_000}\n", ()),
+    "position too large": (f"{TEXT},b\n{NUMBER},1\n", ("--columns", "7")),
+    "three columns in a histogram": (f"{TEXT},b,c\n{NUMBER},1,2\n", ("--query", "histogram", "--edges", "0,1")),
+    "whole and well": (f"{TEXT},b\n{NUMBER},1\n", ()),
+    "objects.npy": (table({TEXT: 1}, TEXT), ()),
+    "fields.npy": (TYPES["fields"], ()),
+    "holes.npy": (HOLES["NaN"], ()),
+    "broken.npy": (b"\x93NUMPY\x01\x00v\x00" + f"{{'descr': [('{TEXT}', '<f8')], 'x".encode(), ()),
+    "text.parquet": (frame([TEXT, TEXT]).rename(columns=str), ()),
+    "holes.parquet": (frame([NUMBER, np.nan]).rename(columns=str), ()),
+    "column.parquet": (frame([NUMBER, np.nan]).rename(columns=str), ("--columns", "age")),
+    "broken.parquet": (f"PAR1{LINE}PAR1".encode(), ()),
+    "sets.npy": (TYPES["text"], ("--mechanism", "analytic", "--option", "weights=sets.npy")),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_canary_comes_out_of_the_command_line(name, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    content, options = FILES[name]
+    path = tmp_path / (name if "." in name else "people.csv")
+    if isinstance(content, pd.DataFrame):
+        content.to_parquet(path)
+    elif isinstance(content, np.ndarray):
+        np.save(path, content, allow_pickle=True)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    asked = ("--query", "sum", "--norm", "1") if "--query" not in options else ()
+    call = ("release", path.name, *asked, "--epsilon", "1", "--delta", "1e-6", "--output", "out.csv", *options)
+    result = CliRunner().invoke(app, call)
+    assert (result.exit_code == 0) == (name == "whole and well"), result.output
+    written = {file.name: file.read_text() for file in tmp_path.iterdir() if file != path}
+    assert set(written) == ({"out.csv", "out.certificate.json"} if result.exit_code == 0 else set())
+    for certificate in filter(None, [written.pop("out.certificate.json", None)]):
+        written = {"certificate": json.dumps(json.loads(certificate) | {"sha256": ""})}
+    heard = [result.stdout, result.stderr, *capfd.readouterr(), *written.values()]
+    assert not leak("".join(heard)), heard
+
+
+def test_an_unexpected_error_on_the_command_line_is_not_quoted(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError(TEXT)
+
+    monkeypatch.setattr(queries, "sum", fail)
+    (tmp_path / "people.csv").write_text("1,2\n")
+    call = ("release", f"{tmp_path}/people.csv", "--query", "sum", "--epsilon", "1", "--delta", "1e-6")
+    result = CliRunner().invoke(app, [*call, "--output", f"{tmp_path}/out.csv"])
+    assert result.exit_code == 1
+    assert "RuntimeError in test_canaries.py" in result.stderr
+    assert not leak(result.output + repr(result.exception))
+
+
+def test_folders_whose_names_are_cells_and_files_with_other_names_are_not_quoted(tmp_path):
+    nested = tmp_path / "a" / f"name={TEXT}"
+    nested.mkdir(parents=True)
+    pd.DataFrame({"a": [1.0]}).to_parquet(nested / "0.parquet")
+    other = tmp_path / "b"
+    other.mkdir()
+    for number, name in enumerate((TEXT, str(WHOLE))):
+        pd.DataFrame({name: [NUMBER], "b": [1.0]}).to_parquet(other / f"{number}.parquet")
+    for folder in (nested.parent, other):
+        text = said(distributed.sum, folder, norm=1.0)
+        assert "InvalidInput" in text
+        assert not leak(text), text
+    lazy = dd.from_pandas(pd.DataFrame({"a": [TEXT, TEXT]}), npartitions=1).a.map(float, meta=("a", float))
+    for act in (distributed.sum, distributed.identity):
+        assert not leak(said(act, lazy, norm=1.0))
+
+
+def test_what_is_said_does_not_depend_on_the_cells():
+    """Bounds that are extremes of the records, records in order, sizes that fit: nobody is told."""
+    records = np.sort(np.random.default_rng(1).normal(size=(64, 2)), axis=0)
+    largest = float(np.linalg.norm(records, axis=1).max())
+    box = {"low": records.min(axis=0), "high": records.max(axis=0)}
+    for scale in (1.0, 1e-320, 1e300):
+        assert not said(lambda x: queries.sum(x, norm=largest)[:0], records * scale).strip("() ")
+        for act in (queries.sum, queries.mean, queries.identity):
+            assert not said(lambda x, a=act: a(x, **box)[:0], records * scale).strip("() ")
+        for act in (queries.second_moment, queries.covariance):
+            assert not said(lambda x, a=act: a(x, norm=largest)[:0], records * scale).strip("() ")
+    edges = np.linspace(records.min(), records.max(), 4)
+    assert not said(lambda x: queries.histogram(x, edges=edges)[:0], records[:, :1]).strip("() ")
+    center = {"norm": 9.0, "center": records.mean(axis=0), "size": 64, "relation": "add/remove"}
+    assert not said(lambda x: queries.covariance(x, **center)[:0], records).strip("() ")
+
+
+def test_planted_leaks_are_found(monkeypatch):
+    assert not leak(said(MODELS["PrivateHistogram"]().fit, SHAPES["one dimension"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(_check, "kind", repr)
+        assert leak(said(MODELS["PrivateHistogram"]().fit, SHAPES["one dimension"]))
+        assert leak(said(queries.histogram, GOOD, edges=HOLES["labels of text"]))
+
+    def chained():
+        try:
+            float(TEXT)
+        except ValueError:
+            raise InvalidInput("not a number")  # noqa: B904
+
+    def printed():
+        return {"value": np.array([NUMBER])}
+
+    for planted in (chained, printed, lambda: warnings.warn(f"seen {NUMBER:g}", stacklevel=1)):
+        assert leak(said(planted))
+    assert leak(said(logging.getLogger("any").error, "largest %.3g", NUMBER))
+    for text in (
+        f"{NUMBER:,}",
+        f"{NUMBER:_}",
+        f"{NUMBER:.3e}",
+        f"{NUMBER:.2g}",
+        str(DAY),
+        f"{DAY:%Y%m%d}",
+        f"{WHOLE:,}",
+    ):
+        assert leak(text), text
