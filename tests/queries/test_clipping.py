@@ -1,4 +1,4 @@
-"""Clipping holds in exact arithmetic, radii are rounded up, and sums are as exact as the module says."""
+"""Clipping holds in exact arithmetic, depends on one record alone, and radii are rounded up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from matrixdp import queries
 from matrixdp.errors import InvalidInput
-from matrixdp.queries import DataDependentBound
-from matrixdp.queries.clipping import Ball, at_least, region, root_at_least, total
+from matrixdp.queries.clipping import Ball, at_least, region, root_at_least
 
 EXTREMES = [0.0, 1e308, -1.7e308, 1e155, 1e-155, 5e-324, -1e-310, 1.0, 1e-100, 1e100]
 entries = st.one_of(st.sampled_from(EXTREMES), st.floats(-2, 2), st.floats(allow_nan=False, allow_infinity=False))
@@ -27,7 +26,6 @@ def exact_square(row):
 
 @settings(max_examples=300, deadline=None)
 @given(row=st.lists(entries, min_size=1, max_size=12), norm=norms)
-@pytest.mark.filterwarnings("ignore::matrixdp.queries.DataDependentBound")
 def test_the_norm_is_kept_in_exact_arithmetic(row, norm):
     records = np.array([row, np.zeros(len(row))])
     clipped = Ball(norm).clip(records)
@@ -49,7 +47,8 @@ def test_each_record_is_clipped_by_itself(order):
     clipped = Ball(0.7).clip(records)
     assert all(exact_square(row) <= Fraction(0.7) ** 2 for row in clipped)
     alone = np.vstack([Ball(0.7).clip(row[None]) for row in records])
-    np.testing.assert_allclose(clipped, alone, rtol=1e-14, atol=0)
+    np.testing.assert_array_equal(clipped, alone)
+    np.testing.assert_array_equal(Ball(0.7).clip(np.asfortranarray(records[::-1]))[::-1], alone)
     short = np.abs(records).max(axis=1) < 0.1
     assert 0 < short.sum() < 60
     np.testing.assert_array_equal(clipped[short], records[short])
@@ -97,19 +96,6 @@ def test_rounding_up(numerator, denominator):
     exact = Fraction(numerator, denominator)
     assert exact <= Fraction(at_least(exact)) <= exact * (1 + Fraction(1, 2**52))
     assert exact <= Fraction(root_at_least(exact)) ** 2 <= exact * (1 + Fraction(1, 2**49))
-
-
-def test_sums_keep_the_stated_rounding_error():
-    """All records at one end, where errors pile up most, with a value that no float sum of it is exact."""
-    n, r = 300_000, 0.1 + 1e-9
-    computed = total(lambda rows: rows.sum(axis=0), np.full((n, 2), r))[0]
-    error = abs(Fraction(float(computed)) - n * Fraction(r))
-    assert error <= Fraction(256 + math.ceil(math.log2(n)) + 2, 2**53) * n * Fraction(r)
-    assert error < 1e-3 * abs(Fraction(float(np.add.accumulate(np.full(n, r))[-1])) - n * Fraction(r))
-    records = np.random.default_rng(2).uniform(0, 1, (5000, 2))
-    value = queries.second_moment(records, norm=10.0).value
-    exact = sum(Fraction(float(x)) * Fraction(float(y)) for x, y in records)
-    assert abs(Fraction(float(value[0, 1])) - exact) <= Fraction(7, 10**14) / 2 * 5000 * 100
 
 
 NO_BOUND = {
@@ -167,35 +153,8 @@ FROM_DATA = {
 
 
 @pytest.mark.parametrize("name", FROM_DATA)
-def test_bounds_from_the_data_are_noticed(name):
-    with pytest.warns(DataDependentBound, match="guarantee") as caught:
-        FROM_DATA[name]()
-    assert len(caught) == 1
-    assert caught[0].filename == __file__  # the caller's line, not the library's
-    assert issubclass(DataDependentBound, UserWarning)
-
-
-UNIT = X / np.linalg.norm(X, axis=1, keepdims=True)
-BITS = (X > 0).astype(float)
-ORDINARY = {
-    "unit records": lambda: queries.second_moment(UNIT, norm=1.0),
-    "norm of a vector of ones": lambda: queries.second_moment(BITS, norm=math.sqrt(2)),
-    "0 and 1": lambda: queries.identity(BITS, low=0, high=1),
-    "0 and 1 a column": lambda: queries.mean(BITS, low=[0, 0], high=[1, 1]),
-    "ages": lambda: queries.histogram(np.arange(17, 91), edges=np.linspace(17, 90, 5)),
-    "one record": lambda: queries.sum(X[:1], norm=float(np.linalg.norm(X[0]))),
-    "equal records": lambda: queries.sum(np.tile(X[:1], (5, 1)), low=X[0] - 1, high=X[0]),
-    "a little wider": lambda: queries.sum(X, norm=LONGEST * 1.01),
-    "wider box": lambda: queries.sum(X, low=X.min() - 0.01, high=X.max() + 0.01),
-    "one column alike": lambda: queries.sum(X, low=-9, high=[X[:, 0].max(), 9.9]),
-    "size of replace": lambda: queries.mean(np.ones(1234), norm=1.0, size=1234),
-    "plain size": lambda: queries.mean(np.ones(1000), norm=1.0, relation="add/remove", size=1000),
-    "center 0": lambda: queries.covariance(np.vstack([X, -X]), norm=3.0, center=[0.0, 0.0]),
-}
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_no_false_alarm(name):
+def test_nothing_is_said_of_bounds_that_look_like_the_data(name):
+    """A warning would depend on the records, and no guarantee would cover it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ORDINARY[name]()
+        FROM_DATA[name]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -193,10 +195,12 @@ def test_values_where_nothing_is_clipped():
     np.testing.assert_allclose(queries.sum(X, **wide).value, X.sum(axis=0), rtol=1e-12)
     np.testing.assert_allclose(queries.mean(X, **wide).value, X.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(queries.mean(X, low=-50, high=50).value, X.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(queries.second_moment(X, **wide).value, X.T @ X, rtol=1e-12)
-    np.testing.assert_allclose(queries.covariance(X, **wide).value, np.cov(X.T, bias=True), rtol=1e-10)
+    step = 64 * 2.0**-42  # records are truncated to it; rounding of numpy's sums is far below
+    moved = 2 * 700 * 5 * step  # no entry is above 5
+    np.testing.assert_allclose(queries.second_moment(X, **wide).value, X.T @ X, rtol=0, atol=moved)
+    np.testing.assert_allclose(queries.covariance(X, **wide).value, np.cov(X.T, bias=True), rtol=0, atol=moved / 700)
     about = np.einsum("ni,nj->ij", X - CENTER, X - CENTER) / 700
-    np.testing.assert_allclose(queries.covariance(X, center=CENTER, **wide).value, about, rtol=1e-12)
+    np.testing.assert_allclose(queries.covariance(X, center=CENTER, **wide).value, about, rtol=0, atol=moved / 700)
     for value in (queries.second_moment(X, norm=1.0).value, queries.covariance(X, norm=1.0).value):
         np.testing.assert_array_equal(value, value.T)
 
@@ -225,17 +229,9 @@ def test_an_answer_can_be_released(name):
     assert out.certificate.meets(budget)
 
 
-@pytest.mark.parametrize("turn", [1, -1])
-def test_records_in_the_order_of_a_column_are_pointed_out(turn):
-    """Replacing one record of sorted data moves others, which no certificate covers."""
-    rng = np.random.default_rng(3)
-    records = rng.random((50, 2))
-    bounds = {"low": 0.0, "high": 1.0}
-    queries.identity(records, **bounds)
-    ordered = records[np.argsort(turn * records[:, 1])]
-    with pytest.warns(queries.DataDependentBound, match="in the order of column 1"):
-        queries.identity(ordered, **bounds)
-    with pytest.warns(queries.DataDependentBound, match="in the order of column 1"):
-        queries.identity(ordered.T, **bounds, records_are="columns")
-    queries.identity(ordered[:10], **bounds)
-    queries.identity(np.ones((50, 2)), **bounds)
+def test_nothing_is_said_of_records_that_lie_sorted():
+    """A warning would depend on the records; the docstring says to shuffle them."""
+    ordered = np.sort(np.random.default_rng(3).random((50, 2)), axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        queries.identity(ordered, low=0.0, high=1.0)

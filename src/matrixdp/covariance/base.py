@@ -48,7 +48,10 @@ class Covariance(ABC):
 
     @abstractmethod
     def whitening_error(self) -> float:
-        """The largest rounding error of `coordinates(whiten(value))`, relative to its norm; 0 if entry by entry."""
+        """The largest rounding error of `coordinates(whiten(value))`, relative to its norm; 0 if entry by entry.
+
+        The value itself may have been rounded twice before, entry by entry.
+        """
 
     @abstractmethod
     def variances(self) -> Array:

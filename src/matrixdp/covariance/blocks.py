@@ -24,7 +24,7 @@ class Blocks(FullCovariance):
     def __post_init__(self) -> None:
         parts = tuple(self.parts)
         if not parts or not all(isinstance(part, FullCovariance) for part in parts):
-            raise InvalidInput(f"parts must be covariances on all entries, at least one, got {self.parts!r}")
+            raise InvalidInput(f"parts must be covariances on all entries, one or more, got {len(parts)} parts")
         ends = np.cumsum([math.prod(part.shape) for part in parts]).tolist()
         places = tuple(slice(first, last) for first, last in zip([0, *ends], ends, strict=False))
         for name, value in (("parts", parts), ("shape", (ends[-1],)), ("places", places)):

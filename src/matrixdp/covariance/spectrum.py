@@ -93,9 +93,12 @@ class Spectrum:
         return turned / along_first(np.sqrt(self.variances), turned)
 
     def multiplication_error(self) -> float:
-        """Rounding of W^T V relative to V (Frobenius): n roundings of products with |W|, whose norm is sqrt(n)."""
+        """Rounding of W^T V relative to V (Frobenius): n roundings of products with |W|, whose norm is sqrt(n).
+
+        Two more are for V itself, a sum that was exact and a quotient of it.
+        """
         size = len(self.variances)
-        return (size**1.5 if self.directions is not None else 4.0) * ROUNDOFF
+        return (size**1.5 + 1 if self.directions is not None else 4.0) * ROUNDOFF
 
     def condition(self) -> float:
         """The ratio of the largest and the smallest standard deviation."""

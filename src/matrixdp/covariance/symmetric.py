@@ -72,7 +72,7 @@ class Symmetric(Covariance):
         return trace, matrix - trace
 
     def whitening_error(self) -> float:
-        """The trace is a sum of d entries; the rest is a few operations an entry."""
+        """The trace is a sum of d entries; the rest is a few operations per entry, and two roundings of the value."""
         return 2 * (self.dimension + 16) * ROUNDOFF * self.condition()
 
     def variances(self) -> Array:

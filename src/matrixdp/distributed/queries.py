@@ -1,20 +1,15 @@
 """Queries on partitioned records: one pass, on the workers.
 
-Each of these queries is a sum over the records, up to a public factor. So a worker asks the query of `matrixdp.queries`
-about its partition, with the same clipping, and the partial values are added up in a tree. What a neighbour can change
-depends on the arguments alone; one record of zeros is enough to ask the query for that.
-
-The tree adds two by two, as `matrixdp.queries.clipping.total` does, and is the same every time. So the bound on the
-rounding of a sum that is given there holds here, too.
-
-`DataDependentBound` warns where the records are: in the log of the worker that finds a bound to be the extreme of its
-partition.
+Each of these queries is a sum over the records, up to a public factor. A worker clips the records of its partition and
+adds them up as integers, with the code of `matrixdp.queries`, and the partial sums are added up in a tree. Integers add
+up exactly, so the answer is that of one machine to the last bit, whatever the partitions (see
+`matrixdp.queries.exact_sums`). What a neighbour can change depends on the arguments alone; one record of zeros is
+enough to ask the query for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -26,16 +21,17 @@ from matrixdp import _check, queries
 from matrixdp._check import Array
 from matrixdp.distributed.partitions import Partitions, partitions, pieces
 from matrixdp.errors import InvalidInput
-from matrixdp.queries import Answer, clipping
+from matrixdp.queries import Answer, clipping, exact_sums
+from matrixdp.queries.clipping import Ball, Box
+from matrixdp.queries.exact_sums import Integers
 from matrixdp.queries.moments import change_about_mean
 from matrixdp.queries.records import read
-from matrixdp.sensitivity import Frobenius
 
 FAN_IN = 8
 """Partial values that one task adds up."""
 
 Query = Callable[..., Answer]
-Part = tuple[int, Array | None]  # how many records, and the query's value on them
+Part = tuple[int, Any]  # how many records, and the sum over them: Integers, an array of counts, or None without records
 
 NO_RECORDS = "records: every partition is empty"
 
@@ -50,7 +46,12 @@ def sum(
     relation: str = "add/remove",
 ) -> Answer:
     """The sum of the clipped records: `matrixdp.queries.sum`, on `partitions`."""
-    return _added(records, columns, partial(queries.sum, norm=norm, low=low, high=high, relation=relation))
+    query = partial(queries.sum, norm=norm, low=low, high=high, relation=relation)
+    found = partitions(records, columns)
+    sensitivity = query(found.zeros()).sensitivity  # also refuses wrong arguments before anything is read
+    bounds = clipping.region(norm, low, high, len(found.columns))
+    total, _ = _total(found, partial(_vector, bounds=bounds))
+    return Answer(exact_sums.vector_value(total, bounds, 1), sensitivity)
 
 
 def mean(
@@ -64,8 +65,13 @@ def mean(
     size: int | None = None,
 ) -> Answer:
     """The sum of the clipped records, divided by a public number: `matrixdp.queries.mean`, on `partitions`."""
-    bounds = {"norm": norm, "low": low, "high": high, "relation": relation}
-    return _averaged(records, columns, partial(queries.sum, **bounds), partial(queries.mean, **bounds), relation, size)
+    query = partial(queries.mean, norm=norm, low=low, high=high, relation=relation)
+    found = partitions(records, columns)
+    query(found.zeros(), size=size)
+    bounds = clipping.region(norm, low, high, len(found.columns))
+    total, count = _total(found, partial(_vector, bounds=bounds))
+    divisor = clipping.divisor(size, count, relation)
+    return Answer(exact_sums.vector_value(total, bounds, divisor), query(found.zeros(), size=divisor).sensitivity)
 
 
 def second_moment(
@@ -78,10 +84,14 @@ def second_moment(
     size: int | None = None,
 ) -> Answer:
     """X^T X, for the matrix X with a clipped record in each row: `matrixdp.queries.second_moment`, on `partitions`."""
-    query = partial(queries.second_moment, norm=norm, relation=relation)
-    if average:
-        return _averaged(records, columns, query, partial(query, average=True), relation, size)
-    return _added(records, columns, partial(query, size=size))
+    query = partial(queries.second_moment, norm=norm, relation=relation, average=average)
+    found = partitions(records, columns)
+    query(found.zeros(), size=size)
+    ball = Ball(norm)
+    total, count = _total(found, partial(_moments, ball=ball))
+    divisor = clipping.divisor(size, count, relation) if average else 1
+    sensitivity = query(found.zeros(), size=divisor if average else None).sensitivity
+    return Answer(exact_sums.moment_value(total, ball, divisor), sensitivity)
 
 
 def covariance(
@@ -93,34 +103,41 @@ def covariance(
     center: Any = None,
     size: int | None = None,
 ) -> Answer:
-    """The covariance, about a public center or the records' own mean: `matrixdp.queries.covariance`, on `partitions`.
-
-    About their mean the scatter is sum x x^T - s s^T / n, with s the sum of the n clipped records, from one pass. If
-    (256 + log2 n + 2) 2^-53 = a, the first term is off by at most a n r^2 and, as |s| <= n r, the second by 2 a n r^2
-    and some: no more than the 4 a n r^2 of one machine, where records of norm up to 2r are added.
-    """
+    """The covariance, about a public center or their own mean: `matrixdp.queries.covariance`, on `partitions`."""
     query = partial(queries.covariance, norm=norm, relation=relation, center=center)
-    if center is not None:
-        return _averaged(records, columns, partial(query, size=1), query, relation, size)
     found = partitions(records, columns)
-    query(np.zeros((2, len(found.columns))), size=size)  # refuses wrong arguments before anything is read
-    count, sums = _total(found, partial(_moments, norm=norm))
+    query(np.zeros((2, len(found.columns))), size=size)
+    ball = Ball(norm)
+    middle = None if center is None else _check.broadcast("center", center, (len(found.columns),))
+    total, count = _total(found, partial(_moments, ball=ball, center=middle))
     divisor = clipping.divisor(size, count, relation)
-    change = change_about_mean(clipping.Ball(norm), count, divisor, relation)
-    return Answer((sums[:-1] - np.outer(sums[-1], sums[-1]) / count) / divisor, change)
+    if center is not None:
+        sensitivity = query(found.zeros(), size=divisor).sensitivity
+        return Answer(exact_sums.moment_value(total, ball, divisor), sensitivity)
+    change = change_about_mean(ball, count, divisor, relation)
+    return Answer(exact_sums.scatter_value(total, ball, count, divisor), change)
 
 
-def _moments(records: Any, norm: float) -> Answer:
-    """The second moment of the clipped records, and below it their sum."""
-    rows = clipping.Ball(norm).clip(read(records))
-    moment, vector = clipping.total(clipping.gram, rows), clipping.total(clipping.add, rows)
-    change = clipping.root_at_least(Fraction(norm) ** 4 + Fraction(norm) ** 2)
-    return Answer(np.vstack([moment, vector]), Frobenius(change, "add/remove"))
+def _vector(records: Any, bounds: Ball | Box) -> Integers:
+    return exact_sums.vector(read(records), bounds)
+
+
+def _moments(records: Any, ball: Ball, center: Array | None = None) -> Integers:
+    rows = read(records)
+    return exact_sums.moments(rows if center is None else rows - center, ball)
 
 
 def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = "add/remove") -> Answer:
     """How many records fall into each cell of a grid: `matrixdp.queries.histogram`, on `partitions`."""
-    return _added(records, columns, partial(queries.histogram, edges=edges, relation=relation))
+    query = partial(queries.histogram, edges=edges, relation=relation)
+    found = partitions(records, columns)
+    sensitivity = query(found.zeros()).sensitivity
+    total, _ = _total(found, partial(_counts, query=query))
+    return Answer(total, sensitivity)
+
+
+def _counts(records: Any, query: Query) -> Array:
+    return query(records).value  # whole numbers, which floats add up exactly
 
 
 def identity(
@@ -166,7 +183,8 @@ def _lengths(found: Partitions) -> Sequence[int]:
     known = [part.rows for part in found.parts if part.rows is not None]
     if len(known) == len(found.parts):
         return known
-    counted: Sequence[int] = dask.compute(*[dask.delayed(len)(part.content) for part in found.parts])
+    with _check.withheld("computing the partitions"):
+        counted: Sequence[int] = dask.compute(*[dask.delayed(len)(part.content) for part in found.parts])
     return counted
 
 
@@ -176,70 +194,43 @@ def _clipped(content: Any, place: str, columns: tuple[Any, ...], query: Query, r
     for piece in pieces(content, place, columns):
         last = first + len(piece)
         if last <= rows:
-            value[first:last] = _ask(query, piece, place)
+            value[first:last] = _at(place, query, piece).value
         first = last
     if first != rows:
         raise InvalidInput(f"{place}: has {first} records where it had {rows}; the data were changed")
     return value
 
 
-def _added(records: Any, columns: Any, query: Query) -> Answer:
-    """The sum of a query over all partitions."""
-    found = partitions(records, columns)
-    sensitivity = query(found.zeros()).sensitivity  # also refuses wrong arguments before anything is read
-    return Answer(_total(found, query)[1], sensitivity)
-
-
-def _averaged(records: Any, columns: Any, part: Query, whole: Query, relation: str, size: int | None) -> Answer:
-    """The sum of `part` over all partitions, over the divisor of the query `whole`."""
-    found = partitions(records, columns)
-    whole(found.zeros(), size=size)
-    count, value = _total(found, part)
-    divisor = clipping.divisor(size, count, relation)
-    return Answer(value / divisor, whole(found.zeros(), size=divisor).sensitivity)
-
-
-def _total(found: Partitions, query: Query) -> tuple[int, Array]:
-    """The number of records, and the sum of a query over all partitions."""
-    partial_value, sum_up = dask.delayed(_partial, pure=False), dask.delayed(_sum_up, pure=False)
-    tree = [partial_value(part.content, part.place, found.columns, query) for part in found.parts]
+def _total(found: Partitions, add_up: Callable[[Any], Any]) -> tuple[Any, int]:
+    """The sum over all partitions, and the number of records."""
+    partial_sum, sum_up = dask.delayed(_partial, pure=False), dask.delayed(_sum_up, pure=False)
+    tree = [partial_sum(part.content, part.place, found.columns, add_up) for part in found.parts]
     while len(tree) > 1:
         tree = [sum_up(tree[first : first + FAN_IN]) for first in range(0, len(tree), FAN_IN)]
-    count, value = tree[0].compute()
-    if value is None:
+    with _check.withheld("computing the partitions"):
+        count, total = tree[0].compute()
+    if total is None:
         raise InvalidInput(NO_RECORDS)
-    return count, value
+    return total, count
 
 
-def _partial(content: Any, place: str, columns: tuple[Any, ...], query: Query) -> Part:
-    """A query on one partition; runs on a worker."""
-    return _sum_up((len(piece), _ask(query, piece, place)) for piece in pieces(content, place, columns))
+def _partial(content: Any, place: str, columns: tuple[Any, ...], add_up: Callable[[Any], Any]) -> Part:
+    """The sum over one partition; runs on a worker."""
+    return _sum_up((len(piece), _at(place, add_up, piece)) for piece in pieces(content, place, columns))
 
 
 def _sum_up(parts: Iterable[Part]) -> Part:
-    """The parts added two by two, then those sums two by two, and so on; never more than log2 of them are held."""
-    waiting: list[tuple[int, Part]] = []
-    for part in parts:
-        level = 0
-        while waiting and waiting[-1][0] == level:
-            part, level = _plus(waiting.pop()[1], part), level + 1
-        waiting.append((level, part))
-    total: Part = (0, None)
-    for _, part in reversed(waiting):
-        total = _plus(part, total)
-    return total
+    """The parts added up."""
+    count, total = 0, None
+    for more, part in parts:
+        count += more
+        total = part if total is None else total if part is None else total + part
+    return count, total
 
 
-def _plus(first: Part, second: Part) -> Part:
-    count = first[0] + second[0]
-    if first[1] is None or second[1] is None:
-        return count, second[1] if first[1] is None else first[1]
-    return count, first[1] + second[1]
-
-
-def _ask(query: Query, piece: Any, place: str) -> Array:
-    """A query's value; its errors name the partition, and like those of `load` never quote a cell."""
+def _at(place: str, function: Callable[[Any], Any], piece: Any) -> Any:
+    """What a function says of a piece; its errors name the partition, and like those of `load` never quote a cell."""
     try:
-        return query(piece).value
+        return function(piece)
     except InvalidInput as error:
         raise InvalidInput(f"{place}: {error}") from None

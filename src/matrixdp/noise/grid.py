@@ -233,10 +233,11 @@ class Grid:
     def displacement(self) -> float:
         """How far putting two values on the grid can move their difference, in standard deviations, per entry.
 
-        Each is rounded by half a step, and before that on its way to units of the noise: up to four roundings of
-        relative error 2^-53 on at most LIMIT = 2^49 steps, a quarter of a step.
+        Each is rounded by half a step, and before that up to six times with a relative error of 2^-53, on at most
+        LIMIT = 2^49 steps, three eighths of a step: twice as a sum that was exact and as a quotient of it, and four
+        times on its way to units of the noise.
         """
-        return 1.5 * self.step
+        return 1.75 * self.step
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:

@@ -1,23 +1,16 @@
-"""Clipping that enforces a sensitivity, and sums that keep to it.
+"""Clipping that enforces a sensitivity.
 
 Clipping is safe in floating point: after it a record obeys its bound in exact arithmetic, whatever its size, and the
 radius of a set is rounded up. Norm clipping therefore stops a few units in the last place short of the norm.
 
-What is left is the rounding of a sum: the sets speak of exact sums. `total` adds blocks of 256 records pair by pair, so
-a computed sum of n records of norm at most r lies within (256 + log2 n + 2) 2^-53 n r of the exact one, and two
-neighbours' sums differ by a member of the set plus an error of norm at most 7e-14 n r (r^2 for second moments; divided
-as the value is): 7e-8 of the radius for a million records. A certificate does not count it; under isotropic noise it
-raises mu by at most that fraction. Under "replace" a box much narrower than it is far from 0 fares worse, since its
-radius is the width while r is the distance: subtract a public offset from such records first.
-
-Source: casacuberta2022widespread (why the order and rounding of a sum belong to its sensitivity).
+A clipped record depends on that record alone, to the last bit, and not on its place, the records beside it, how they
+lie in memory, or the machine: every operation is one that IEEE 754 rounds correctly, entry by entry, and the squares of
+a record are added in a fixed order. `matrixdp.queries.exact_sums` adds clipped records without rounding.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -27,11 +20,11 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
-from matrixdp.queries.records import DataDependentBound
 
 # Squares of bounds, and sums of billions of them, stay far from overflow and underflow inside these limits.
 SMALLEST, LARGEST = 1e-30, 1e30
-BLOCK = 256
+# Entries whose norms are computed at a time: half a megabyte, which stays in the cache.
+ENTRIES = 1 << 16
 # Takes any float to where its square is finite, and one whose square is not to where it does not vanish either.
 FAR = 2.0**-600
 
@@ -55,8 +48,6 @@ class Ball:
         with np.errstate(over="ignore", under="ignore"):  # an overflow means too long, what underflows is no matter
             norms = _norms(records)
             longest = norms.max()
-            if math.isclose(longest, self.norm, rel_tol=1e-12) and not _natural(self.norm) and _differ(records):
-                _warn(f"norm={self.norm:g} is the largest norm among the records")
             if longest <= bound:
                 return records
             if not longest < math.inf:
@@ -78,7 +69,6 @@ class Box:
 
     def clip(self, records: Array) -> Array:
         """The records, each entry moved into its interval."""
-        warn_of_ends("low and high", self.low, self.high, records, stacklevel=4)
         return np.clip(records, self.low, self.high)
 
     def widths(self, relation: str, divisor: int = 1) -> Any:
@@ -106,12 +96,16 @@ def region(norm: Any, low: Any, high: Any, columns: int) -> Ball | Box:
     for name, end in (("low", low), ("high", high)):
         if end is None:
             raise InvalidInput(f"{name} is missing; a box needs both low and high")
-        values = np.asarray(_check.number(name, end)) if np.ndim(end) == 0 else _check.broadcast(name, end, (columns,))
+        values = (
+            np.asarray(_check.number(name, end))
+            if _check.array_of(name, end).ndim == 0
+            else _check.broadcast(name, end, (columns,))
+        )
         if not np.all(np.abs(values) <= LARGEST):
-            raise InvalidInput(f"{name} must lie between {-LARGEST} and {LARGEST}, got {end!r}; rescale the records")
+            raise InvalidInput(f"{name} must lie between {-LARGEST} and {LARGEST}; rescale the records")
         ends.append(values)
     if not np.all(ends[1] > ends[0]):
-        raise InvalidInput(f"high must be above low in every column, got low {low!r}, high {high!r}")
+        raise InvalidInput("high must be above low in every column")
     return Box(ends[0], ends[1])
 
 
@@ -128,29 +122,7 @@ def divisor(size: Any, count: int, relation: str) -> int:
             'relation="add/remove" needs a size, a public constant to divide by: the number of records is private '
             'there, and dividing by it is not covered by the guarantee. Or use relation="replace"'
         )
-    constant = _check.count("size", size)
-    if relation == "add/remove" and constant == count and not _plain(constant):
-        _warn(f"size={constant} is the number of records, which is private under add/remove")
-    return constant
-
-
-def total(part: Callable[[Array], Array], records: Array) -> Array:
-    """The sum of `part` over blocks of records, added by halves so that rounding does not grow with their number."""
-    if len(records) <= BLOCK:
-        return part(records)
-    half = len(records) // 2
-    return total(part, records[:half]) + total(part, records[half:])
-
-
-def add(records: Array) -> Array:
-    """The sum of a block of records."""
-    vector: Array = records.sum(axis=0)
-    return vector
-
-
-def gram(records: Array) -> Array:
-    """The second moment of a block of records."""
-    return records.T @ records
+    return _check.count("size", size)
 
 
 def at_least(exact: Fraction) -> float:
@@ -167,46 +139,14 @@ def root_at_least(exact: Fraction) -> float:
     return root
 
 
-def warn_of_ends(name: str, low: Array, high: Array, records: Array, stacklevel: int) -> None:
-    """Warns if an end is the smallest or largest entry, in every column it stands for, and not a plain number."""
-    for end, extreme in ((low, np.min), (high, np.max)):
-        seen = extreme(records, axis=0 if end.ndim else None)
-        if np.all(end == seen) and not all(_plain(float(value)) for value in end.flat) and _differ(records):
-            _warn(f"{name}: an end is the smallest or largest entry of the records", stacklevel + 1)
-            return
-
-
-def warn_of_center(center: Array, records: Array) -> None:
-    """Warns if a center is the mean of the records, and not made of plain numbers."""
-    with np.errstate(over="ignore"):
-        mean = records.mean(axis=0)
-    if np.allclose(center, mean, rtol=1e-12, atol=0) and not all(map(_plain, center)) and _differ(records):
-        _warn("center is the mean of the records")
-
-
 def _norms(records: Array) -> Array:
-    norms: Array = np.sqrt(np.einsum("ij,ij->i", records, records))
+    norms = np.empty(len(records))
+    height = max(ENTRIES // records.shape[1], 1)
+    for first in range(0, len(records), height):
+        squares = np.square(records[first : first + height].T, order="C")
+        while len(squares) > 1:
+            half = (len(squares) + 1) // 2
+            squares[: len(squares) - half] += squares[half:]
+            squares = squares[:half]
+        norms[first : first + height] = np.sqrt(squares[0])
     return norms
-
-
-def _differ(records: Array) -> bool:
-    return bool(np.any(records != records[0]))
-
-
-def _plain(value: float) -> bool:
-    """At most three significant digits: a number that people choose, and that need not come from the data."""
-    return float(f"{value:.3g}") == value
-
-
-def _natural(norm: float) -> bool:
-    """Plain, or the root of a plain number, as the norm of a vector of ones is."""
-    return _plain(norm) or _plain(float(f"{norm**2:.12g}"))
-
-
-def _warn(what: str, stacklevel: int = 4) -> None:
-    warnings.warn(
-        f"{what}; a bound taken from the data reveals it, and the guarantee does not hold. Choose bounds from what is "
-        "known without the data; if this one was, ignore this warning",
-        DataDependentBound,
-        stacklevel=stacklevel,
-    )

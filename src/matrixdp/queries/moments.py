@@ -9,7 +9,7 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.queries import clipping
+from matrixdp.queries import clipping, exact_sums
 from matrixdp.queries.answer import Answer
 from matrixdp.queries.records import read
 from matrixdp.sensitivity import RELATIONS, RankOne
@@ -35,16 +35,18 @@ def second_moment(
         size: a public number to divide by, when averaging; "add/remove" needs it.
 
     Guarantee: a neighbour changes the value by x x^T (replace: x x^T - y y^T), with x and y of norm at most `norm`,
-        divided as the value is; rounding as in `matrixdp.queries.clipping`.
+        divided as the value is, for any number of records: nothing but the final sum is rounded, and the certificate
+        covers that (see `matrixdp.queries.exact_sums`).
     """
     _check.choice("relation", relation, RELATIONS)
     if size is not None and not average:
-        raise InvalidInput(f"size={size!r} divides only when average=True; set it, or leave size out")
+        raise InvalidInput(f"size={_check.shown(size)} divides only when average=True; set it, or leave size out")
     rows = read(records, columns)
     ball = clipping.Ball(norm)
     divisor = clipping.divisor(size, len(rows), relation) if average else 1
     radius = clipping.root_at_least(Fraction(ball.norm) ** 2 / divisor)
-    return Answer(clipping.total(clipping.gram, ball.clip(rows)) / divisor, RankOne(radius, relation))
+    value = exact_sums.moment_value(exact_sums.moments(rows, ball), ball, divisor)
+    return Answer(value, RankOne(radius, relation))
 
 
 def covariance(
@@ -78,8 +80,8 @@ def covariance(
         (n - 1)/n ((x - m')(x - m')^T - (y - m')(y - m')^T). So the sets are RankOne(2r/sqrt(size)), and
         RankOne(2r sqrt((n - 1)/n)/sqrt(size), "replace"); n = size unless given. Both radii are needed: records at
         -r and one at r attain the second, and approach the first as n grows. (The replace set is not tight in Frobenius
-        norm: it holds orthogonal pairs of length 2r, which no records reach.) Rounding as in
-        `matrixdp.queries.clipping`.
+        norm: it holds orthogonal pairs of length 2r, which no records reach.) The scatter is computed without rounding,
+        as in `second_moment`.
     """
     _check.choice("relation", relation, RELATIONS)
     rows = read(records, columns)
@@ -88,15 +90,11 @@ def covariance(
     if center is not None:
         middle = _check.broadcast("center", center, rows.shape[1:])
         if not np.all(np.abs(middle) <= clipping.LARGEST):
-            raise InvalidInput(f"center must lie within {clipping.LARGEST} of 0, got {center!r}; rescale the records")
-        clipping.warn_of_center(middle, rows)
-        rows = ball.clip(rows - middle)
+            raise InvalidInput(f"center must lie within {clipping.LARGEST} of 0; rescale the records")
         change = RankOne(clipping.root_at_least(Fraction(ball.norm) ** 2 / divisor), relation)
-    else:
-        change = change_about_mean(ball, len(rows), divisor, relation)
-        rows = ball.clip(rows)
-        rows = rows - clipping.total(clipping.add, rows) / len(rows)
-    return Answer(clipping.total(clipping.gram, rows) / divisor, change)
+        return Answer(exact_sums.moment_value(exact_sums.moments(rows - middle, ball), ball, divisor), change)
+    change = change_about_mean(ball, len(rows), divisor, relation)
+    return Answer(exact_sums.scatter_value(exact_sums.moments(rows, ball), ball, len(rows), divisor), change)
 
 
 def change_about_mean(ball: clipping.Ball, count: int, divisor: int, relation: str) -> RankOne:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from matrixdp import _check
-from matrixdp.queries import clipping
+from matrixdp.queries import clipping, exact_sums
 from matrixdp.queries.answer import Answer
 from matrixdp.queries.clipping import Ball, Box
 from matrixdp.queries.records import read
@@ -33,12 +35,14 @@ def sum(
         relation: "add/remove" one record, or "replace" one.
 
     Guarantee: a neighbour changes the sum by norm at most `norm` (replace: twice that), or each entry by at most
-        max(|low|, |high|) (replace: high - low); rounding as in `matrixdp.queries.clipping`.
+        max(|low|, |high|) (replace: high - low, rounded up), for any number of records: nothing but the final sum
+        is rounded, and the certificate covers that (see `matrixdp.queries.exact_sums`).
     """
     _check.choice("relation", relation, RELATIONS)
     rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
-    return Answer(clipping.total(clipping.add, bounds.clip(rows)), _change(bounds, relation, 1))
+    sensitivity = _change(bounds, relation, 1)
+    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, 1), sensitivity)
 
 
 def mean(
@@ -69,12 +73,15 @@ def mean(
     rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
     divisor = clipping.divisor(size, len(rows), relation)
-    return Answer(clipping.total(clipping.add, bounds.clip(rows)) / divisor, _change(bounds, relation, divisor))
+    sensitivity = _change(bounds, relation, divisor)
+    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, divisor), sensitivity)
 
 
 def _change(bounds: Ball | Box, relation: str, divisor: int) -> Sensitivity:
-    """What one record can change in the sum of clipped records over the divisor."""
+    """What one record can change in the sum of clipped and truncated records over the divisor."""
     if isinstance(bounds, Ball):
         records = 1 if relation == "add/remove" else 2
         return Frobenius(clipping.at_least(records * Fraction(bounds.norm) / divisor), relation)
-    return Entrywise(bounds.widths(relation, divisor), relation)
+    # Truncation can make a box wider, by less than a step: if it moves only the end that is nearer to zero.
+    widths = (box.widths(relation, divisor) for box in (bounds, exact_sums.truncated(bounds)))
+    return Entrywise(np.maximum(*widths), relation)
