@@ -97,6 +97,29 @@ def test_bad_certificates_are_refused(refused, file, tmp_path, content, words):
     assert Ledger(file).history() == []
 
 
+@pytest.mark.parametrize(
+    ("sampling", "safe", "words"),
+    [("REPRODUCIBLE: from a generator", False, "seeded noise"), ("in floating point", False, "floating-point-safe")],
+)
+def test_certificates_that_cover_no_numbers_are_refused(refused, call, file, tmp_path, sampling, safe, words):
+    written = tmp_path / "unsafe.json"
+    content = {"mu": 0.1, "relation": "replace", "sampling": sampling, "float_safe": safe}
+    written.write_text(json.dumps(content))
+    assert words in refused("ledger", "spend", file, "--certificate", written)
+    assert Ledger(file).history() == []
+    written.write_text(json.dumps({**content, "sampling": "grid", "float_safe": True}))
+    assert call("ledger", "spend", file, "--certificate", written).exit_code == 0
+
+
+def test_a_series_is_shown_with_its_plan(call, file):
+    certificate = certify(Gaussian(Isotropic((2, 3), 4.0)), Frobenius(1.0))
+    for _ in range(2):
+        Ledger(file).spend(certificate, "epoch", count=3, sampling_rate=0.1, series="plan", planned=7)
+    assert call("ledger", "show", file).stdout.count("3 of 7") == 2
+    assert [entry["planned"] for entry in shown(call, file)["entries"]] == [7, 7]
+    assert "whole" in call("ledger", "verify", file).stdout
+
+
 def test_bad_spends_are_refused(refused, file, tmp_path):
     assert "either --mu or --certificate" in refused("ledger", "spend", file)
     assert "relation of --mu" in refused("ledger", "spend", file, "--mu", "0.1")

@@ -64,6 +64,61 @@ def race(path, workers, spends, mu):
     return {"allowed": [status(child) for child in children], "entries": len(Ledger(path).history())}
 
 
+def share(path, workers, spends, planned):
+    """All use up one series at once; each answers how many of its releases it was allowed."""
+    gate, opened = os.pipe()
+
+    def work():
+        os.close(opened)
+        os.read(gate, 1)
+        ledger, allowed = Ledger(path, BUDGET), 0
+        for _ in range(spends):
+            try:
+                ledger.spend(certificate(0.001), series="shared", planned=planned)
+                allowed += 1
+            except BudgetExceeded:
+                pass
+        return allowed
+
+    children = [fork(work) for _ in range(workers)]
+    os.close(opened)
+    allowed, entries = [status(child) for child in children], Ledger(path).history()
+    return {
+        "allowed": allowed,
+        "used": sum(e.count for e in entries),
+        "charges": sum(e.charged_mu > 0 for e in entries),
+    }
+
+
+def broken_off(folder, rounds, planned):
+    """Kills a worker that carries out a plan, again and again: what was released, and what the ledger knows."""
+    path, output = Path(folder, "ledger.db"), Path(folder, "output")
+    Ledger(path, BUDGET)
+    output.touch()
+
+    def work(steps=10**6):
+        ledger = Ledger(path)
+        with output.open("a") as released:
+            for _ in range(steps):
+                try:
+                    entry = ledger.spend(certificate(0.001), series="plan", planned=planned)
+                except BudgetExceeded:
+                    return
+                released.write(f"{entry.hash}\n")
+                released.flush()
+                os.fsync(released.fileno())
+
+    start = time.perf_counter()
+    assert status(fork(work, 2)) == 0
+    longest, moments = time.perf_counter() - start, random.Random(2)
+    for _ in range(rounds):
+        killed(work, longest, moments)
+    entries, lines = Ledger(path).history(), output.read_text().splitlines()
+    assert {entry.hash for entry in entries}.issuperset(lines)
+    assert len(set(lines)) == len(lines)
+    return {"released": len(lines), "used": len(entries), "charges": sum(entry.charged_mu > 0 for entry in entries)}
+
+
 def killed(work, longest, moments):
     """Runs the function in a child and kills it after a random time."""
     child = fork(work)
@@ -182,8 +237,12 @@ def readonly():
         ledger.path.chmod(0o400)
         file = attempt(ledger)
         ledger.path.chmod(0o600)
+        moved = folder / "moved.db"
+        moved.write_bytes(ledger.path.read_bytes())
+        moved.chmod(0o400)
+        read = len(Ledger(moved).history())  # under another name, and only to be read
         folder.chmod(0o500)
-        found = {"file": file, "folder": attempt(ledger)}
+        found = {"file": file, "folder": attempt(ledger), "read": read}
         try:
             Ledger(folder / "new.db", BUDGET)
         except LedgerError as failure:
@@ -220,7 +279,9 @@ def forks(folder, children):
     return {"statuses": statuses, "thread": spends, "entries": len(Ledger(ledger.path).history())}
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (race, crash, creation, full, limit, readonly, forks)}
+SCENARIOS = {
+    scenario.__name__: scenario for scenario in (race, share, broken_off, crash, creation, full, limit, readonly, forks)
+}
 
 
 def answer(name, *arguments):

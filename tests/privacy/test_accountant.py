@@ -16,7 +16,7 @@ from matrixdp.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian
 from matrixdp.noise.sampler import Sampling
-from matrixdp.privacy import accountant, gaussian, spherical
+from matrixdp.privacy import gaussian, losses, spherical
 from matrixdp.privacy.accountant import Accountant, noise_multiplier_for
 from matrixdp.privacy.certificate import Certificate, GaussianProfile
 from matrixdp.privacy.composition import Pair
@@ -47,7 +47,7 @@ def accounts(*entries, relation="add/remove"):
 
 def by_losses(mu, count, asked, value):
     """The general way, for releases that have a closed form as well."""
-    return accountant._by_losses({(GaussianProfile(mu), 1.0): count}, "add/remove", asked, value)[0]
+    return losses.by_losses({(GaussianProfile(mu), 1.0): count}, "add/remove", asked, value)[0]
 
 
 # --- without sampling ---
@@ -120,6 +120,27 @@ def test_curves_of_sampled_releases_are_met_from_above():
             truth = curve(mpmath.mpf(mu), mpmath.mpf(q), mpmath.mpf(epsilon), first)
         (got,) = Pair(GaussianProfile(mu), q, first).curve(np.array([epsilon]))
         assert truth <= got + 1e-300 <= truth * (1 + 1e-10) + 2e-300
+
+
+@pytest.mark.parametrize(
+    ("mu", "q", "first"), [(0.01, 0.5, True), (0.01, 0.5, False), (1.0, 0.01, False), (1e-3, 0.9, True)]
+)
+def test_rounded_masses_never_lower_the_curve(mu, q, first):
+    """The masses on the grid as they are stored, added up exactly, against the true curve.
+
+    Each is a small difference of the curve's values; rounded as it comes, the sum would fall short.
+    """
+    pair, cells = Pair(GaussianProfile(mu), q, first), 4096
+    window = pair.window(1e-10)
+    h = (window[1] - window[0]) / cells
+    loss = losses._on_grid(pair, window, h, 1)
+    with mpmath.workdps(60):
+        ratio, total, shrunk = mpmath.exp(-mpmath.mpf(h)), mpmath.mpf(loss.infinite), mpmath.mpf(0)
+        for place in reversed(range(loss.masses.size)):
+            total, shrunk = total + loss.masses[place], shrunk * ratio + loss.masses[place]
+            if place % 8 == 0:
+                true = curve(mpmath.mpf(mu), mpmath.mpf(q), mpmath.mpf(h) * (loss.start + place), first)
+                assert total - shrunk >= true
 
 
 def two_releases(mu, q, epsilon):
@@ -216,7 +237,7 @@ def test_random_compositions_on_finer_grids(monkeypatch):
         acct, delta = accounts(*entries), 10 ** rng.uniform(-14, -2)
         got = acct.epsilon(delta)
         with monkeypatch.context() as patch:
-            patch.setattr(accountant, "_SETTLED", 3e-5)
+            patch.setattr(losses, "_SETTLED", 3e-5)
             fine = acct.epsilon(delta)
         assert fine <= got <= TOLERANCE * fine
         assert acct.delta(got) <= delta * (1.0 + 0.01 * abs(math.log(delta)))
@@ -361,6 +382,20 @@ def test_history_and_copies():
     ]
     assert len(other.history) == 3
     assert other.epsilon(1e-6) > acct.epsilon(1e-6) == acct.copy().epsilon(1e-6)
+
+
+def test_seeded_releases_are_for_studies_alone():
+    seeded = replace(certificate(GaussianProfile(0.5)), sampling=Sampling(reproducible=True))
+    acct = Accountant()
+    with pytest.raises(InvalidInput, match="seeded noise"):
+        acct.add(seeded)
+    with pytest.raises(InvalidInput, match="seeded noise"):
+        acct.copy().add(seeded)
+    assert acct.history == ()
+    study = Accountant("add/remove", reproducible=True)
+    study.add(seeded)
+    study.copy().add(seeded)
+    assert study.epsilon(1e-6) == accounts((0.5, 1, 1.0)).epsilon(1e-6)
 
 
 def test_relations_do_not_mix():

@@ -12,10 +12,12 @@ from scipy.optimize import minimize
 from cases import COVARIANCES, SETS, SHAPE, spd
 from matrixdp import Budget, certify
 from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
+from matrixdp.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import epsilon_with_sampling_error, with_sampling_error
+from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 PAIRS = [(s, c) for s in SETS for c in COVARIANCES]
@@ -204,6 +206,60 @@ def test_symmetric_noise_with_scales_far_apart_never_lowers_mu(scales):
             rest = [mpmath.mpf(float(V[i, j])) - (trace if i == j else 0) for i in range(4) for j in range(4)]
             true = mpmath.sqrt(mpmath.fsum(x**2 for x in rest) / scales[0] ** 2 + 4 * (trace / scales[1]) ** 2)
             assert true <= certify(Gaussian(Symmetric(4, *scales)), Vertices(V)).mu
+
+
+def far_apart(size, seed):
+    """A float64 matrix with variances from 1e-8 to 1, and its inverse to 50 digits."""
+    import mpmath
+
+    turned = np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
+    matrix = (turned * np.geomspace(1e-8, 1.0, size)) @ turned.T
+    matrix = (matrix + matrix.T) / 2
+    with mpmath.workdps(50):
+        return matrix, mpmath.matrix(matrix.tolist()) ** -1
+
+
+def largest_root(matrix):
+    """The root of the largest eigenvalue, to 50 digits."""
+    import mpmath
+
+    with mpmath.workdps(50):
+        return mpmath.sqrt(max(mpmath.eigsy(matrix, eigvals_only=True)))
+
+
+def test_the_error_of_the_eigendecomposition_is_in_mu():
+    """Against exact inverses: eigenvalues far below the largest are known to a few digits only."""
+    short = 0
+    for seed in range(10):
+        matrix, inverse = far_apart(4, seed)
+        covariance, true = Dense(matrix), largest_root(inverse)
+        assert certify(Gaussian(covariance), Frobenius(1.0)).mu >= true
+        short += supremum(Frobenius(1.0), covariance).mu * (1 + 1e-12) < true
+    assert short  # without the allowance, some would be too small
+
+
+@pytest.mark.parametrize("sensitivity", [OneRow(1.0), OneColumn(1.0)])
+def test_the_error_of_a_block_of_the_inverse_is_in_its_supremum(sensitivity, monkeypatch):
+    import mpmath
+
+    short, lines = 0, Dense.lines
+
+    def without_slack(self, axis):
+        for index, line in lines(self, axis):
+            yield index, Dense(Spectrum._trusted(line.matrix.variances, line.matrix.directions, 0.0))
+
+    for seed in range(6):
+        matrix, inverse = far_apart(6, seed)
+        covariance, true = Dense(matrix, (2, 3)), mpmath.mpf(0)
+        numbers = np.arange(6).reshape(2, 3)
+        for line in numbers if isinstance(sensitivity, OneRow) else numbers.T:
+            block = mpmath.matrix([[inverse[int(i), int(j)] for j in line] for i in line])
+            true = max(true, largest_root(block))
+        assert supremum(sensitivity, covariance).mu >= true
+        with monkeypatch.context() as patch:
+            patch.setattr(Dense, "lines", without_slack)
+            short += supremum(sensitivity, covariance).mu < true
+    assert short
 
 
 def test_the_slack_of_a_line_counts():

@@ -18,14 +18,19 @@ import pytest
 
 from matrixdp import Budget, release
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
+from matrixdp.noise import kernels
 from matrixdp.noise.sampler import Sampling
-from matrixdp.privacy import gaussian
+from matrixdp.privacy import gaussian, spherical
+from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.certificate import Certificate, GaussianProfile
+from matrixdp.privacy.filter import RESERVE
 from matrixdp.privacy.ledger import Ledger, LedgerError
 from matrixdp.sensitivity import Counts, Frobenius
 
 BUDGET = Budget(3.0, 1e-6)
 MU = float(gaussian.mu(BUDGET.epsilon, BUDGET.delta))
+SHARED = float(gaussian.mu(BUDGET.epsilon, (1 - RESERVE) * BUDGET.delta))  # what several releases may use together
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def certificate(mu, relation="add/remove"):
@@ -80,19 +85,20 @@ def sql(path, *statements):
 # --- what it lets through ---
 
 
-def test_gaussian_spends_add_up_exactly(path):
-    ledger = Ledger(path, BUDGET)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_gaussian_spends_add_up_exactly(path, adaptive):
+    ledger, share = Ledger(path, BUDGET, adaptive=adaptive), 1 - RESERVE if adaptive else 1.0
     assert ledger.spent() == 0.0
     for _ in range(10):
         ledger.spend(certificate(MU / math.sqrt(10.5)))
     assert len(ledger.history()) == 10
-    total = float(gaussian.epsilon(MU * math.sqrt(10 / 10.5), BUDGET.delta))
+    total = float(gaussian.epsilon(MU * math.sqrt(10 / 10.5), share * BUDGET.delta))
     assert total * (1 - 1e-12) <= ledger.spent() <= total * (1 + 1e-9)
     before = path.read_bytes()
     with pytest.raises(BudgetExceeded, match="nothing was spent"):
         ledger.spend(certificate(MU / math.sqrt(10.5)))
     assert path.read_bytes() == before
-    ledger.spend(certificate(MU / math.sqrt(22)), "what is left is enough for half of it")
+    ledger.spend(certificate(MU / math.sqrt(24)), "what is left is enough for half of it")
 
 
 def test_a_count_is_that_many_spends(path):
@@ -105,12 +111,13 @@ def test_a_count_is_that_many_spends(path):
         ledger.spend(certificate(MU / math.sqrt(10.5)))
 
 
-def test_what_remains_can_be_spent_and_no_more(path):
-    ledger = Ledger(path, BUDGET)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_what_remains_can_be_spent_and_no_more(path, adaptive):
+    ledger, whole = Ledger(path, BUDGET, adaptive=adaptive), SHARED if adaptive else MU
     assert (ledger.remaining().mu, ledger.remaining().epsilon) == (MU, BUDGET.epsilon)
     ledger.spend(certificate(0.5))
     left = ledger.remaining()
-    assert left.mu == pytest.approx(math.sqrt(MU**2 - 0.25), rel=1e-9)
+    assert left.mu == pytest.approx(math.sqrt(whole**2 - 0.25), rel=1e-9)
     assert left.epsilon == pytest.approx(float(gaussian.epsilon(left.mu, BUDGET.delta)), rel=1e-6)
     with pytest.raises(BudgetExceeded):
         ledger.spend(certificate(left.mu * (1 + 1e-9)))
@@ -126,7 +133,7 @@ def test_a_release_may_use_exactly_what_remains(path):
     assert ledger.remaining().mu < 0.05 * MU
 
 
-@pytest.mark.parametrize("mechanism", ["analytic", "classic", "optimal", "spherical", "auto"])
+@pytest.mark.parametrize("mechanism", ["analytic", "classic", "optimal", "auto"])
 def test_one_release_may_use_the_whole_budget(path, mechanism):
     budget = Budget(0.9, 1e-6)
     ledger = Ledger(path, budget)
@@ -151,10 +158,17 @@ def test_sampled_spends_go_to_the_accountant(path):
         ledger.spend(certificate(0.1))
 
 
-def test_what_the_sampler_is_off_counts(path):
+def test_the_error_of_the_sampler_counts(path):
     ledger = Ledger(path, BUDGET)
     rough = Certificate(
-        GaussianProfile(0.1), True, "add/remove", "", "", "", (2,), sampling=Sampling(total_variation=1e-8)
+        GaussianProfile(0.1),
+        True,
+        "add/remove",
+        "",
+        "",
+        "",
+        (2,),
+        sampling=Sampling(total_variation=1e-8, float_safe=True),
     )
     assert rough.meets(BUDGET)
     ledger.spend(rough, count=30)  # the laws alone would allow more: at 30 of them delta is 6e-9
@@ -166,12 +180,12 @@ def test_what_the_sampler_is_off_counts(path):
 def test_nothing_is_drawn_before_the_spend_or_without_it(path, monkeypatch):
     ledger, drawn = Ledger(path, BUDGET), []
 
-    def draw(value, *_):
+    def draw(values, *_):
         with closing(sqlite3.connect(path)) as connection:
             drawn.append(connection.execute("SELECT count(*) FROM entries").fetchone()[0])
-        return value
+        return values
 
-    monkeypatch.setattr(sys.modules["matrixdp.release"], "draw", draw)
+    monkeypatch.setattr(kernels, "add_noise", draw)
     release(np.zeros((2, 2)), Counts(1), Budget(2.0, 1e-6), "analytic", ledger=ledger)
     assert drawn == [1]  # the spend is in the file already, and it is one
     with pytest.raises(BudgetExceeded):
@@ -328,7 +342,12 @@ TAMPERING = {
     "closed up": ["DELETE FROM entries WHERE number = 19", "UPDATE entries SET number = 19 WHERE number = 20"],
     "one more": ["INSERT INTO entries (number, mu, hash) VALUES (21, 0.0, '00')"],
     "negative": ["INSERT INTO entries (number, mu, hash) VALUES (-1, 0.0, '00')"],
+    "series": ["UPDATE entries SET series = 'x' WHERE number = 3"],
+    "planned": ["UPDATE entries SET planned = NULL WHERE number = 3"],
+    "charge": ["UPDATE entries SET charged_mu = 0 WHERE number = 3"],
     "budget": ["UPDATE ledger SET epsilon = 30.0"],
+    "no budget": ["UPDATE ledger SET epsilon = NULL"],
+    "adaptive": ["UPDATE ledger SET adaptive = 0"],
     "relation": ["UPDATE ledger SET relation = 'replace'"],
     "head": ["UPDATE ledger SET head = '00'"],
     "no header": ["DELETE FROM ledger"],
@@ -404,54 +423,52 @@ def test_a_damaged_file_is_found_or_says_the_same(used):
     assert found > 60  # the rest fell on unused bytes
 
 
-# --- two schemas ---
+# --- older schemas ---
+
+# files that earlier versions have written, how many entries they have, their heads, and what those versions answered
+OLDER = {
+    1: (3, "250d321b9eb2da35019e95e51042cb6902abd2960758d04daddcd95d9f4090b8", 1.509771),
+    2: (4, "d74476c13f3b87f1995eec8e7000e566d034a906e2255eb104d2f64c543a8154", 1.180538),
+}
 
 
-def old_ledger(path):
-    """A file of schema 1, which had neither count nor sampling rate."""
-    fixed = {"chain": "matrixdp ledger, chain 1", "id": "ab" * 16, "epsilon": 3.0, "delta": 1e-6}
-    fixed |= {"relation": None, "created": "2025-01-01T00:00:00.000000+00:00"}
-    heads = [link("", fixed)]
-    words = {"sensitivity": "any change", "noise": "noise", "source": "test", "shape": "2x3"}
-    columns = "number, time, note, relation, exact, mu, total_variation, sensitivity, noise, source, shape, hash"
-    sql(
-        path,
-        "PRAGMA application_id = 1835298924",
-        "PRAGMA user_version = 1",
-        "CREATE TABLE ledger "
-        "(id TEXT, epsilon REAL, delta REAL, relation TEXT, created TEXT, entries INTEGER, head TEXT)",
-        "CREATE TABLE entries (number INTEGER PRIMARY KEY, time TEXT, note TEXT, relation TEXT, exact INTEGER, "
-        "mu REAL, dimension INTEGER, k REAL, p REAL, scale REAL, radius REAL, total_variation REAL, sensitivity TEXT, "
-        "noise TEXT, source TEXT, shape TEXT, hash TEXT)",
-    )
-    with closing(sqlite3.connect(path)) as connection:
-        for number in (1, 2, 3):
-            entry = {"number": number, "time": f"2025-01-0{number}T00:00:00.000000+00:00", "note": "old"}
-            entry |= {"relation": "add/remove", "exact": 1, "mu": 0.2, "total_variation": 0.0, **words}
-            heads.append(link(heads[-1], entry))
-            row = (*entry.values(), heads[-1])
-            connection.execute(f"INSERT INTO entries ({columns}) VALUES ({', '.join('?' * len(row))})", row)
-        row = (*list(fixed.values())[1:], 3, heads[-1])
-        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        connection.commit()
-    return heads
-
-
-def test_an_older_schema_is_brought_up_to_date_and_keeps_its_hashes(path):
-    heads = old_ledger(path)
+@pytest.mark.parametrize("schema", OLDER)
+def test_an_older_file_keeps_its_hashes_and_its_total(path, schema):
+    path.write_bytes((GOLDEN / f"ledger-schema-{schema}.db").read_bytes())
+    entries, head, spent = OLDER[schema]
     ledger = Ledger(path, BUDGET)
-    assert [entry.hash for entry in ledger.history()] == heads[1:]
-    assert {(entry.count, entry.sampling_rate) for entry in ledger.history()} == {(1, 1.0)}
-    assert ledger.remaining().mu == pytest.approx(math.sqrt(MU**2 - 3 * 0.04), rel=1e-9)
-    ledger.spend(certificate(0.01), count=3)
+    assert ledger.verify(head) == head
+    assert len(ledger.history()) == entries
+    assert all(entry.planned is entry.series is entry.charged_mu is None for entry in ledger.history())
+    assert ledger.spent() == pytest.approx(spent, rel=1e-4)  # as one block, fixed beforehand
+    left = ledger.remaining().mu
+    ledger.spend(certificate(0.2), count=3)
     again = Ledger(path)
-    assert again.history()[-1].count == 3
-    for head in heads:
-        again.verify(head)
+    assert again.history()[-1].planned == 3
+    assert spent < again.spent() <= BUDGET.epsilon
+    assert again.remaining().mu == pytest.approx(math.sqrt(left**2 - 3 * 0.2**2), rel=1e-9)
+    assert again.verify(head) != head
 
 
-def test_an_older_schema_that_was_tampered_with_stays_as_it_is(path):
-    old_ledger(path)
+def test_what_older_files_hold(path):
+    path.write_bytes((GOLDEN / "ledger-schema-1.db").read_bytes())
+    assert {(entry.profile, entry.count, entry.sampling_rate) for entry in Ledger(path).history()} == {
+        (GaussianProfile(0.2), 1, 1.0)
+    }
+    assert Ledger(path).remaining().mu == pytest.approx(math.sqrt(SHARED**2 - 3 * 0.04), rel=1e-9)
+    path.write_bytes((GOLDEN / "ledger-schema-2.db").read_bytes())
+    ledger = Ledger(path)
+    assert [(entry.count, entry.sampling_rate) for entry in ledger.history()] == [
+        *[(1, 1.0), (100, 0.01), (100, 0.01)],
+        (2, 1.0),
+    ]
+    assert ledger.history()[3].profile == spherical.Profile(6, 6.0, 1.0, 20.0, 1.0)
+    assert ledger.history()[0].total_variation == 1e-15
+    assert 0.95 * 0.5922 < ledger.remaining().mu < 0.5922  # what is left when everything counted as fixed beforehand
+
+
+def test_an_older_file_that_was_tampered_with_stays_as_it_is(path):
+    path.write_bytes((GOLDEN / "ledger-schema-1.db").read_bytes())
     sql(path, "UPDATE entries SET mu = 0.1 WHERE number = 2")
     before = path.read_bytes()
     with pytest.raises(LedgerError, match="entry 2 is not what was written"):
@@ -460,10 +477,10 @@ def test_an_older_schema_that_was_tampered_with_stays_as_it_is(path):
 
 
 def test_a_newer_schema_is_refused(used):
-    sql(used.path, "PRAGMA user_version = 3")
+    sql(used.path, "PRAGMA user_version = 4")
     before = used.path.read_bytes()
     for call in (lambda: Ledger(used.path), lambda: used.spend(certificate(0.001))):
-        with pytest.raises(LedgerError, match="schema 3"):
+        with pytest.raises(LedgerError, match="schema 4"):
             call()
     assert used.path.read_bytes() == before
 
@@ -472,7 +489,7 @@ def test_a_newer_schema_is_refused(used):
 
 
 def test_processes_together_never_pass_the_budget(path, scenario):
-    found = scenario("race", path, 8, 100, MU / math.sqrt(500.5))
+    found = scenario("race", path, 8, 100, SHARED / math.sqrt(500.5))
     assert found["entries"] == sum(found["allowed"]) == 500
     assert Ledger(path).spent() <= BUDGET.epsilon
 
@@ -535,7 +552,7 @@ def test_full_disk(tmp_path):
     assert "full" in found["failure"]
     assert "full" in found["second"]
     assert (found["before"], found["after"], found["then"]) == (1, 1, 2)
-    assert found["files"] == ["ledger.db"]
+    assert found["files"] == [".second.db.lock", "ledger.db"]  # all who try again must wait for the same lock
 
 
 def test_read_only_files_and_folders(scenario):
@@ -543,8 +560,11 @@ def test_read_only_files_and_folders(scenario):
     for place in ("file", "folder"):
         assert "readonly" in found[place]["failure"]
         assert (found[place]["before"], found[place]["after"]) == (1, 1)
+    assert found["read"] == 1
     assert "writable" in found["creation"]
     assert "unable to open" in found["hidden"]
+    for failure in (found["file"]["failure"], found["folder"]["failure"], found["hidden"]):
+        assert "this account may not read and write" in failure
 
 
 def test_a_lock_that_is_never_given_back(used):
@@ -557,20 +577,57 @@ def test_a_lock_that_is_never_given_back(used):
     impatient.spend(certificate(0.001))
 
 
-def test_a_file_with_a_second_name_is_refused(path, monkeypatch):
-    """SQLite looks for what a crash has left beside the name it was given."""
-    from matrixdp.privacy import ledger_file
-
-    monkeypatch.setattr(ledger_file, "PATIENCE", 2)
+def test_a_backup_by_hard_link_does_no_harm_and_is_refused_itself(path):
+    """SQLite looks for what a crash has left beside the name it was given, so only one name may be used."""
     ledger = Ledger(path, BUDGET)
-    other = path.with_name("other.db")
-    os.link(path, other)
-    for attempt in (lambda: Ledger(other), lambda: Ledger(path), lambda: ledger.spend(certificate(0.1))):
-        with pytest.raises(LedgerError, match="second name"):
-            attempt()
-    other.unlink()
     ledger.spend(certificate(0.1))
-    assert len(Ledger(path).history()) == 1
+    (path.parent / "backups").mkdir()
+    others = path.with_name("other.db"), path.parent / "backups" / path.name
+    for other in others:
+        os.link(path, other)
+    ledger.spend(certificate(0.1))
+    assert len(Ledger(path).history()) == 2
+    for other in others:
+        with pytest.raises(LedgerError, match=r"more than one hard link.*copy the file"):
+            Ledger(other)
+    # a copy is a ledger of its own; and when the other names are gone, the file may have another name
+    others[0].unlink()
+    others[0].write_bytes(path.read_bytes())
+    assert len(Ledger(others[0]).history()) == 2
+    path.unlink()
+    moved = Ledger(others[1])
+    moved.spend(certificate(0.1))
+    os.link(others[1], path)
+    moved.spend(certificate(0.1))
+    with pytest.raises(LedgerError, match="not the name"):
+        Ledger(path)
+    with pytest.raises(LedgerError, match="not the name"):
+        ledger.spend(certificate(0.1))
+
+
+def test_an_older_file_with_hard_links_is_refused(path):
+    path.write_bytes((GOLDEN / "ledger-schema-2.db").read_bytes())
+    os.link(path, path.with_name("other.db"))
+    with pytest.raises(LedgerError, match="not known which"):
+        Ledger(path)
+    path.with_name("other.db").unlink()
+    assert len(Ledger(path).history()) == 4
+
+
+def test_no_hard_links_are_needed(path, monkeypatch):
+    def missing(*_, **__):
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(os, "link", missing)
+    Ledger(path, BUDGET).spend(certificate(0.1))
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_what_a_killed_creator_has_left_is_no_obstacle(path):
+    for end in ("lock", "draft", "draft-journal"):
+        path.with_name(f".{path.name}.{end}").write_bytes(b"" if end == "lock" else b"half a ledger")
+    Ledger(path, BUDGET).spend(certificate(0.1))
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_noise_that_is_no_secret_is_not_charged(path):
@@ -580,12 +637,33 @@ def test_noise_that_is_no_secret_is_not_charged(path):
         Ledger(path, BUDGET).spend(out.certificate)
 
 
-def test_what_a_killed_maker_has_left_is_taken_away(path):
+def test_noise_that_is_not_floating_point_safe_is_not_charged(path):
     ledger = Ledger(path, BUDGET)
-    folder = path.parent / ".matrixdp-left"
-    folder.mkdir()
-    os.link(path, folder / path.name)
-    ledger.spend(certificate(0.1))
-    assert list(folder.iterdir()) == []
+    drawn = Certificate(GaussianProfile(0.1), True, "add/remove", "", "", "some law", (2,), sampling=Sampling())
+    with pytest.raises(GuaranteeViolated, match="floating-point-safe"):
+        ledger.spend(drawn)
+    assert ledger.history() == []
+
+
+def test_rates_that_are_too_small_are_refused(path):
     with pytest.raises(InvalidInput, match="1e-100"):
-        ledger.spend(certificate(0.1), sampling_rate=1e-320)
+        Ledger(path, BUDGET).spend(certificate(0.1), sampling_rate=1e-320)
+
+
+def test_a_ledger_of_a_fixed_plan_says_so(path):
+    """Every total is then that of an accountant, which the filter would not allow."""
+    ledger = Ledger(path, BUDGET, adaptive=False)
+    for _ in range(2):
+        ledger.spend(certificate(1.0), count=500, sampling_rate=0.01)
+    ledger.spend(certificate(ledger.remaining().mu))
+    accountant = Accountant()
+    accountant.add(certificate(1.0), 1000, 0.01)
+    assert ledger.spent() > accountant.epsilon(1e-6)
+    assert [entry.charged_mu for entry in ledger.history()] == [None] * 3
+    assert not Ledger(path).adaptive
+    assert ledger.export()[0]["adaptive"] == 0
+    with pytest.raises(InvalidInput, match="adaptive must be the ledger's own"):
+        Ledger(path, adaptive=True)
+    sql(path, "UPDATE ledger SET adaptive = 1")
+    with pytest.raises(LedgerError, match="changed by other means"):
+        Ledger(path)

@@ -73,7 +73,7 @@ def display(file: File, json: arguments.Json = False) -> None:
             entry.time[:19],
             entry.note,
             str(entry.profile),
-            str(entry.count),
+            str(entry.count) if entry.series is None else f"{entry.count} of {entry.planned}",
             f"{entry.sampling_rate:g}",
             entry.source,
         )
@@ -157,7 +157,7 @@ def _read(path: Path) -> Certificate:
     try:
         content = loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, JSONDecodeError) as reason:
-        raise InvalidInput(f"certificate {str(path)!r} cannot be read ({reason})") from None
+        raise InvalidInput(f"certificate {str(path)!r} cannot be read ({type(reason).__name__})") from None
     if not isinstance(content, dict):
         raise InvalidInput(f"certificate {str(path)!r} must hold one JSON object")
     if content.get("mu") is None:
@@ -176,6 +176,7 @@ def _by_hand(content: dict[str, Any], name: str) -> Certificate:
     from matrixdp.sensitivity import RELATIONS
 
     shape, variation = content.get("shape", []), content.get("total_variation", 0.0)
+    drawn = content.get("sampling") is not None
     return Certificate(
         profile=GaussianProfile(_check.positive(f"mu of {name}", content.get("mu"))),
         exact=content.get("exact") is True,
@@ -184,5 +185,9 @@ def _by_hand(content: dict[str, Any], name: str) -> Certificate:
         noise=str(content.get("noise", "Gaussian")),
         source=str(content.get("source", "")),
         shape=_check.shape(shape) if shape else (),
-        sampling=Sampling(total_variation=_check.at_least_zero(f"total_variation of {name}", variation)),
+        sampling=Sampling(
+            total_variation=_check.at_least_zero(f"total_variation of {name}", variation),
+            float_safe=not drawn or content.get("float_safe") is True,
+            reproducible=str(content.get("sampling")).startswith("REPRODUCIBLE"),
+        ),
     )

@@ -232,8 +232,8 @@ def _log_mixture(epsilon: float, rate: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _dots(profile: spherical.Profile) -> tuple[Array, Array]:
-    """Points on the curve, which takes milliseconds each; denser towards epsilon = 0."""
+def dots(profile: spherical.Profile) -> tuple[Array, Array]:
+    """Points on the curve of spherical noise, which take milliseconds each; denser towards epsilon = 0."""
     last = profile.pure_epsilon if profile.pure_epsilon < math.inf else profile.epsilon(_LAST_DOT)
     if not last < math.inf:
         raise NotCertifiable(f"delta stays above {_LAST_DOT} at every epsilon for {profile}, and cannot be composed")
@@ -307,7 +307,7 @@ class Pair:
         if isinstance(self.profile, GaussianProfile):
             value = factor * np.asarray(gaussian.delta(self.profile.mu, size))
         else:
-            value = factor * _chords(*_dots(self.profile), size)
+            value = factor * _chords(*dots(self.profile), size)
         return np.where(epsilon < 0.0, np.exp(-size) * value - np.expm1(-size), value) * (1.0 + 8.0 * _UNIT)
 
     def window(self, floor: float) -> tuple[float, float]:
@@ -322,7 +322,7 @@ class Pair:
     def _reach(self, floor: float) -> float:
         if isinstance(self.profile, GaussianProfile):
             return max(float(gaussian.epsilon(self.profile.mu, floor)), self.profile.mu)
-        epsilons, deltas = _dots(self.profile)
+        epsilons, deltas = dots(self.profile)
         below = np.flatnonzero(deltas[1:] <= floor)
         return float(epsilons[1 + below[0] if below.size else -1])
 
