@@ -25,6 +25,7 @@ from torch.nn import functional
 from matrixdp import Budget
 from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateSGD
 from matrixdp.learn.models import LeNet, ResNet18
+from matrixdp.learn.sampling import Turn
 
 NETWORKS = {"LeNet": (LeNet, (1, 28, 28), 256), "ResNet-18": (ResNet18, (3, 32, 32), 1024)}
 CLIP, NOISE_MULTIPLIER, RECORDS = 1.0, 1.0, 60_000
@@ -62,6 +63,7 @@ def without_noise(model, inputs, targets):
         gradients.zero()
         gradients.accumulate(inputs, targets)
         gradients.flat.div_(len(inputs))
+        gradients.attach()
         optimizer.step()
 
     return step
@@ -69,11 +71,11 @@ def without_noise(model, inputs, targets):
 
 def ours(noise):
     def make(model, inputs, targets):
-        zeros = torch.zeros(()).expand(RECORDS, *inputs.shape[1:]), torch.zeros(()).long().expand(RECORDS)
+        records = torch.zeros(()).expand(RECORDS, *inputs.shape[1:]), torch.arange(RECORDS) % 10
         trainer = PrivateSGD(
             model,
             sgd(model),
-            torch.utils.data.TensorDataset(*zeros),
+            torch.utils.data.TensorDataset(*records),
             each,
             budget=Budget(3.0, 1e-5),
             batch_size=256,  # decides the size of the noise, not the work
@@ -83,7 +85,7 @@ def ours(noise):
             **NOISES[noise],
         )
         # Batches of one size, so that all rows do the same work.
-        return lambda: trainer.step(PoissonBatch(inputs, targets))
+        return lambda: trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer)))
 
     return make
 

@@ -11,6 +11,7 @@ from matrixdp import Budget
 from matrixdp.errors import GuaranteeViolated, InvalidInput
 from matrixdp.federated import Declined, Half, SplitPlan, Top
 from matrixdp.federated.split import FeatureNoise
+from matrixdp.learn.independence import PROBED
 
 BUDGET = Budget(5.0, 1e-5)
 RECORDS, ATTRIBUTES, FEATURES = 23, 4, 3
@@ -267,3 +268,33 @@ def test_participants_that_cannot_work_say_so(tmp_path):
         Top(nn.Linear(6, 2), np.zeros(5), plan=plan())
     with pytest.raises(InvalidInput, match=r"the 5 records of step 0, got \[5, 4\]"):
         Top(nn.Linear(6, 2), np.zeros(RECORDS), plan=plan()).learn(0, [np.zeros((5, 3)), np.zeros((4, 3))])
+
+
+class Centred(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x - 1e-5 * x.mean(0))
+
+
+def test_a_network_that_mixes_records_is_refused_for_the_unit_that_it_breaks(tmp_path):
+    mixing = Centred(network())
+    for share in (0.0, 0.5):
+        with pytest.raises(InvalidInput, match="mixes the records"):
+            Half(mixing, attributes(), plan=plan(update_share=share), folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    Half(mixing, attributes(), plan=plan(unit="participant"), folder=tmp_path)
+
+
+def test_certificates_of_records_say_that_independence_was_probed(tmp_path):
+    certificates = half(tmp_path / "a")._certificates()
+    assert len(certificates) == 2
+    assert all(PROBED in certificate.source for certificate in certificates)
+    assert not any(PROBED in c.source for c in half(tmp_path / "b", unit="participant")._certificates())
+
+
+def test_noise_that_is_not_floating_point_safe_is_refused(tmp_path):
+    with pytest.raises(GuaranteeViolated, match="not floating-point-safe"):
+        half(tmp_path, mechanism="l2", epochs=1, update_share=0.0)

@@ -1,4 +1,5 @@
 import math
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from matrixdp.errors import GuaranteeViolated, InvalidInput, MatrixDPError
 from matrixdp.federated import Client, ClientLevel, Declined, LocalTraining, RecordLevel, average
 from matrixdp.federated.sizing import budget_of_each, mu_of_each, sized
 from matrixdp.federated.updates import flat, load
+from matrixdp.learn.independence import PROBED
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import OneRow
 
@@ -207,9 +209,9 @@ def test_training_that_cannot_work_at_all_shows_before_anything_is_spent(tmp_pat
     x, y = some_records()
     for level in (ClientLevel, RecordLevel):
         privacy = level(budget=BUDGET, rounds=1, clip=0.1)
-        with pytest.raises(IndexError):
+        with pytest.raises(InvalidInput, match="IndexError"):
             Client(network(), x, y + 1, training=LocalTraining(), privacy=privacy, folder=tmp_path)
-        with pytest.raises(InvalidInput, match=r'one value a record.*reduction="none"'):
+        with pytest.raises(InvalidInput, match=r'one (value|number) a record.*reduction="none"'):
             client(tmp_path, privacy, LocalTraining(loss=nn.functional.cross_entropy))
     assert not (tmp_path / "budget.db").exists()
 
@@ -296,3 +298,73 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_spent(tmp_path
     privacy = RecordLevel(budget=BUDGET, rounds=2, clip=1.0)
     with pytest.raises(InvalidInput, match="mixes the records"):
         Client(Centred(), *some_records(), training=LocalTraining(), privacy=privacy, folder=tmp_path)
+
+
+def test_a_model_that_keeps_records_is_refused_and_has_none(tmp_path):
+    """Other checks run the model too, on copies, or after the picture was taken."""
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.mean = nn.Linear(6, 2), None
+
+        def forward(self, x):
+            if self.mean is None:
+                self.mean = x.detach().mean(0)
+            return self.linear(x - self.mean)
+
+    model, privacy = First(), RecordLevel(budget=BUDGET, rounds=2, clip=1.0)
+    with pytest.raises(InvalidInput, match=r"keeps what it saw of the records, without noise, in model\.mean"):
+        Client(model, *some_records(), training=LocalTraining(), privacy=privacy, folder=tmp_path)
+    assert model.mean is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_certificates_of_records_say_that_independence_was_probed(tmp_path):
+    by_client = client(tmp_path / "a", ClientLevel(budget=BUDGET, rounds=4, clip=0.1))
+    by_record = client(tmp_path / "b", RecordLevel(budget=BUDGET, rounds=4, clip=1.0))
+    for made in (by_client, by_record):
+        made.upload("a", 1, flat(network()).numpy())
+    sources = [made.participant.ledger.history()[0].source for made in (by_client, by_record)]
+    assert [PROBED in source for source in sources] == [False, True]
+
+
+def test_rounds_of_all_runs_are_one_plan(tmp_path):
+    """Its steps were planned together; another plan for the same records does not fit into the budget any more."""
+    privacy, start = RecordLevel(budget=BUDGET, rounds=3, clip=1.0), flat(network()).numpy()
+    client(tmp_path, privacy).upload("a", 1, start)
+    made = client(tmp_path, privacy)
+    made.upload("b", 1, start)
+    made.upload("b", 2, start)
+    entries = made.participant.ledger.history()
+    assert len({entry.series for entry in entries}) == 1
+    assert [(entry.count, entry.planned) for entry in entries] == [(1, 3)] * 3
+    with pytest.raises(Declined, match="is spent"):
+        client(tmp_path, privacy).upload("c", 1, start)
+    other = client(tmp_path, RecordLevel(budget=BUDGET, rounds=2, clip=1.0))
+    with pytest.raises(Declined, match="is spent"):
+        other.upload("c", 1, start)
+
+
+@pytest.mark.parametrize("level", [ClientLevel, RecordLevel])
+def test_noise_that_is_not_floating_point_safe_is_refused(tmp_path, level):
+    with pytest.raises(GuaranteeViolated, match="not floating-point-safe"):
+        client(tmp_path, level(budget=BUDGET, rounds=1, clip=0.1, norm="l2", mechanism="l2"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_client_takes_no_private_steps_and_spends_nothing(tmp_path):
+    """Its trainer is in memory; what a client of the other kind has is on the disk, and forks share it."""
+    made, start = client(tmp_path, RecordLevel(budget=BUDGET, rounds=3, clip=1.0)), flat(network()).numpy()
+    made.upload("a", 1, start)
+    child = os.fork()
+    if child == 0:
+        try:
+            made.upload("a", 2, start)
+        except InvalidInput as error:
+            os._exit(0 if "belongs to process" in str(error) else 1)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(made.participant.ledger.history()) == 1
+    made.upload("a", 2, start)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from matrixdp.errors import InvalidInput
 from matrixdp.learn import layers
+from matrixdp.learn import patches as patches_of
 from matrixdp.learn import pieces as pieces_of
 from matrixdp.learn.gradients import ClippedGradients
 
@@ -184,7 +185,8 @@ def seed():
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("case", CASES)
-def test_sum_matches_a_loop_over_records(case, norm):
+def test_sum_matches_a_loop_over_records(case, norm, monkeypatch):
+    monkeypatch.setattr(pieces_of, "CANCELLATION", 0.0)  # it counts a little more than the norm, of which none is left
     model, inputs = CASES[case]()
     model.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
@@ -194,10 +196,12 @@ def test_sum_matches_a_loop_over_records(case, norm):
     gradients = ClippedGradients(model, squares, clip=clip, norm=norm)
     assert gradients.accumulate(inputs, targets) == 0
     torch.testing.assert_close(gradients.flat, clipped_sum(rows, clip, norm), rtol=1e-9, atol=1e-9 * clip)
-    # every .grad is a view, in the order of the parameters
     trainable = [p for p in model.parameters() if p.requires_grad]
+    assert not any(p.grad.any() for p in trainable)  # no noise yet
+    gradients.attach()
     assert torch.equal(torch.cat([p.grad.flatten() for p in trainable]), gradients.flat)
-    assert all(p.grad.untyped_storage().data_ptr() == gradients.flat.untyped_storage().data_ptr() for p in trainable)
+    gradients.flat.add_(1.0)  # no .grad is a view of it
+    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in trainable]), gradients.flat - 1.0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,13 +218,17 @@ def test_float32_contribution_of_a_record_is_within_the_clip(case):
         assert clip * 0.995 < size <= clip
     gradients.zero()
     gradients.accumulate(inputs, targets)
-    torch.testing.assert_close(gradients.flat, clipped_sum(rows, clip, "l2"), rtol=0, atol=5e-3 * clip)
+    expected = clipped_sum(rows, clip, "l2").double()
+    torch.testing.assert_close(gradients.flat, expected, rtol=0, atol=5e-3 * clip)
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
-    monkeypatch.setattr(pieces_of, "CHUNK", 3000)  # several chunks
+    for name_of_limit, limit in {"CHUNK": 3000, "TERMS": 20, "WIDE_CHUNK": 2000, "CANCELLATION": 0.0}.items():
+        for module in (patches_of, pieces_of):  # several parts
+            if hasattr(module, name_of_limit):
+                monkeypatch.setattr(module, name_of_limit, limit)
     layer = convolution(dimensions, **CONVOLUTIONS[name]).double()
     inputs = torch.randn(BATCH, 4, *[7] * dimensions, dtype=torch.float64)
     outputs = torch.randn_like(layer(inputs))
@@ -228,66 +236,11 @@ def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
     samples, weights = piece.samples(), torch.rand(BATCH, dtype=torch.float64)
     torch.testing.assert_close(piece.squared_norm(), samples.flatten(1).norm(dim=1) ** 2, rtol=1e-9, atol=0)
     expected = 1 + torch.einsum("b,b...->...", weights, samples)
-    total = torch.ones_like(layer.weight.detach())
-    piece.add(weights, total)
-    torch.testing.assert_close(total, expected)
-    total = torch.ones_like(total)
-    piece._add_products(outputs * weights.view(-1, *[1] * (dimensions + 1)), total)
-    torch.testing.assert_close(total, expected)
-
-
-def test_shortened_numbers_have_eleven_bits_and_are_nearest():
-    values = torch.randn(10_000) * 10.0 ** torch.randint(-30, 30, (10_000,))
-    short = pieces_of.shortened(values)
-    assert not (short.view(torch.int32) & 0x1FFF).any()
-    errors = ((short.double() - values) / values).abs()
-    assert 2**-11.1 < errors.max() <= 2**-11  # so that the next shorter rounding is seen
-    assert torch.equal(pieces_of.shortened(short), short)
-    last = torch.tensor([0x7FFFFFFF, 0x7F800000], dtype=torch.int32).view(torch.float32)  # NaN as GPUs write it
-    assert not torch.isfinite(pieces_of.shortened(last)).any()
-
-
-@pytest.fixture
-def short_convolutions(monkeypatch):
-    """Convolutions as on a GPU with TF32. As their factors are rounded beforehand, any processor does the same."""
-    monkeypatch.setattr(pieces_of, "uses_tensor_cores", lambda tensor: tensor.dtype == torch.float32)
-
-    def add(piece, weights, total):
-        piece._add_products(piece.outputs * weights.view(-1, *[1] * (piece.outputs.ndim - 1)), total)
-
-    monkeypatch.setattr(pieces_of.Patches, "add", add)
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_bound_survives_shortened_factors(counted, short_convolutions, monkeypatch):
-    """Equal gradients, weighted so that now and then all are rounded up at once: this counts, and must."""
-    if not counted:
-        norm = pieces_of.gram_norm
-        monkeypatch.setattr(pieces_of, "gram_norm", lambda *args, short, **options: norm(*args, **options))
-    layer, inputs = nn.Conv1d(64, 64, 1, bias=False), torch.rand(1, 64, 16)
-    gradients = ClippedGradients(layer, lambda outputs, targets: outputs.sum((1, 2)), clip=1.0)
-    assert isinstance(pieces_of.Patches(layer, inputs, torch.ones(1, 64, 16)).smaller(), pieces_of.Patches)
-    sizes = []
-    for clip in torch.linspace(1.0, 2.0, 40).tolist():
-        gradients._clip = clip
-        gradients.zero()
-        gradients.accumulate(inputs, torch.zeros(1))
-        sizes.append(float(gradients.flat.double().norm()) / clip)
-    assert (max(sizes) <= 1) == counted
-    assert max(sizes) > 0.999
-
-
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_shortened_factors_cost_little(name, short_convolutions, monkeypatch):
-    """The bound stays within half a percent of the norm."""
-    monkeypatch.setattr(pieces_of.Patches, "smaller", lambda piece: piece)
-    model, inputs, targets = convolution(2, **CONVOLUTIONS[name]), numbers(4, 7, 7), torch.randn(BATCH)
-    clip = float(record_gradients(model, inputs, targets).norm(dim=1).min()) / 2
-    gradients = ClippedGradients(model, squares, clip=clip)
-    for i in range(BATCH):
-        gradients.zero()
-        gradients.accumulate(inputs[i : i + 1], targets[i : i + 1])
-        assert clip * 0.99 < float(gradients.flat.double().norm()) <= clip
+    for slow in (False, True):
+        monkeypatch.setattr(patches_of, "slow_products", lambda tensor, slow=slow: slow)
+        total = torch.ones_like(layer.weight.detach())
+        piece.add(weights, total)
+        torch.testing.assert_close(total, expected)
 
 
 @pytest.mark.parametrize("one_pass", [False, True])
@@ -328,7 +281,7 @@ def test_norms_of_long_rows(entries):
 def test_which_convolutions_are_explicit(shape, explicit):
     width, height, kernel, side = shape
     layer = nn.Conv2d(width, height, kernel, padding=kernel // 2)
-    piece = pieces_of.Patches(layer, torch.randn(1, width, side, side), torch.randn(1, height, side, side))
+    piece = patches_of.Patches(layer, torch.randn(1, width, side, side), torch.randn(1, height, side, side))
     assert isinstance(piece.smaller(), pieces_of.Samples) == explicit
 
 
@@ -413,7 +366,7 @@ def test_records_that_are_not_finite_add_exactly_zero(case, bad, norm):
         assert torch.isfinite(together).all()
         gradients.zero()
         assert gradients.accumulate(inputs[good], targets[good]) == 0
-        torch.testing.assert_close(together, gradients.flat)
+        torch.testing.assert_close(together.float(), gradients.flat.float())  # three records may round otherwise
 
 
 def test_a_loss_that_is_not_finite_drops_the_record():
@@ -448,7 +401,8 @@ def test_parts_of_a_batch_add_up_and_an_empty_part_adds_nothing():
     for part in (slice(0, 2), slice(2, 2), slice(2, 5)):
         assert gradients.accumulate(inputs[part], targets[part]) == 0
     torch.testing.assert_close(gradients.flat, together)
-    assert torch.equal(model[0].weight.grad.flatten(), gradients.flat[:150])
+    gradients.attach()
+    assert torch.equal(model[0].weight.grad.flatten(), gradients.flat[:150].float())
 
 
 def test_several_inputs():
@@ -465,7 +419,8 @@ def test_several_inputs():
     gradients = ClippedGradients(model, squares, clip=1e6)
     gradients.accumulate(inputs, targets)
     squares(model(*inputs), targets).sum().backward(inputs=list(model.parameters()))
-    torch.testing.assert_close(gradients.flat / 2, torch.cat([p.grad.flatten() for p in model.parameters()]) / 2)
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(gradients.flat.float(), expected)
 
 
 def test_the_model_is_left_as_it_was():
@@ -490,7 +445,7 @@ def test_the_model_is_left_as_it_was():
     assert [p.requires_grad for p in model.parameters()] == [False] + [True] * 9
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert model[0].weight.grad is None
-    assert torch.equal(model[0].bias.grad, gradients.flat[:6])
+    assert not model[0].bias.grad.any()
     with torch.no_grad():  # also where gradients are off
         gradients._loss = squares
         gradients.accumulate(inputs, torch.zeros(BATCH))
@@ -627,7 +582,7 @@ def test_layers_called_by_keyword_or_under_no_grad():
         gradients = ClippedGradients(made, squares, clip=1.0)
         gradients.accumulate(inputs, targets)
         expected = clipped_sum(record_gradients(made, inputs, targets), 1.0, "l2")
-        torch.testing.assert_close(gradients.flat, expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_packed_sequences_are_refused():
@@ -674,7 +629,7 @@ def test_checkpoints_give_the_right_sum():
     gradients = ClippedGradients(model, squares, clip=0.5)
     gradients.accumulate(inputs, targets)
     expected = clipped_sum(record_gradients(model, inputs, targets), 0.5, "l2")
-    torch.testing.assert_close(gradients.flat, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_autocast_is_refused():
@@ -703,4 +658,4 @@ def test_rules_registered_with_opacus_are_used():
     gradients = ClippedGradients(model, squares, clip=0.5)
     gradients.accumulate(inputs, targets)
     expected = clipped_sum(record_gradients(model, inputs, targets), 0.5, "l2")
-    torch.testing.assert_close(gradients.flat, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)

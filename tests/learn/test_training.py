@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from matrixdp import Budget, calibrate
 from matrixdp.covariance import Blocks, Isotropic
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
 from matrixdp.learn import PoissonBatch, PrivateSGD
+from matrixdp.learn.sampling import Turn
 from matrixdp.noise.laws import Gaussian, Spherical
 from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.gaussian import mu as largest_mu
@@ -76,8 +78,9 @@ def seeded(seed, **changes):
     return trainer(generator=torch.Generator().manual_seed(seed), **changes)
 
 
-def batch(first=0, last=RECORDS):
-    return PoissonBatch(*(t[first:last] for t in DATA.tensors))
+def step(run, first=0, last=RECORDS):
+    """A step with these records, as if they had been drawn."""
+    run.step(PoissonBatch(*(t[first:last] for t in DATA.tensors), turn=Turn(run)))
 
 
 def parameters(run):
@@ -102,7 +105,7 @@ def test_a_step_without_noise_is_the_reference_step(clipping):
     clip = {"l2": 0.5, "linf": 0.02}[clipping]
     run, before = silent(clipping=clipping, clip=clip), parameters(silent())
     gradient = reference_gradient(network(), *DATA.tensors, clip, clipping)
-    run.step(batch())
+    step(run)
     torch.testing.assert_close(parameters(run), before - 0.5 * gradient / RECORDS, rtol=1e-5, atol=1e-7)
     assert run.steps == 1
 
@@ -114,7 +117,7 @@ def test_a_seeded_step_is_the_reference_step_with_the_noise_of_the_seed():
     normal = torch.randn(size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     std = math.sqrt(run.noise.law.expected_squared_error() / size)
     gradient = reference_gradient(network(), *DATA.tensors, 0.5) + std * normal
-    run.step(batch())
+    step(run)
     torch.testing.assert_close(parameters(run), (before - 0.5 * gradient / RECORDS).float(), rtol=1e-4, atol=1e-6)
     assert std * 0.5 / RECORDS > 1e-3  # the noise was there to be seen
 
@@ -123,7 +126,7 @@ def test_the_denominator_is_public():
     """A batch half as large as expected is divided by what was expected."""
     run, before = silent(), parameters(silent())
     gradient = reference_gradient(network(), *(t[:20] for t in DATA.tensors), 0.5)
-    run.step(batch(0, 20))
+    step(run, 0, 20)
     torch.testing.assert_close(parameters(run), before - 0.5 * gradient / RECORDS, rtol=1e-5, atol=1e-7)
 
 
@@ -131,7 +134,7 @@ def test_the_denominator_is_public():
 def test_pieces_of_a_batch_give_the_same_gradient(largest):
     whole, pieces = silent(), silent(largest_batch=largest)
     for run in (whole, pieces):
-        run.step(batch())
+        step(run)
     torch.testing.assert_close(pieces.gradients.flat, whole.gradients.flat, rtol=1e-5, atol=1e-8)
 
 
@@ -141,7 +144,7 @@ def test_a_batch_without_records_moves_every_parameter(zero_grad):
     run, before = trainer(), parameters(trainer())
     if zero_grad:
         run.optimizer.zero_grad(set_to_none=True)
-    run.step(batch(0, 0))
+    step(run, 0, 0)
     assert bool((parameters(run) != before).all())
     assert run.steps == 1
 
@@ -150,7 +153,7 @@ def test_every_step_has_noise_of_its_own():
     run = trainer()
     gradients = []
     for _ in range(2):
-        run.step(batch(0, 0))
+        step(run, 0, 0)
         gradients.append(run.gradients.flat.clone())
     assert not bool((gradients[0] == gradients[1]).any())
 
@@ -160,8 +163,8 @@ def test_a_record_that_is_not_finite_counts_as_no_record():
     broken, empty = seeded(3), seeded(3)
     inputs, targets = (t[:1].clone() for t in DATA.tensors)
     inputs[0, 2] = math.nan
-    broken.step(PoissonBatch(inputs, targets))
-    empty.step(batch(0, 0))
+    broken.step(PoissonBatch(inputs, targets, turn=Turn(broken)))
+    step(empty, 0, 0)
     assert int(broken.dropped) == 1
     assert int(empty.dropped) == 0
     assert torch.equal(parameters(broken), parameters(empty))
@@ -208,11 +211,23 @@ def test_layers_with_noise_of_their_own_keep_the_budget(name, options, clipping)
     assert run.steps == 2
 
 
-def test_spherical_noise_gets_its_size_too():
-    run = trainer(nn.Linear(4, 2, bias=False), noise="l2", steps=1)
+def test_noise_that_is_not_floating_point_safe_needs_the_word_of_the_caller(tmp_path):
+    model = nn.Linear(4, 2, bias=False)
+    ledger = Ledger(tmp_path / "ledger", BUDGET)
+    for name in ("l2", Spherical(shape=(8,), k=8.0, p=1.0, scale=9.0)):
+        for more in ({}, {"accept_violation": 1}, {"ledger": ledger}, {"ledger": ledger, "accept_violation": True}):
+            with pytest.raises(GuaranteeViolated, match="not floating-point-safe"):
+                trainer(model, noise=name, steps=1, **more)
+    assert ledger.history() == []
+    run = trainer(model, noise="l2", steps=1, accept_violation=True)
     assert isinstance(run.noise.law, Spherical)
-    run.step(batch())
+    step(run)
     assert 0.9 * BUDGET.epsilon < run.epsilon() <= BUDGET.epsilon
+
+
+@seeds
+def test_a_seeded_study_may_use_any_noise():
+    assert isinstance(seeded(0, model=nn.Linear(4, 2), noise="l2", steps=1).noise.law, Spherical)
 
 
 def test_epsilon_of_the_mnist_setting():
@@ -261,7 +276,7 @@ def test_a_step_past_the_plan_does_nothing():
     run.train(2)
     before, spent = parameters(run), run.epsilon()
     with pytest.raises(BudgetExceeded, match="all 2 steps"):
-        run.step(batch())
+        step(run)
     assert torch.equal(parameters(run), before)
     assert (run.steps, run.epsilon()) == (2, spent)
     with pytest.raises(BudgetExceeded):
@@ -272,7 +287,7 @@ def test_a_crash_in_the_optimizer_counts_the_step(monkeypatch):
     run = trainer()
     monkeypatch.setattr(run.optimizer, "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run.step(batch())
+        step(run)
     assert run.steps == 1
     assert run.epsilon() > 0
 
@@ -281,51 +296,104 @@ def test_a_crash_in_the_optimizer_counts_the_step(monkeypatch):
 def test_a_crash_leaves_no_gradient_without_noise(monkeypatch, place):
     """The gradients of the parameters are there for everyone to take, or for another step of the optimizer."""
     run = silent(largest_batch=10)
-    working = iter([LOSS] * 4)  # for the probe, and two pieces of four
+    step(run)
+    working = iter([LOSS] * 2)  # for two pieces of four
     if place == "loss":
         monkeypatch.setattr(run.gradients, "_loss", lambda *given: next(working)(*given))
     else:
         monkeypatch.setattr(run.noise, "add_", lambda flat: next(iter([])))
-    with pytest.raises(StopIteration):
-        run.step(batch())
-    assert run.steps == (place == "noise")
+    with pytest.raises((StopIteration, InvalidInput), match=r"^$|StopIteration"):
+        step(run)
+    assert run.steps == 1 + (place == "noise")
     assert all(not p.grad.any() for p in run.model.parameters())
 
 
-@pytest.fixture
-def with_ledger(tmp_path):
-    """Four steps an epoch; a ledger that has room for two epochs, and a trainer that has for three."""
-    ledger = Ledger(tmp_path / "ledger", BUDGET)
-    return trainer(batch_size=10, noise=0.8, budget=Budget(4.0, 1e-5), steps=12, ledger=ledger), ledger
+def on_ledger(ledger, **changes):
+    """Four steps an epoch, three epochs."""
+    return trainer(
+        **{"batch_size": 10, "noise": 0.8, "budget": Budget(4.0, 1e-5), "steps": 12, **changes}, ledger=ledger
+    )
 
 
-def test_the_ledger_is_charged_before_an_epoch(with_ledger, monkeypatch):
-    run, ledger = with_ledger
+def test_the_ledger_is_charged_for_all_steps_before_the_first_and_knows_of_each_epoch(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+    run = on_ledger(ledger)
     assert ledger.history() == []
-    seen = []
-    real = run.gradients.zero
+    seen, real = [], run.gradients.zero
     monkeypatch.setattr(run.gradients, "zero", lambda: (seen.append(sum(e.count for e in ledger.history())), real()))
     run.train(1)
     assert seen == [4, 4, 4, 4]
-    run.step(batch(0, 3))
+    assert ledger.spent() >= run._accounts(12).epsilon(1e-5)
+    step(run, 0, 3)
     assert seen[4] == 8
-    assert [(e.count, e.sampling_rate) for e in ledger.history()] == [(4, 0.25), (4, 0.25)]
+    assert [(e.count, e.planned, e.sampling_rate) for e in ledger.history()] == [(4, 12, 0.25), (4, 12, 0.25)]
     assert ledger.history()[1].note == "private SGD, steps 5 to 8"
-    assert ledger.spent() >= run.epsilon()
 
 
-def test_a_ledger_that_refuses_leaves_all_as_it_was(with_ledger):
-    run, ledger = with_ledger
+def test_a_training_that_does_not_fit_the_ledger_takes_no_step(tmp_path):
+    ledger = Ledger(tmp_path / "ledger", BUDGET)
+    run = on_ledger(ledger)
+    before = parameters(run)
     with pytest.raises(BudgetExceeded, match="nothing was spent"):
-        run.train(3)
-    before, taken = parameters(run), run.steps
-    assert 0 < taken < 12
-    assert taken % 4 == 0
-    with pytest.raises(BudgetExceeded):
-        run.step(batch(0, 3))
+        run.train(1)
     assert torch.equal(parameters(run), before)
-    assert run.steps == taken
-    assert sum(e.count for e in ledger.history()) == taken
+    assert run.steps == 0
+    assert ledger.history() == []
+
+
+def test_noise_that_cannot_be_drawn_costs_nothing(tmp_path, monkeypatch):
+    from matrixdp.noise import kernels
+
+    def fails(*given, **options):
+        raise ImportError("no compiler")
+
+    monkeypatch.setattr(kernels, "add_noise", fails)
+    ledger = Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+    with pytest.raises(ImportError):
+        on_ledger(ledger).train(1)
+    assert ledger.history() == []
+
+
+def in_a_child(function):
+    """What a forked process says."""
+    pipe, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+            said = "nothing"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(end, said.encode())
+        os._exit(0)
+    os.close(end)
+    os.waitpid(child, 0)
+    with os.fdopen(pipe, "rb") as file:
+        return file.read().decode()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trainer_belongs_to_the_process_that_made_it(tmp_path):
+    ledger = Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+    run = on_ledger(ledger)
+    batches = run.batches(1)
+    run.step(next(batches))
+    drawn, state = next(batches), run.state_dict()
+    before = [entry.note for entry in ledger.history()]
+    for attempt in (
+        lambda: run.train(1),
+        lambda: run.step(drawn),
+        lambda: next(batches),
+        lambda: next(run.batches()),
+        lambda: run.load_state_dict(state),
+    ):
+        said = in_a_child(attempt)
+        assert said.startswith("InvalidInput: the trainer belongs to process")
+        assert "make a new PrivateSGD" in said
+    assert [entry.note for entry in ledger.history()] == before
+    run.step(drawn)
+    assert run.steps == 2
 
 
 # --- checkpoints ---
@@ -391,14 +459,84 @@ def test_a_checkpoint_that_fails_half_way_has_spent_all_the_same():
     assert run.steps == 6
 
 
-def test_a_ledger_is_charged_anew_after_a_checkpoint(tmp_path):
-    ledger = Ledger(tmp_path / "ledger", Budget(9.0, 1e-5))
-    run = trainer(batch_size=10, noise=1.6, budget=Budget(4.0, 1e-5), steps=12, ledger=ledger)
-    run.step(batch(0, 3))
-    run.load_state_dict(run.state_dict())
-    run.step(batch(0, 3))
-    assert [e.count for e in ledger.history()] == [4, 4]
+def uses(ledger):
+    return [entry.count for entry in ledger.history()]
+
+
+def test_steps_after_a_checkpoint_use_up_what_was_planned(tmp_path):
+    """A checkpoint in the middle of an epoch: what was marked as used and not taken is lost, and never taken twice."""
+    ledger = Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+    run = on_ledger(ledger)
+    step(run, 0, 3)
+    state, spent = saved(run), ledger.spent()
+    run.load_state_dict(state)
+    step(run, 0, 3)
+    assert uses(ledger) == [4, 4]
     assert ledger.history()[1].note == "private SGD, steps 2 to 5"
+    resumed = [on_ledger(ledger) for _ in range(2)]
+    for other in resumed:
+        other.load_state_dict(state)
+    resumed[0].train(1)
+    with pytest.raises(BudgetExceeded, match="nothing was spent"):
+        resumed[1].train(1)
+    assert uses(ledger) == [4, 4, 4]
+    assert resumed[1].steps == 1
+    assert ledger.spent() == spent
+
+
+def test_a_checkpoint_without_a_ledger_owes_its_steps_to_the_next_one(tmp_path):
+    free = on_ledger(None)
+    free.train(2)
+    state = saved(free)
+    ledger = Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+    run = on_ledger(ledger)
+    run.load_state_dict(state)
+    assert uses(ledger) == []  # a model may be looked at
+    run.train(1)
+    assert uses(ledger) == [8, 4]
+    assert "8 steps before the checkpoint" in ledger.history()[0].note
+    assert {entry.planned for entry in ledger.history()} == {12}
+    assert len({entry.series for entry in ledger.history()}) == 1
+    assert run.epsilon() <= ledger.spent() <= 4.0
+    with pytest.raises(BudgetExceeded):
+        run.train(1)
+    again = on_ledger(ledger)  # the debt is paid once, and there are no steps left
+    again.load_state_dict(state)
+    with pytest.raises(BudgetExceeded):
+        again.train(1)
+    assert (uses(ledger), again.steps) == ([8, 4], 8)
+
+
+def test_a_ledger_without_room_for_earlier_steps_allows_none(tmp_path):
+    free = on_ledger(None)
+    free.train(2)
+    ledger = Ledger(tmp_path / "ledger", Budget(3.0, 1e-5))
+    run = on_ledger(ledger)
+    run.load_state_dict(saved(free))
+    before = parameters(run)
+    with pytest.raises(BudgetExceeded, match="nothing was spent"):
+        run.train(1)
+    assert torch.equal(parameters(run), before)
+    assert (uses(ledger), run.steps) == ([], 8)
+
+
+def test_each_ledger_gets_what_it_was_not_charged_for(tmp_path):
+    """4 steps under one ledger, 4 under none, 4 under the first again; and the same under a second ledger."""
+    ledgers = [Ledger(tmp_path / name, Budget(4.0, 1e-5)) for name in ("one", "two")]
+    first = on_ledger(ledgers[0])
+    first.train(1)
+    second = on_ledger(None)
+    second.load_state_dict(saved(first))
+    second.train(1)
+    for ledger, expected in zip(ledgers, ([4, 4, 4], [8, 4]), strict=True):
+        run = on_ledger(ledger)
+        run.load_state_dict(saved(second))
+        debt = saved(run)
+        run = on_ledger(ledger)  # a checkpoint of what is not paid yet
+        run.load_state_dict(debt)
+        run.train(1)
+        assert uses(ledger) == expected
+        assert run.steps == 12
 
 
 # --- what is refused ---
@@ -438,8 +576,8 @@ def test_other_data_are_refused(data):
         ({"noise": 7}, InvalidInput, "noise must be a mechanism's name"),
         ({"noise": "mvg"}, InvalidInput, "gamma"),
         ({"noise": "analytic", "gamma": 1.0}, InvalidInput, "no option"),
-        ({"noise": Gaussian(Isotropic((SIZE + 1,), 9.0))}, InvalidInput, "a law on the vector"),
-        ({"noise": Gaussian(Isotropic((SIZE, 1), 9.0))}, InvalidInput, "a law on the vector"),
+        ({"noise": Gaussian(Isotropic((SIZE + 1,), 9.0))}, InvalidInput, "a law on all"),
+        ({"noise": Gaussian(Isotropic((SIZE, 1), 9.0))}, InvalidInput, "a law on all"),
         ({"noise": 9.0, "by_layer": True}, InvalidInput, "used as it is"),
         ({"noise": 9.0, "gamma": 1.0}, InvalidInput, "used as it is"),
         ({"noise": "l2", "by_layer": True}, InvalidInput, "not Gaussian"),
@@ -459,10 +597,10 @@ def test_bad_settings_are_refused(changes, error, words):
 def test_a_refuted_law_needs_the_word_of_the_caller():
     model = nn.Linear(4, 2)
     law = calibrate("r1smg", shape=(10,), sensitivity=Frobenius(0.5), budget=BUDGET)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(GuaranteeViolated, match="accept_violation=True refused"):
         trainer(model, noise=law, steps=2)
     run = trainer(model, noise=law, steps=2, accept_violation=True)
-    run.step(batch())
+    step(run)
     assert run.epsilon() > BUDGET.epsilon
     assert "no proof" in str(run) or "not of these floats" in str(run)
 
@@ -514,7 +652,7 @@ def test_an_optimizer_of_other_parameters_is_refused():
 def test_a_loss_that_averages_is_refused_and_nothing_is_spent():
     run = trainer(loss=nn.CrossEntropyLoss())
     with pytest.raises(InvalidInput, match='reduction="none"'):
-        run.step(batch())
+        step(run)
     assert (run.steps, run.epsilon()) == (0, 0.0)
 
 

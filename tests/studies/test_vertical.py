@@ -159,7 +159,7 @@ def test_clipped_gradients_are_those_of_the_learning_room(batch):
         gradients.zero()
         gradients.accumulate(records[:, [slice(0, 3), slice(3, 7)][place]], part)
         mine = torch.cat([found[f"local.{place}.{name}"].flatten() for name, _ in local.named_parameters()])
-        torch.testing.assert_close(mine, gradients.flat, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(mine, gradients.flat.float(), rtol=1e-3, atol=1e-6)
         assert float(mine.norm()) > 0.02  # several records, clipped one by one
 
 

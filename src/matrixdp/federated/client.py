@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.participant import Declined, Participant, Stored
 from matrixdp.federated.record_level import RecordLevel
@@ -92,7 +93,8 @@ def average(parameters: Vector, updates: Sequence[Vector], *, min_replies: int =
 
 def records(inputs: Any, labels: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     """Inputs and labels as tensors on a device; single precision for the inputs if they are real numbers."""
-    x, y = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (inputs, labels))
+    with _check.withheld("reading inputs and labels as tensors"):
+        x, y = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (inputs, labels))
     if x.dtype == torch.float64:
         x = x.float()
     if not len(x) > 0 or len(x) != len(y):

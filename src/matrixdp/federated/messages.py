@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.participant import Arrays, Declined
 
@@ -55,7 +56,7 @@ def answered(message: Message, answer: Callable[[], Arrays]) -> Message:
         log(WARNING, "declined: %s", reason)
         text = str(reason)
     except Exception as error:  # whatever it is, its text may hold data
-        log(ERROR, "failed, and nothing was sent", exc_info=error)
+        log(ERROR, "failed, and nothing was sent: %s", _check.origin(error))
         text = FAILED
     refusal = RecordDict({"metrics": MetricRecord({"declined": 1}), "refusal": ConfigRecord({"reason": text})})
     return Message(refusal, reply_to=message)

@@ -32,7 +32,8 @@ from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput, MatrixDPError
 from matrixdp.privacy.certificate import Certificate
-from matrixdp.privacy.ledger import Entry, Ledger
+from matrixdp.privacy.ledger import Ledger
+from matrixdp.privacy.ledger_entries import Entry
 from matrixdp.privacy.ledger_file import LedgerError, sync_folder
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -49,13 +50,16 @@ class Declined(MatrixDPError):
 class Charge:
     """Releases to be paid for: what each guarantees, and under which note the ledger remembers them.
 
-    The note begins with "run RUN ", so that all that a run has spent can be found.
+    The note begins with "run RUN ", so that all that a run has spent can be found. Releases that are planned as one
+    block, whatever runs they are made in, have the name of a series, and how many were planned.
     """
 
     note: str
     certificate: Certificate
     count: int = 1
     sampling_rate: float = 1.0
+    series: str | None = None
+    planned: int | None = None
 
     def pays_for(self, entry: Entry) -> bool:
         """Whether this is what a spend was made for."""
@@ -84,8 +88,9 @@ class Participant:
     """One participant: a folder of its own, with the ledger `budget.db` and a file for each run.
 
     Guarantee: every noisy reply that leaves is charged to the ledger before its noise is drawn, and a charge pays for
-    one reply a step at most, through crashes, retries and concurrent requests. The folder is part of the guarantee: a
-    run whose file is gone or damaged is over, but a file put back to an earlier state would be believed.
+    one reply a step at most, through crashes, retries and concurrent requests. The plans of all runs (noise, rounds and
+    sampling rates) must not depend on what earlier runs have replied. The folder is part of the guarantee: a run whose
+    file is gone or damaged is over, but a file put back to an earlier state would be believed.
 
     Args:
         folder: made if it does not exist; nobody else may write to it.
@@ -105,7 +110,8 @@ class Participant:
         self.folder = Path(folder).expanduser().resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            self.ledger = Ledger(self.folder / "budget.db", budget, relation=relation)
+            # the noise of all steps is fixed by the plan of a run, which is sized for the whole budget
+            self.ledger = Ledger(self.folder / "budget.db", budget, relation=relation, adaptive=False)
         except InvalidInput as reason:
             raise InvalidInput(
                 f"folder {self.folder} was made for another guarantee: {reason}. A folder has one budget for all runs, "
@@ -188,7 +194,8 @@ class Participant:
 
     def _check_affordable(self, charges: Sequence[Charge]) -> None:
         """Declines before the work where the ledger is sure to refuse; its own answer at the spend is what counts."""
-        if not charges or any(charge.certificate.mu is None or charge.sampling_rate < 1 for charge in charges):
+        simple = (c.certificate.mu is not None and c.sampling_rate == 1 and c.series is None for c in charges)
+        if not charges or not all(simple):
             return
         squares = sum(charge.count * (charge.certificate.mu or 0.0) ** 2 for charge in charges)
         if squares > self.ledger.remaining().mu ** 2 * (1 + 1e-6):
@@ -196,7 +203,14 @@ class Participant:
 
     def _spend(self, charge: Charge) -> None:
         try:
-            self.ledger.spend(charge.certificate, charge.note, count=charge.count, sampling_rate=charge.sampling_rate)
+            self.ledger.spend(
+                charge.certificate,
+                charge.note,
+                count=charge.count,
+                sampling_rate=charge.sampling_rate,
+                series=charge.series,
+                planned=charge.planned,
+            )
         except BudgetExceeded:
             raise Declined(f"the budget ({self.ledger.budget}) is spent") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class RecordLevel:
     """Uploads that hide each record of a client: local training is DP-SGD, and its result is sent as it is.
 
     Guarantee: record-level, relation "add/remove": all uploads of a client together keep the budget when one of its
-    records is added or removed; how many it has is public. No client-level guarantee. Model and loss must not raise
+    records is added or removed; how many it has is public. Provided that model and loss treat each record on its own,
+    which is probed and not proved. No client-level guarantee. Model and loss must not raise
     errors for what is in a record, since the server would learn that they did; those that do so for numbers that are
     not finite are refused.
 
@@ -67,7 +69,7 @@ class RecordLevel:
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {self.budget!r}")
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
         _check.count("rounds", self.rounds)
         _check.length("clip", self.clip)
         _check.choice("norm", self.norm, NORMS)
@@ -93,9 +95,7 @@ class _PrivateUpload:
         self, privacy: RecordLevel, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor
     ) -> None:
         check_model(model)
-        self.model, self.training = model, training
-        training.check(model, inputs, labels)
-        _check_quiet(model, training, inputs[:1], labels[:1])
+        self.model, self.training = model.train(), training
         self.trainer = PrivateSGD(
             model,
             torch.optim.SGD(trainable(model), lr=training.learning_rate, momentum=training.momentum),
@@ -110,7 +110,9 @@ class _PrivateUpload:
             by_layer=privacy.by_layer,
             **privacy.options,
         )
-        self.trainer.gradients.probe(inputs, labels)  # now, and not after the first spend
+        self.trainer.probe()  # now, before any other pass, and not after the first spend
+        training.check(copy.deepcopy(model), inputs, labels)
+        _check_quiet(model, training, inputs[:1], labels[:1])
         self.steps = training.epochs * self.trainer.epoch_steps
         total = Accountant(privacy.relation)
         total.add(self.trainer.certificate, self.steps * privacy.rounds, self.trainer.rate)
@@ -123,9 +125,14 @@ class _PrivateUpload:
         )
 
     def charge(self, note: str) -> Charge:
-        return Charge(note, self.trainer.certificate, self.steps, self.trainer.rate)
+        certificate, planned = self.trainer.certificate, self.trainer.affordable
+        kind = f"{certificate.profile!r} {certificate.total_variation!r} {self.trainer.rate!r} {planned}"
+        # rounds of all runs with these settings are one plan
+        series = f"record-level rounds {hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+        return Charge(note, certificate, self.steps, self.trainer.rate, series, planned)
 
     def compute(self, parameters: Tensor) -> Tensor:
+        self.trainer.check_process()
         if not self.trainer.steps + self.steps <= self.trainer.affordable:
             raise Declined(f"the budget ({self.trainer.budget}) is spent: all steps that it was planned for are taken")
         return parameters.to(device_of(self.model))
@@ -154,4 +161,4 @@ def _check_quiet(model: nn.Module, training: LocalTraining, inputs: Tensor, labe
                 f"model and loss must work with any parameters, and with {value:g} for all of them they raise "
                 f"{type(error).__name__}: whether that happens would tell of the records. Use a loss without checks, "
                 "such as binary_cross_entropy_with_logits in place of binary_cross_entropy"
-            ) from error
+            ) from None

@@ -25,7 +25,7 @@ SIZES = ("exact", "published")
 def mu_of_each(budget: Budget, releases: float) -> float:
     """mu of one of so many Gaussian releases that keep the budget together: B(epsilon, delta) / sqrt(releases)."""
     if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {budget!r}")
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     reserve = RESERVE if budget.epsilon <= LARGE_EPSILON else RESERVE_ABOVE
     # a hair less, for the total is rounded up when it is added up
     return float(gaussian.mu(budget.epsilon, budget.delta * (1 - reserve))) / math.sqrt(releases) * (1 - 1e-12)

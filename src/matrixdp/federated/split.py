@@ -38,13 +38,14 @@ from matrixdp.federated.participant import Arrays, Charge, Declined, Participant
 from matrixdp.federated.sizing import SIZES, budget_of_each, check_total, line, mu_of_each, sized
 from matrixdp.federated.updates import device_of, flat, load, trainable
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.independence import check_independent
+from matrixdp.learn.independence import check_independent, noted
 from matrixdp.learn.noise import ParameterNoise, propose
+from matrixdp.learn.pieces import sum_error
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.noise import sampler, tensors
 from matrixdp.noise.grid import LIMIT
 from matrixdp.noise.laws import Gaussian
-from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.privacy.certificate import Certificate, certify, refuse_unsafe_floats
 from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, Sensitivity
 
 UNITS = ("record", "participant")
@@ -164,15 +165,17 @@ class SplitPlan:
         """The noise of a participant's own training; None where it needs none."""
         if self.unit == "participant" or not self.learns:
             return None
-        sensitivity = Frobenius(2 * self.clip, relation="replace")
+        sensitivity = Frobenius(2 * self.clip * (1 + sum_error(self.batch_size)), relation="replace")
         law = propose("analytic", [tuple(p.shape) for p in trainable(network)], sensitivity)
         law, sampling = sized(law, sensitivity, mu_of_each(self.budget, self.epochs / self.update_share), "exact")
-        return ParameterNoise(law, sensitivity, self.batch_size * self.clip, sampling=sampling)
+        return ParameterNoise(noted(law), sensitivity, self.batch_size * sensitivity.radius / 2, sampling=sampling)
 
     def guarantees(self, *certificates: Certificate) -> SplitGuarantees:
         """What a whole run guarantees, from the certificates of a batch: of its features, and of its training."""
         count = self.epochs if self.unit == "record" else self.steps
         total = check_total(self.mechanism, [(certificate, count) for certificate in certificates], self.budget)
+        for certificate in certificates:
+            refuse_unsafe_floats(certificate, "release of features")
         epsilon = total.epsilon(self.budget.delta)
         whole = epsilon if self.unit == "participant" else None
         return SplitGuarantees(self.budget.delta, self.epochs, participant=whole, record=epsilon)
@@ -195,6 +198,8 @@ class FeatureNoise:
         each = budget_of_each(plan.budget, releases)
         law = calibrate(plan.mechanism, shape=shape, sensitivity=sensitivity, budget=each, **options)
         self.law, self.sampling = sized(law, sensitivity, mu_of_each(plan.budget, releases), plan.size)
+        if plan.unit == "record":
+            self.law = noted(self.law)
         self.certificate = certify(self.law, sensitivity, sampling=self.sampling)
         if isinstance(self.law, Gaussian) and isinstance(self.law.covariance, FullCovariance) and self.sampling.grid:
             white = largest / self.law.covariance.smallest_std
@@ -216,7 +221,7 @@ class Half:
     """A participant with its attributes of all records, its own network, and its ledger.
 
     Guarantee: what `plan` says, for all that `answer` has returned; with unit "record", provided that the network
-    treats each record on its own.
+    treats each record on its own, which is probed and not proved.
 
     Args:
         network: turns the attributes into one vector a record; tanh is applied to it. It is used as in evaluation, so
@@ -236,7 +241,8 @@ class Half:
         self.inputs = self._checked(inputs)
         if len(self.inputs) != plan.records:
             raise InvalidInput(f"inputs must have the {plan.records} records of the plan, got {len(self.inputs)}")
-        check_independent(self.network, (self.inputs,))
+        if plan.unit == "record":
+            check_independent(self.network, (self.inputs,))
         features = self._features(self.inputs[:1])
         if features.ndim != 2:
             raise InvalidInput(f"network must give one vector a record, got shape {tuple(features.shape)} for one")
@@ -245,6 +251,7 @@ class Half:
         self.guarantees = plan.guarantees(*self._certificates())
         if self.update_noise is not None:
             self.gradients = ClippedGradients(self.network, _inner_product, clip=plan.clip)
+            self.gradients.probe(self.inputs, torch.randn(len(self.inputs), features.shape[1]).to(self.inputs.device))
         self.initial = flat(self.network).cpu().numpy()
         self.participant = Participant(folder, plan.budget)
 
@@ -300,7 +307,7 @@ class Half:
         load(self.network, torch.from_numpy(weights.get("weights", self.initial)))
 
     def _features(self, inputs: Tensor) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), _check.withheld("network"):
             return torch.as_tensor(self.network(inputs))
 
     def _certificates(self) -> list[Certificate]:
@@ -371,7 +378,8 @@ class Top:
                 f"blocks must have the {len(labels)} records of step {step}, got {[len(part) for part in parts]}: all "
                 "must have the same plan"
             )
-        loss = self.loss(self.network(torch.cat(parts, dim=1)), labels)
+        with _check.withheld("network or loss"):
+            loss = self.loss(self.network(torch.cat(parts, dim=1)), labels)
         parameters = trainable(self.network)
         gradients = torch.autograd.grad(loss, [*parameters, *parts])
         with torch.no_grad():

@@ -28,7 +28,7 @@ from matrixdp.federated.participant import Charge
 from matrixdp.federated.sizing import SIZES, budget_of_each, check_total, line, mu_of_each, sized
 from matrixdp.learn.noise import ParameterNoise, propose
 from matrixdp.mechanisms import RECIPES
-from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
 NORMS = ("linf", "l2")
@@ -85,6 +85,7 @@ class LocalTraining:
                         parameter.sub_(velocity, alpha=self.learning_rate)
         return flat(model) - before
 
+    @_check.withheld("model or loss")
     def check(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         """Raises what makes training impossible from the start, such as labels that the loss does not know.
 
@@ -172,7 +173,7 @@ class ClientLevel:
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {self.budget!r}")
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
         _check.count("rounds", self.rounds)
         # what single precision makes of it is the bound that holds
         object.__setattr__(self, "clip", float(np.float32(_check.length("clip", self.clip))))
@@ -208,6 +209,7 @@ class ClientLevel:
         law, sampling = sized(law, self.sensitivity, mu_of_each(self.budget, self.rounds), self.size)
         noise = ParameterNoise(law, self.sensitivity, norm, sampling=sampling)
         check_total(self.mechanism, [(noise.certificate, self.rounds)], self.budget)
+        refuse_unsafe_floats(noise.certificate, "upload")
         return noise
 
     def check(self, model: nn.Module) -> None:
@@ -256,9 +258,9 @@ class _ClippedUpload:
         load(self.model, parameters)
         try:
             update = self.training.update(self.model, self.inputs, self.labels)
-        except Exception:
+        except Exception as error:
             # whether it fails may depend on the records, and no noise would hide that: it counts as no update
-            LOG.exception("local training has failed, and the upload will be noise alone")
+            LOG.error("local training has failed (%s), and the upload will be noise alone", _check.origin(error))
             update = torch.zeros_like(flat(self.model))
         return self.privacy.clipped(update)
 

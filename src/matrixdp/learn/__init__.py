@@ -2,7 +2,7 @@
 
 from matrixdp.learn.features import PrivateFeatures
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.sampling import PoissonSampler
-from matrixdp.learn.training import PoissonBatch, PrivateSGD
+from matrixdp.learn.sampling import PoissonBatch, PoissonSampler
+from matrixdp.learn.training import PrivateSGD
 
 __all__ = ["ClippedGradients", "PoissonBatch", "PoissonSampler", "PrivateFeatures", "PrivateSGD"]

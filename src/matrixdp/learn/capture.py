@@ -35,6 +35,10 @@ class CapturedGradients:
         """As ClippedGradients has it; the number of dropped records stays on the device."""
         if len(targets) == 0:
             return 0
+        return self.prepare(inputs, targets).accumulate(inputs, targets)
+
+    def prepare(self, inputs: Tensor, targets: Tensor) -> _Room:
+        """Records the pass that a batch of this size needs, if there is none yet; the sum stays as it is."""
         size = _room_for(len(targets))
         memory = tuple(p.data_ptr() for p in self.gradients.model.parameters())
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, memory)
@@ -44,7 +48,7 @@ class CapturedGradients:
             self.gradients.accumulate(inputs[:1], targets[:1])  # makes all its checks
             self.gradients.flat.copy_(so_far)
             self._rooms[key] = _Room(self.gradients, inputs, targets, size, self._pool)
-        return self._rooms[key].accumulate(inputs, targets)
+        return self._rooms[key]
 
 
 class _Room:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch.utils.data import TensorDataset
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.independence import check_independent
+from matrixdp.learn.independence import PROBED, check_independent, check_kept
+from matrixdp.learn.kept import copies, picture
+from matrixdp.learn.probe_records import LARGE
 from matrixdp.release import Release, Spends, release
 from matrixdp.sensitivity import OneRow
 
@@ -28,8 +31,9 @@ class PrivateFeatures(nn.Module):
     as you like.
 
     Guarantee: the certificate of the release: one record replaced by another, the number of records public. It covers
-    the features alone: the front must not have been trained on these records and must treat each on its own, and labels
-    stay as they are, so they are protected only if they are public or released by other means.
+    the features alone: the front must not have been trained on these records and must treat each on its own, which is
+    probed and not proved (see `independence`); and labels stay as they are, so they are protected only if they are
+    public or released by other means.
 
     Args:
         model: the network; its modules before `split` become the front, the rest the top.
@@ -52,11 +56,11 @@ class PrivateFeatures(nn.Module):
             raise InvalidInput("model must not mix records: batch normalisation without running statistics does")
         self.top = nn.Sequential(*modules[split:])
 
+    @_check.withheld("model")
     def features(self, inputs: Tensor) -> Tensor:
         """The features without noise, one row a record; private."""
         self.front.eval()  # train() reaches it too, and batch normalisation would mix the records
-        with torch.no_grad():
-            return torch.cat([self.front(inputs[first : first + CHUNK]) for first in range(0, len(inputs), CHUNK)])
+        return _features(self.front, inputs)
 
     def release(
         self,
@@ -78,19 +82,37 @@ class PrivateFeatures(nn.Module):
             note: what the ledger remembers of this release; never data.
             **options: further arguments of `matrixdp.release`, and options of the mechanism.
         """
+        if not isinstance(inputs, Tensor):
+            raise InvalidInput(f"inputs must be a tensor with a row for each record, got {_check.kind(inputs)}")
         if not bool(torch.isfinite(inputs).all()):
             raise InvalidInput(
                 "inputs must be finite; drop or fill the records that are not before you release features"
             )
-        rows = self.features(inputs)
-        check_independent(self.front, (inputs,))
-        return release(rows, OneRow(low=-1.0, high=1.0), budget, mechanism, ledger=ledger, note=note, **options)
+        self.front.eval()
+        with _check.withheld("model"):
+            check_independent(self.front, (inputs,), largest=max(LARGE, min(len(inputs), CHUNK)))
+            found = copies(self.front, None)
+            front = self.front if found is None else found[0]  # nothing of the records stays behind in a copy
+            kept = picture(model=front)
+            rows = _features(front, inputs)
+            check_kept(kept, model=front)
+        change = OneRow(low=-1.0, high=1.0)
+        released = release(rows, change, budget, mechanism, ledger=ledger, note=note, **options)
+        certificate = released.certificate
+        return replace(released, certificate=replace(certificate, source=f"{certificate.source}; {PROBED}"))
 
     def dataset(self, released: Release, targets: Tensor) -> TensorDataset:
         """Released features with their targets, to train the top on."""
-        return TensorDataset(released.value, targets)
+        with _check.withheld("targets"):
+            return TensorDataset(released.value, targets)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What the network answers for new records: their features without noise, then the top."""
-        answers: Tensor = self.top(self.features(inputs))
+        with _check.withheld("model"):
+            answers: Tensor = self.top(self.features(inputs))
         return answers
+
+
+def _features(front: nn.Module, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([front(inputs[first : first + CHUNK]) for first in range(0, len(inputs), CHUNK)])

@@ -8,7 +8,7 @@ comes by. From these two, `pieces` gives every record's norm, and then the sum o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,16 @@ from torch.nn.utils.rnn import PackedSequence
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.independence import check_independent, refuse_batch_statistics
+from matrixdp.learn.independence import Found, Run, check_independent, check_kept, refuse_batch_statistics
+from matrixdp.learn.kept import picture
 from matrixdp.learn.layers import rule_for
 from matrixdp.learn.pieces import Piece, Samples, factor_roundoff, merged, roundoff
+from matrixdp.learn.probe_records import LARGE
 
 Loss = Callable[[Any, Any], Tensor]
+
+# The largest batch of a probe, and the most numbers that its per-record gradients of a parameter may have.
+_LARGEST_PROBE, _LARGEST_SAMPLES = 256, 1 << 22
 
 _REPLACEMENTS: dict[type[nn.Module], str] = {
     nn.LSTM: "opacus.layers.DPLSTM",
@@ -46,12 +51,13 @@ class ClippedGradients:
             [-clip, clip]; this holds all per-sample gradients in memory at once.
 
     Guarantee:
-        Provided that model and loss treat each record on its own (a model that is seen not to is refused), leaving a
-        record out changes the sum by one vector whose Euclidean norm ("l2") or largest entry ("linf") is at most clip.
-        Norms count their own rounding error, see `pieces`; so the bound holds for the gradient as computed. It leaves
-        out the rounding of the sum over the records: each addition to an entry of size x is off by up to x times the
-        unit roundoff, or four times as much on tensor cores. Use float64 parameters where that matters.
-        A record whose loss, gradient or squared norm is not finite adds exactly zero.
+        Among n records, leaving one out changes `flat`, as computed, by a vector whose Euclidean norm ("l2") or largest
+        entry ("linf") is at most clip (1 + 2 e), e = `sum_error(n)`; 2 e is 3e-5 for 60,000 records. Proved: a record's
+        contribution is within clip, as norms count their own rounding error, and the sum in float64 of any n of them
+        is off by at most e clip; see `pieces`. A record whose loss, gradient or squared norm is not finite adds exactly
+        zero. Assumed: model and loss treat each record on its own (probed), and the numbers that kernels compute for a
+        record before the sum (losses, layer inputs, gradients of outputs, norms) do not change with the other records
+        of the batch, not even in their last digits.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:
@@ -60,13 +66,36 @@ class ClippedGradients:
         self._norm = _check.choice("norm", norm, ("l2", "linf"))
         self._layers = _trainable_layers(model)
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-        self.flat = _flat_like(self._names)
-        self._sizes = [p.numel() for p in self._names]
-        self._totals: dict[nn.Parameter, Tensor] = {}
+        self._handed = _flat_like(self._names)
+        self.flat = torch.zeros_like(self._handed, dtype=torch.float64)  # its own memory also if the type is the same
+        """The sum, in float64 whatever the parameters' type; private until noise is added."""
+        self._totals = dict(self._parts_of(self.flat))
         self._recurrent = [module for module in model.modules() if hasattr(module, "cells")]  # Opacus's
-        self.probed = False
-        """Whether the model was seen to treat records on their own."""
+        self._probed: set[tuple[Any, ...]] = set()
+        self._passes = 0
         self.attach()
+
+    @property
+    def probed(self) -> bool:
+        """Whether the model, as it is made up and switched now, was seen to treat records on their own."""
+        return self._make_up() in self._probed
+
+    def _make_up(self) -> tuple[Any, ...]:
+        return tuple(
+            (
+                id(module),
+                type(module),
+                module.training,
+                id(vars(module).get("forward")),
+                *(tuple(hooks) for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)),
+            )
+            for module in self.model.modules()
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameters' type."""
+        return self._handed.dtype
 
     @property
     def model(self) -> nn.Module:
@@ -89,20 +118,27 @@ class ClippedGradients:
         return self._norm
 
     def zero(self) -> None:
-        """Sets the sum to zero, and makes it the gradient of the parameters."""
+        """Sets the sum to zero, and the gradients of the parameters."""
         self.flat.zero_()
         self._check_unchanged()
         self.attach()
 
     def attach(self) -> None:
-        """Makes every .grad a view into `flat`.
+        """Makes `flat`, in the parameters' type, the gradient of the parameters; until then they have that of before.
 
-        The views are new ones each time: an optimizer may have set .grad to None, and a model that is converted or
+        Every .grad is a new view each time: an optimizer may have set it to None, and a model that is converted or
         moved takes the data of its .grad with it.
         """
-        for parameter, part in zip(self._names, torch.split(self.flat, self._sizes), strict=True):
-            self._totals[parameter] = parameter.grad = part.view(parameter.shape)
+        self._handed.copy_(self.flat)
+        for parameter, part in self._parts_of(self._handed):
+            parameter.grad = part
 
+    def _parts_of(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every parameter, and its place in the flat vector."""
+        for parameter, part in zip(self._names, torch.split(flat, [p.numel() for p in self._names]), strict=True):
+            yield parameter, part.view(parameter.shape)
+
+    @_check.withheld("model or loss")
     def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
 
@@ -117,30 +153,60 @@ class ClippedGradients:
         if arguments[0].shape[0] == 0:
             return 0
         self._check_unchanged()
-        self.attach()
         self.probe(inputs, targets)
-        pieces, squared_norm, finite = self._pass(arguments, targets)
+        pieces, squared_norm, finite = self._watched(arguments, targets)
         with torch.no_grad():
             dropped = int((~finite).sum())  # the one wait for the device
             self._add(pieces, squared_norm, finite if dropped else None)
         return dropped
 
-    def probe(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> None:
+    @_check.withheld("model or loss")
+    def probe(self, inputs: Tensor | tuple[Tensor, ...], targets: Any, *, largest: int | None = None) -> None:
         """Raises InvalidInput if these records show that the model mixes or keeps records; once it is clear, no more.
 
-        Nothing is added to `flat`. The loss is looked at where its targets have a row for each record.
+        Nothing is added to `flat`. See `independence` for what is tried.
+
+        Args:
+            inputs: records to try it with, as for `accumulate`.
+            targets: their targets.
+            largest: the size of the largest batch that is tried; as many as there are records, up to 256, if left out.
         """
         arguments = tuple(t.detach() for t in _tensors(inputs))
-        batch = arguments[0].shape[0]
-        if batch == 0 or self.probed:
+        if arguments[0].shape[0] == 0 or self.probed:
             return
         self._check_unchanged()
-        # A first dimension that is not the record may have this size by chance, but not two sizes.
-        with torch.enable_grad(), _Pass(self, 3 if batch == 2 else 2) as small:
-            self.model(*(t[:1].expand(small.batch, *t.shape[1:]) for t in arguments))
-        layers = [layer.module for layer in self._layers]
-        known = targets if isinstance(targets, Tensor) and targets.shape[:1] == (batch,) else None
-        self.probed = check_independent(self.model, arguments, layers=layers, loss=self.loss, targets=known)
+        size = arguments[0].shape[0] if largest is None else largest
+        different = check_independent(
+            self.model,
+            arguments,
+            loss=self.loss,
+            targets=targets,
+            prepare=self._contributions,
+            largest=max(LARGE, min(size, _LARGEST_PROBE)),
+        )
+        if different:
+            self._probed.add(self._make_up())
+
+    def _contributions(self, model: nn.Module, loss: Loss) -> Run:
+        """What each record adds to the sum, and what that is made from, for a copy of the model."""
+        copied = ClippedGradients(model, loss, clip=self.clip, norm=self.norm)
+
+        def run(arguments: tuple[Tensor, ...], targets: Any) -> Found:
+            batch = arguments[0].shape[0]
+            with torch.enable_grad(), _Pass(copied, batch) as current:
+                current.seen = {}
+                losses = copied.loss(copied.model(*arguments), targets)
+                current.backward(losses)
+            found = {"losses": losses.detach(), "norms": current.squared_norm, **current.seen}
+            for parameter, name in copied._names.items():
+                if batch * parameter.numel() > _LARGEST_SAMPLES:  # what they are made from is compared all the same
+                    continue
+                piece = current.pieces.get(parameter)
+                shape = (batch, *parameter.shape)
+                found[f"gradient of {name}"] = parameter.new_zeros(shape) if piece is None else piece.samples()
+            return found
+
+        return run
 
     def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
         """`accumulate` for the records marked as present, without waiting for the device or checking what it gets."""
@@ -148,6 +214,16 @@ class ClippedGradients:
         with torch.no_grad():
             self._add(pieces, squared_norm, finite & present)
             return (present & ~finite).sum()
+
+    def _watched(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[dict[nn.Parameter, Piece], Tensor, Tensor]:
+        """A pass; at the first, and ever more rarely, everything that is kept is compared before and after it."""
+        self._passes += 1
+        if self._passes & (self._passes - 1):
+            return self._pass(arguments, targets)
+        before = picture(model=self.model, loss=self.loss)
+        found = self._pass(arguments, targets)
+        check_kept(before, model=self.model, loss=self.loss)
+        return found
 
     def _pass(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[dict[nn.Parameter, Piece], Tensor, Tensor]:
         """Pieces and squared norms of a batch, and which records have a finite gradient."""
@@ -161,23 +237,24 @@ class ClippedGradients:
         """Adds the clipped gradients of the records that are kept; of all when None is given."""
         if self.norm == "l2":
             # Covers the sum over the pieces, the division, and the product of weight and gradient.
-            slack = (len(pieces) + 16) * roundoff(self.flat) + 2 * factor_roundoff(self.flat)
-            weights = (self.clip * (1 - slack) / squared_norm.sqrt()).clamp_(max=1)
+            slack = (len(pieces) + 16) * roundoff(squared_norm) + 2 * factor_roundoff(squared_norm)
+            weights = (self.clip * (1 - slack) / squared_norm.sqrt()).clamp_(max=1).double()
             if kept is not None:
                 weights = weights.masked_fill_(~kept, 0.0)
+        else:
+            weights = torch.ones_like(squared_norm, dtype=torch.float64)
+            bound = _rounded_down(self.clip, self.dtype)
         for parameter, piece in pieces.items():
             usable = piece if kept is None else piece.masked(kept)
-            if self.norm == "l2":
-                usable.add(weights, self._totals[parameter])
-            else:
-                bound = _rounded_down(self.clip, self.flat.dtype)
-                self._totals[parameter] += usable.samples().clamp(-bound, bound).sum(0)
+            if self.norm == "linf":
+                usable = Samples(usable.samples().clamp(-bound, bound))
+            usable.add(weights, self._totals[parameter])
 
     def _check_unchanged(self) -> None:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if len(trainable) != len(self._names) or not all(p in self._names for p in trainable):
             raise InvalidInput("the model's trainable parameters have changed; make a new ClippedGradients for it")
-        if not all(p.device == self.flat.device and p.dtype == self.flat.dtype for p in trainable):
+        if not all(p.device == self.flat.device and p.dtype == self.dtype for p in trainable):
             raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
         refuse_batch_statistics(self.model)
 
@@ -189,10 +266,13 @@ class _Pass:
         self.gradients, self.batch = gradients, batch
         self.pieces: dict[nn.Parameter, Piece] = {}
         # What underflows in a parameter's squared norm is below the smallest normal number.
-        underflow = len(gradients._names) * torch.finfo(gradients.flat.dtype).tiny
-        self.squared_norm = torch.full((batch,), underflow, dtype=gradients.flat.dtype, device=gradients.flat.device)
+        underflow = len(gradients._names) * torch.finfo(gradients.dtype).tiny
+        self.squared_norm = torch.full((batch,), underflow, dtype=gradients.dtype, device=gradients.flat.device)
         self._anchor = torch.zeros((), device=gradients.flat.device, requires_grad=True)
         self._going_back = False
+        self.seen: Found | None = None
+        """Inputs and outputs of layers and the gradients that come back, by name, for a probe."""
+        self._counts: dict[str, int] = defaultdict(int)
         self._waiting: dict[Layer, int] = defaultdict(int)
         self._parts: dict[nn.Parameter, list[Piece]] = defaultdict(list)
         self._users: dict[nn.Parameter, set[Layer]] = defaultdict(set)
@@ -225,7 +305,7 @@ class _Pass:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             layer.wake()
             inputs = args[0] if args else next(iter(kwargs.values()))
-            layer.check(inputs, output, self.batch, self.gradients.flat.dtype)
+            layer.check(inputs, output, self.batch, self.gradients.dtype)
             if not torch.is_grad_enabled():
                 return None
             if any(p in self.pieces for p in layer.parameters.values()):
@@ -236,6 +316,8 @@ class _Pass:
                 return output if output.requires_grad else _join(self._anchor, output.detach(), lambda gradient: None)
             held = [inputs.detach()]
             version = inputs._version
+            self._remember(f"input of {layer.name}", inputs)
+            self._remember(f"output of {layer.name}", output)
             self._waiting[layer] += 1
             for parameter in layer.parameters.values():
                 self._users[parameter].add(layer)
@@ -246,6 +328,7 @@ class _Pass:
                 given = held.pop()
                 if given._version != version:
                     raise InvalidInput(f"the input of {layer} was changed in place after it ran; change a copy instead")
+                self._remember(f"gradient at {layer.name}", gradient)
                 self._take(layer, given, gradient.detach())
 
             if output.requires_grad:
@@ -255,10 +338,15 @@ class _Pass:
 
         return after
 
+    def _remember(self, name: str, values: Tensor) -> None:
+        if self.seen is not None:
+            self._counts[name] += 1
+            self.seen[f"{name} {self._counts[name]}"] = values.detach().clone()
+
     def backward(self, losses: Tensor) -> None:
         """Runs the backward pass, in which the layers hand over their pieces."""
         if not isinstance(losses, Tensor) or losses.shape != (self.batch,) or not losses.is_floating_point():
-            shown = tuple(losses.shape) if isinstance(losses, Tensor) else losses
+            shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise InvalidInput(
                 f"loss must give one number a record, shape ({self.batch},), got {shown}; "
                 'use reduction="none" and average over all dimensions but the first'

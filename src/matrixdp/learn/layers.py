@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from matrixdp.learn.pieces import Lookup, Patches, Piece, Samples, Tokens
+from matrixdp.learn.patches import Patches
+from matrixdp.learn.pieces import Lookup, Piece, Samples, Tokens
 
 Rule = Callable[[Any, Tensor, Tensor, frozenset[str]], dict[str, Piece]]
 """(layer, input, gradient of the output, names of the trainable parameters) -> one piece a parameter."""

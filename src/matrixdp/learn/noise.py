@@ -50,7 +50,7 @@ def propose(
     """
     one_bound = isinstance(sensitivity, Entrywise) and np.ndim(sensitivity.bound) == 0
     if not (isinstance(sensitivity, Frobenius) or one_bound):
-        raise InvalidInput(f"sensitivity must be Frobenius, or Entrywise with one bound for all, got {sensitivity!r}")
+        raise InvalidInput(f"sensitivity must be Frobenius, or Entrywise with one bound, got {type(sensitivity)}")
     if any(isinstance(value, Released) for value in options.values()):
         raise InvalidInput(
             "directions must be a public matrix here: the noise gets its size later, and what an earlier release cost "

@@ -11,44 +11,61 @@ then the sum of w_i G_i. A `Piece` gives both for one parameter, in the cheaper 
 Explicit gradients are formed where they hold no more numbers than the a and g that they replace; that is also where
 they take fewer operations. Convolutions form them a little further.
 
-Rounding. Every norm here is an upper bound on the norm of what is added later. Let u be the unit roundoff. A sum of n
-products, in any order, is off by at most gamma_n = n u / (1 - n u) times the sum of their sizes; numbers too small to
-square are off by at most the smallest normal number each. An explicit norm is a sum of squares, hence right up to a
-factor. A factored norm can cancel: its Gram matrices are off by gamma_n |a_s| |a_t| and the like, so that it is off by
-some gamma S^2, where S = sum_t |a_t| |g_t|, however small it is itself; and the weight gradient over T tokens that is
-added in the end is off by gamma_(T+8) S. Both are counted:
+Rounding of a record's own contribution. Every norm N_i here is an upper bound on the norm of what is added later. Let u
+be the unit roundoff of the parameters' type. A sum of n products, in any order, is off by at most gamma_n(u) =
+n u / (1 - n u) times the sum of their sizes; numbers too small to square are off by at most the smallest normal number
+each. An explicit norm is a sum of squares, hence right up to a factor. A factored norm can cancel: its Gram matrices
+are off by gamma_n |a_s| |a_t| and the like, so that it is off by some gamma S^2, where S = sum_t |a_t| |g_t|, however
+small it is itself; and G_i over T tokens, where it is formed in this type, is off by gamma_(T+8) S. Both are counted:
 
-    |G_i| <= sqrt(computed + gamma S^2) + gamma_(T+8) S.
+    |G_i| <= N_i = sqrt(computed + max(gamma, k_T^2) S^2) + gamma_(T+8) S,   k_T = CANCELLATION max(1, T / TERMS).
 
 Where PyTorch may shorten the factors of a matrix product (`torch.set_float32_matmul_precision`), that counts too.
+Convolutions on a GPU shorten them to 11 significant bits unless `torch.backends.cudnn.allow_tf32` is off, and so do the
+explicit gradients of convolutions here, which stay their own measure.
 
-Tensor cores. On a GPU, PyTorch's convolutions shorten their factors to 11 significant bits unless
-`torch.backends.cudnn.allow_tf32` is off, and so do the weight gradients of convolutions here. Explicit gradients stay
-their own measure. Else a and w_i g_t are rounded before the product, so that the hardware has nothing left to round:
-the norm is that of the rounded a; the rounding of w_i g_t adds 2^-11 S; and as tensor cores may cut sums off where
-others round, gamma_(T+8) is taken with 4 u.
+Rounding of the sum over the records. One record can decide how the sum of all others is rounded, so this error counts
+for n records, not for one. All sums end in float64, whose unit roundoff is v = 2^-53:
+
+    explicit      w_i G_i is added up for each entry of the parameter: one product and at most n - 1 additions.
+    one token     w_i g_i a_i^T likewise: two products and at most n - 1 additions.
+    several       the products of whole records are summed apart, at most max(TERMS, T) at a time; the results, at most
+                  n in all, are added up.
+
+Adding zero is exact, and a sum of n numbers, in any order, rounds each of them at most n - 1 times. Hence for the first
+two, with w_i S_i = w_i |G_i| <= w_i N_i, the error is at most gamma_(n+1)(v) sum_i w_i N_i in norm. For the
+last, the inner sums are off by at most h sum_i w_i N_i, h = gamma_(TERMS+2)(v) / CANCELLATION, as k_T S_i <= N_i and
+gamma_(m+1)(v) / k_T <= h for m = max(TERMS, T); and the outer one by gamma_n(v) (1 + h) sum_i w_i N_i. Over all
+parameters w_i N_i <= clip, and errors of parameters add up as the norms do, in squares (triangle inequality over the
+records). So the whole sum is off by at most e clip in norm, with
+
+    e = n (gamma_(n+2)(v) + h) (1 + 2^-10)       (`sum_error`),
+
+and likewise in each entry where entries are clipped. What underflows is below 1e-150 and covered by the last factor.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-CHUNK = 1 << 26
-"""The most numbers that unfolded patches may take at a time."""
+TERMS = 2048
+"""The most products that a matrix product sums in float64, unless a record has more tokens."""
+
+WIDE_CHUNK = 1 << 24
+"""The most numbers that are copied to float64 at a time."""
+
+CANCELLATION = 2.0**-10
+"""Norms count at least this part of S, which bounds how far the products of one record may cancel."""
 
 # Twice the error of TF32, which may be cut off, and of bfloat16, which is rounded.
 _SHORT_FACTORS = {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-7}
+_WIDE = 2.0**-53  # the unit roundoff of float64
 
 
 def roundoff(tensor: Tensor) -> float:
@@ -66,31 +83,30 @@ def factor_roundoff(tensor: Tensor) -> float:
     return _SHORT_FACTORS[torch.get_float32_matmul_precision()] if tensor.dtype == torch.float32 else 0.0
 
 
-def uses_tensor_cores(tensor: Tensor) -> bool:
-    """Whether PyTorch's own convolutions would shorten these numbers to TF32, 11 significant bits."""
-    return tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+def sum_error(records: int) -> float:
+    """How far the computed sum of so many clipped gradients may be off, in units of clip; proved at the top.
 
-
-@contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Lets matrix products run on tensor cores, as PyTorch's convolutions do."""
-    before = torch.get_float32_matmul_precision()
-    if allowed:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        if allowed:
-            torch.set_float32_matmul_precision(before)
-
-
-def shortened(values: Tensor) -> Tensor:
-    """Rounded to the nearest with 11 significant bits, which tensor cores take as they are, whichever way they round.
-
-    Numbers that are not finite, or above 1e34, become NaN or infinite.
+    Leaving out one of them moves it by at most clip (1 + 2 sum_error), replacing one by at most 2 clip (1 + sum_error).
     """
-    shifted = values * 8193.0  # 2^13 + 1
-    return torch.sub(shifted, shifted - values)
+    inner = gamma(TERMS + 2, _WIDE) / CANCELLATION
+    return records * (gamma(records + 2, _WIDE) + inner) * (1 + 2.0**-10)
+
+
+def in_parts(step: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """So many records at a time, or one."""
+    return zip(*(torch.split(tensor, max(1, step)) for tensor in tensors), strict=True)
+
+
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """In float64, where products of float32 are exact."""
+    return values * weights.view(-1, *[1] * (values.ndim - 1))
+
+
+def slow_products(tensor: Tensor) -> bool:
+    """Whether products of matrices in float64 take many times as long as in float32: on GPUs not made for computing."""
+    if not tensor.is_cuda or tensor.dtype == torch.float64:
+        return False
+    return torch.cuda.get_device_capability(tensor.device) not in {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
 
 @functools.cache
@@ -168,12 +184,14 @@ class Samples(Piece):
         return squared_norm(self.values)
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """One product of a matrix and a vector."""
-        flat = self.values.flatten(1).t()
-        if self.order is None and total.is_contiguous():
-            total.view(-1).addmv_(flat, weights)
-        else:
-            total += self._as_parameter((flat @ weights).view(self.values.shape[1:]))
+        """Products of a matrix and a vector."""
+        values = self.values.flatten(1)
+        found = total.view(-1) if self.order is None else total.new_zeros(values.shape[1])
+        most = WIDE_CHUNK if values.is_cuda else WIDE_CHUNK >> 4  # that is read again from a cache
+        for weight, part in in_parts(most // max(1, values.shape[1]), weights, values):
+            found.addmv_(part.double().t(), weight)
+        if self.order is not None:
+            total += self._as_parameter(found.view(self.values.shape[1:]))
 
     def masked(self, kept: Tensor) -> Samples:
         """Zeros for the others."""
@@ -206,9 +224,19 @@ class Tokens(Piece):
         return gram_norm(gram, self.outputs, terms=self.inputs.shape[2])
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """One matrix product."""
-        weighted = self.outputs * weights.view(-1, 1, 1)
-        total.addmm_(weighted.flatten(0, 1).t(), self.inputs.flatten(0, 1))
+        """Matrix products; where they would be slow and a record has many tokens, its gradient is formed."""
+        tokens, width, height = *self.inputs.shape[1:], self.outputs.shape[2]
+        if tokens > 16 and slow_products(self.inputs):
+            for weight, inputs, outputs in in_parts(WIDE_CHUNK // (width * height), weights, self.inputs, self.outputs):
+                Samples(Tokens(inputs, outputs).samples()).add(weight, total)
+            return
+        step = min(TERMS, WIDE_CHUNK // (width + height)) // max(1, tokens)
+        for weight, inputs, outputs in in_parts(step, weights, self.inputs, self.outputs):
+            left, right = weighted(weight, outputs).flatten(0, 1).t(), inputs.double().flatten(0, 1)
+            if tokens == 1:
+                total.addmm_(left, right)
+            else:  # apart, as it may be much larger before it cancels
+                total += left @ right
 
     def masked(self, kept: Tensor) -> Tokens:
         """Zeros on both sides."""
@@ -239,19 +267,25 @@ class Lookup(Piece):
         return gram_norm(same.to(self.outputs.dtype), self.outputs, terms=1)
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """One scattered sum."""
-        total.index_add_(0, self.indices.flatten(), (self.outputs * weights.view(-1, 1, 1)).flatten(0, 1))
+        """Scattered sums: over the tokens of a record that have the same index, then over the records."""
+        tokens, width = self.outputs.shape[1:]
+        step = WIDE_CHUNK // max(1, tokens * (tokens + width))
+        for weight, indices, outputs in in_parts(step, weights, self.indices, self.outputs):
+            values = weighted(weight, outputs)
+            if tokens > 1:
+                first = (indices.unsqueeze(1) == indices.unsqueeze(2)).byte().argmax(2)
+                values = torch.zeros_like(values).scatter_add_(1, first.unsqueeze(2).expand_as(values), values)
+            total.index_add_(0, indices.flatten(), values.flatten(0, 1))
 
     def masked(self, kept: Tensor) -> Lookup:
         """Zero gradients; the indices are whole numbers and stay."""
         return Lookup(self.indices, keep(self.outputs, kept), self.rows)
 
 
-def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int, short: bool = False) -> Tensor:
+def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int) -> Tensor:
     """|sum_t g_t a_t^T|^2 from the Gram matrix of a (each entry a sum of that many terms) and g: (batch, tokens, out).
 
-    An upper bound, also on what a weight gradient over the tokens rounds to; see the top of the file. `short`: that a
-    has 11 significant bits, that w_i g will be rounded to them, and that tensor cores form the weight gradient.
+    An upper bound, also on what a weight gradient over the tokens rounds to; see the top of the file.
     """
     tokens, width = outputs.shape[1:]
     factors, tiny = factor_roundoff(outputs), torch.finfo(outputs.dtype).tiny
@@ -262,144 +296,10 @@ def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int, short: bool = Fals
     sizes = sizes * gram.diagonal(dim1=1, dim2=2).mul(1 + gamma(width, unit) + factors).add_(width * tiny / unit)
     absolute = sizes.sqrt_().sum(1).mul_(1 + gamma(tokens + 4, unit))
     wide = gram.mul_(inputs).sum((1, 2), dtype=torch.float64).clamp_(min=0)
-    wide = wide.add_(absolute.square(), alpha=gamma(terms + width + 16, unit) + 2.1 * factors).sqrt_()
-    later = 2.0**-11 + 1.001 * gamma(tokens + 8, 4 * roundoff(outputs)) if short else gamma(tokens + 8, unit) + factors
-    return wide.add_(absolute, alpha=later).square_().mul_(1 + 8 * unit).to(outputs.dtype)
-
-
-@dataclass(frozen=True)
-class Patches(Piece):
-    """The weight of a convolution: the input and the gradient of the output, both (batch, channels, ...)."""
-
-    layer: Any
-    inputs: Tensor
-    outputs: Tensor
-
-    def _padded(self) -> Tensor:
-        padding, mode = self.layer._reversed_padding_repeated_twice, self.layer.padding_mode
-        if not any(padding):
-            return self.inputs
-        return functional.pad(self.inputs, padding, mode="constant" if mode == "zeros" else mode)
-
-    def samples(self) -> Tensor:
-        """(batch, out channels, in channels / groups, *kernel)."""
-        return self._explicit().samples()
-
-    def smaller(self) -> Piece:
-        """Explicit, if the weight is no larger than the record's input and output, or not much and quicker to handle.
-
-        Both ways take about as many operations; what differs is how often they go through memory. Explicit gradients
-        are written once and read twice, a Gram matrix is read for each entry of the kernel and a few times more.
-        """
-        record = (self.inputs.numel() + self.outputs.numel()) // self.inputs.shape[0]
-        weight, entries = self.layer.weight.numel(), math.prod(self.layer.kernel_size)
-        gram = self.layer.groups * math.prod(self.outputs.shape[2:]) ** 2
-        explicit = weight <= record or (weight <= 3 * record and 3 * weight <= (entries + 5) * gram)
-        return self._explicit() if explicit else self
-
-    def squared_norm(self) -> Tensor:
-        """The product of two Gram matrices, that of the patches being a sum over the kernel of shifted ones."""
-        short, groups = uses_tensor_cores(self.inputs), self.layer.groups
-        # Zeros around the input are zeros around its Gram matrix, where they cost no products.
-        later = self.layer._reversed_padding_repeated_twice if self.layer.padding_mode == "zeros" else []
-        given = self.inputs if later else self._padded()
-        given = shortened(given) if short else given
-        batch, pixels = given.shape[0], given.shape[2:]
-        inputs = given.reshape(batch * groups, -1, math.prod(pixels))
-        outputs = self.outputs.reshape(batch * groups, -1, math.prod(self.outputs.shape[2:])).transpose(1, 2)
-        # A sum over the channels, then over the kernel.
-        terms = inputs.shape[1] + math.prod(self.layer.kernel_size)
-        norms = []
-        step = max(1, CHUNK // (2 * inputs.shape[2] ** 2))  # the matrix is held with and without its zeros
-        for part, gradient in zip(torch.split(inputs, step), torch.split(outputs, step), strict=True):
-            gram = torch.bmm(part.transpose(1, 2), part).view(-1, *pixels, *pixels)
-            gram = functional.pad(gram, [*later, *later]) if any(later) else gram
-            first, *others = (gram[(slice(None), *place, *place)] for place in self._places())
-            patches = first.clone(memory_format=torch.contiguous_format)
-            for other in others:
-                patches += other
-            patches = patches.view(-1, *[outputs.shape[1]] * 2)
-            norms.append(gram_norm(patches, gradient, terms=terms, short=short))
-        return torch.cat(norms).view(batch, groups).sum(1).mul_(1 + (groups + 2) * roundoff(self.inputs))
-
-    def _places(self) -> Iterator[tuple[slice, ...]]:
-        """For each entry of the kernel, which pixels it meets."""
-        layer, lengths = self.layer, self.outputs.shape[2:]
-        for place in itertools.product(*map(range, layer.kernel_size)):
-            starts = [k * d for k, d in zip(place, layer.dilation, strict=True)]
-            yield tuple(slice(a, a + s * (n - 1) + 1, s) for a, s, n in zip(starts, layer.stride, lengths, strict=True))
-
-    def _explicit(self) -> Samples:
-        """Patches are unfolded along all dimensions but the first, along which products of matrices slide.
-
-        With stride 1 the rows that an entry of the kernel meets lie together in memory, so they need no copy.
-        """
-        layer, inputs = self.layer, self._padded().contiguous()
-        batch, channels = inputs.shape[:2]
-        (height, *lengths), groups = self.outputs.shape[2:], self.layer.groups
-        outputs = self.outputs.reshape(batch * groups, -1, height * math.prod(lengths)).transpose(1, 2)
-        strides, width = inputs.stride()[3:], math.prod(layer.kernel_size[1:])
-        size = (channels, *layer.kernel_size[1:], inputs.shape[2], *lengths)
-        stride = (
-            *(d * s for d, s in zip(layer.dilation[1:], strides, strict=True)),
-            inputs.stride(2),
-            *(d * s for d, s in zip(layer.stride[1:], strides, strict=True)),
-        )
-        values = inputs.new_empty(batch * groups, layer.kernel_size[0], channels // groups * width, outputs.shape[2])
-        step = max(1, CHUNK // math.prod(size))
-        for start in range(0, batch, step):
-            part = inputs[start : start + step]
-            chosen = slice(start * groups, (start + part.shape[0]) * groups)
-            unfolded = part.as_strided((part.shape[0], *size), (*part.stride()[:2], *stride)).contiguous()
-            unfolded = unfolded.view(part.shape[0] * groups, channels // groups * width, inputs.shape[2], -1)
-            for k in range(layer.kernel_size[0]):
-                first = k * layer.dilation[0]
-                rows = unfolded[:, :, first : first + layer.stride[0] * (height - 1) + 1 : layer.stride[0]].flatten(2)
-                # Norm and sum are those of what comes out here, so that short factors leave the bound as it is.
-                with tensor_cores(uses_tensor_cores(rows)):
-                    if rows.is_cuda:
-                        torch.bmm(rows, outputs[chosen], out=values[chosen, k])
-                    else:  # slow at writing into a part
-                        values[chosen, k] = torch.bmm(rows, outputs[chosen])
-        values = values.view(batch, groups, layer.kernel_size[0], channels // groups, width, outputs.shape[2])
-        return Samples(values, tuple(layer.weight.shape), order=(0, 4, 2, 1, 3))
-
-    def add(self, weights: Tensor, total: Tensor) -> None:
-        """One backward convolution; on a GPU matrix products instead.
-
-        The libraries there may take Winograd's or Fourier's way through a convolution, whose errors are not counted.
-        """
-        layer, zeros = self.layer, [0] * (self.outputs.ndim - 2)
-        weighted = self.outputs * weights.view(-1, *[1] * (self.outputs.ndim - 1))
-        if weighted.is_cuda:
-            return self._add_products(weighted, total)
-        pads = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        inputs, padding = (self.inputs, list(layer.padding)) if pads else (self._padded(), zeros)
-        settings = (list(layer.stride), padding, list(layer.dilation), False, zeros, layer.groups)
-        total += torch.ops.aten.convolution_backward(weighted, inputs, total, None, *settings, [False, True, False])[1]
-
-    def _add_products(self, weighted: Tensor, total: Tensor) -> None:
-        """The sum over the records as products of unfolded patches and weighted gradients."""
-        layer, groups, short = self.layer, self.layer.groups, uses_tensor_cores(weighted)
-        inputs = self._padded().contiguous()
-        if short:
-            inputs, weighted = shortened(inputs), shortened(weighted)
-        channels, strides, lengths = inputs.shape[1], inputs.stride(), weighted.shape[2:]
-        along_kernel = [d * s for d, s in zip(layer.dilation, strides[2:], strict=True)]
-        along_output = [d * s for d, s in zip(layer.stride, strides[2:], strict=True)]
-        step = max(1, CHUNK // (channels * math.prod(layer.kernel_size) * math.prod(lengths)))
-        for part, gradient in zip(torch.split(inputs, step), torch.split(weighted, step), strict=True):
-            patches = part.as_strided(
-                (channels, *layer.kernel_size, part.shape[0], *lengths),
-                (strides[1], *along_kernel, strides[0], *along_output),
-            ).reshape(groups, -1, part.shape[0] * math.prod(lengths))
-            gradient = gradient.transpose(0, 1).reshape(groups, -1, patches.shape[2])
-            with tensor_cores(short):
-                total.view(groups, gradient.shape[1], -1).baddbmm_(gradient, patches.transpose(1, 2))
-
-    def masked(self, kept: Tensor) -> Patches:
-        """Zeros on both sides."""
-        return Patches(self.layer, keep(self.inputs, kept), keep(self.outputs, kept))
+    cancellation = CANCELLATION * max(1, tokens / TERMS)
+    part = max(gamma(terms + width + 16, unit) + 2.1 * factors, cancellation**2)
+    wide = wide.add_(absolute.square(), alpha=part).sqrt_()
+    return wide.add_(absolute, alpha=gamma(tokens + 8, unit) + factors).square_().mul_(1 + 8 * unit).to(outputs.dtype)
 
 
 def merged(pieces: Sequence[Piece]) -> Piece:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,20 +13,22 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
 from matrixdp.learn.capture import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.independence import secret_randomness
+from matrixdp.learn.independence import noted
 from matrixdp.learn.noise import ParameterNoise, propose, with_mu
-from matrixdp.learn.sampling import loader
+from matrixdp.learn.pieces import sum_error
+from matrixdp.learn.randomness import secret_randomness
+from matrixdp.learn.sampling import PoissonBatch, Turn, count_records, loader, some_records
 from matrixdp.mechanisms import RECIPES
 from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
 from matrixdp.privacy.accountant import Accountant, noise_multiplier_for
-from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.privacy.certificate import Certificate, certify, refuse_unsafe_floats
 from matrixdp.privacy.ledger import Ledger
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
@@ -33,30 +37,8 @@ SAMPLER_SHARES = (0.01, 0.2, 0.5)
 # What the guarantee rests on, and so stays as it was made.
 FIXED = frozenset(
     {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
-     "sensitivity", "noise", "affordable"}
+     "sensitivity", "noise", "affordable", "_process"}
 )  # fmt: skip
-
-
-class PoissonBatch:
-    """Records drawn for one step by `PrivateSGD.batches`.
-
-    To make one by hand is a promise: every record joined independently, with the trainer's rate, and for this step
-    alone; and whether the step is taken does not depend on the records.
-    """
-
-    def __init__(self, inputs: Any, targets: Any, *, turn: Turn | None = None) -> None:
-        self.inputs, self.targets, self.turn = inputs, targets, turn or Turn(None)
-
-
-class Turn:
-    """The place of a batch among those of its trainer."""
-
-    def __init__(self, trainer: PrivateSGD | None, before: Turn | None = None) -> None:
-        self.trainer, self.before, self.used = trainer, before, False
-
-    def take(self) -> None:
-        """Marks it as used."""
-        self.used, self.before = True, None
 
 
 class PrivateSGD:
@@ -67,9 +49,11 @@ class PrivateSGD:
     same; a record whose gradient is not finite counts as zero.
 
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, for whoever
-    sees every model on the way; the number of records is public. A step that would pass the budget raises
-    BudgetExceeded before its gradients are computed. Losses, accuracies on the training records and the attribute
-    `dropped` are not covered: they are for the holder of the data.
+    sees every model on the way; the number of records is public. Provided that each record is in the data once, and
+    that model and loss treat each on its own: this is probed before anything is spent, and not proved. A step that
+    would pass the budget raises BudgetExceeded before its gradients are computed; a process that was forked takes none.
+    Losses, accuracies on the training records and the attribute `dropped` are not covered: they are for the holder of
+    the data.
 
     Args:
         model: any module that ClippedGradients knows.
@@ -87,13 +71,15 @@ class PrivateSGD:
         noise: a mechanism's name, which gives the noise its shape while budget and steps give it its size; or a
             NoiseLaw on the vector of all parameters, which stays as it is, and then steps may be left out.
         by_layer: calls the mechanism for each parameter as a matrix.
-        ledger: charged for an epoch at a time, before its first step; what is charged and not used is lost.
+        ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
+            epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
             networks; the model must not wait for the device as it runs.
         largest_batch: batches above this size go through the network in pieces, to save memory; no other effect.
         generator: a seeded generator for reproducible studies, of batches and noise; the certificate is marked.
-        accept_violation: take the steps that are planned even if the law given does not keep the budget over them;
-            epsilon() says what they cost.
+        accept_violation: take the steps that are planned even if the law given does not keep the budget over them
+            (epsilon() says what they cost), or is not floating-point-safe (then nothing covers the numbers that come
+            out, and a ledger is not charged for it).
         **options: options of the mechanism.
 
     Source: abadi2016deep, Algorithm 1.
@@ -123,9 +109,10 @@ class PrivateSGD:
         accept_violation: bool = False,
         **options: Any,
     ) -> None:
-        self.data, records = data, _records(data)
+        self._process = os.getpid()
+        self.data, records = data, count_records(data)
         if not isinstance(budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {budget!r}")
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
         if not _check.count("batch_size", batch_size) <= records:
             raise InvalidInput(f"batch_size must be at most the number of records, {records}, got {batch_size}")
         if generator is not None:
@@ -139,16 +126,25 @@ class PrivateSGD:
         self.epoch_steps = math.ceil(records / batch_size)
         planned = _planned(epochs, steps, self.epoch_steps)
         self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping)
-        self._accumulate = CapturedGradients(self.gradients).accumulate if capture else self.gradients.accumulate
+        self._captured = CapturedGradients(self.gradients) if capture else None
+        self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
         _check_optimizer(optimizer, model)
-        self.sensitivity: Sensitivity = Frobenius(clip) if clipping == "l2" else Entrywise(clip)
+        change = self.gradients.clip * (1 + 2 * sum_error(records + 1))  # a neighbour may have one record more
+        self.sensitivity: Sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
         self.noise = self._noise(noise, planned, by_layer, options)
+        if accept_violation is not True or ledger is not None:
+            how = "without accept_violation=True" if ledger is None else "on a ledger's account"
+            refuse_unsafe_floats(replace(self.certificate, source=self.noise.law.source), f"training {how}")
         self.affordable = self._affordable(planned, accept_violation is True)
         self.steps = 0
         """Steps taken."""
         self.dropped: Any = 0
         """Records that were left out because their gradient was not finite; private, like the data."""
         self._paid = 0
+        self._series = secrets.token_hex(8)
+        self._owed: dict[str, int] = {}  # steps before checkpoints, by their names, that are not charged yet
+        self._charged: tuple[str | None, int] = (self._ledger_id(), 0)  # without a ledger: what a checkpoint had paid
+        self._ready = False
 
     @property
     def certificate(self) -> Certificate:
@@ -161,13 +157,15 @@ class PrivateSGD:
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
+        self.check_process()
         device, turn = self.gradients.flat.device, None
         # a data set of another kind may change its records at random
         masks = nullcontext if type(self.data) is TensorDataset else self._secret_masks
-        with masks():
+        with masks(), _check.withheld("data"):
             drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator))
         while True:
-            with masks():
+            self.check_process()
+            with masks(), _check.withheld("data"):
                 found = next(drawn, None)
             if found is None:
                 return
@@ -186,11 +184,17 @@ class PrivateSGD:
         Raises:
             BudgetExceeded: if it would pass the budget, or the ledger's; nothing happened then.
         """
-        if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer not in (None, self):
+        self.check_process()
+        if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer is not self:
             raise InvalidInput(
                 "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
                 "batches of a fixed size, is not Poisson sampling, and the guarantee would not hold. Write `for batch "
                 "in trainer.batches(): trainer.step(batch)`"
+            )
+        if not batch.unchanged:
+            raise InvalidInput(
+                "the batch was changed after it was drawn; change records in the data set, one at a time, or in the "
+                "model: what is done to a batch as a whole is not covered by the guarantee"
             )
         self._check_planned()
         if batch.turn.before is not None and not batch.turn.before.used:
@@ -199,9 +203,7 @@ class PrivateSGD:
                 "there is a step must not depend on the records. To stop early, leave the loop"
             )
         _check_optimizer(self.optimizer, self.model)
-        if not self.gradients.probed:  # before the spend: a model that is refused has cost nothing
-            with self._secret_masks():
-                self.gradients.probe(batch.inputs, batch.targets)
+        self._prepare(batch)
         self._pay()
         batch.turn.take()
         flat = self.gradients.flat
@@ -213,35 +215,69 @@ class PrivateSGD:
             self.steps += 1  # before the noise: a step that fails half way counts
             self.noise.add_(flat)
         except BaseException:
-            flat.zero_()  # the gradients of the parameters are views of it, and would lie there without noise
+            flat.zero_()  # or the sum would lie there without noise
             raise
         flat.div_(self.batch_size)
-        self.gradients.attach()  # whatever became of .grad in the meantime, the optimizer sees noisy sums alone
+        self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
         self.optimizer.step()
+
+    def probe(self) -> None:
+        """Raises InvalidInput if some of the records show that the model mixes or keeps records; costs nothing.
+
+        The first step does this by itself. The records are drawn for this, apart from the batches.
+        """
+        if not self.gradients.probed:
+            with _check.withheld("data"):
+                inputs, targets = some_records(self.data, self.gradients.flat.device)
+            self.gradients.probe(inputs, targets, largest=min(self.batch_size, self.largest_batch or self.batch_size))
+
+    def check_process(self) -> None:
+        """Raises InvalidInput in a process that was forked: it would take the steps that are paid for once more."""
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                f"the trainer belongs to process {self._process} and was inherited by process {os.getpid()} through a "
+                "fork, where the steps that it has paid for would be taken again; make a new PrivateSGD here"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer and what was spent, to go on later; for torch.save."""
+        ledger, charged = self._charged
+        if self.ledger is not None:
+            charged = max(0, self.steps - sum(self._owed.values()))
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "steps": self.steps,
             "setting": self._setting(),
+            "checkpoint": secrets.token_hex(8),
+            "series": self._series,
+            "ledger": ledger,
+            "charged": charged,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint; what it had spent stays spent, and the steps of this trainer are not forgotten.
 
         A checkpoint knows of the steps before it. To count those after it too, which a crash may have cut off, keep a
-        ledger: it is charged anew for every step that is taken again.
+        ledger. Steps before the checkpoint that this trainer's ledger was not charged for, as they were taken without
+        one or under another, are charged before the next step. Steps that are taken again use up what was planned.
         """
+        self.check_process()
         if state["setting"] != self._setting():
             raise InvalidInput(
                 f"the checkpoint was made with {state['setting']}, this trainer has {self._setting()}: budget, noise "
                 "and sampling must be the same, or the steps do not add up"
             )
+        taken = _check.count("steps", state["steps"] + 1) - 1
+        ledger, charged = state.get("ledger"), _check.count("charged", state.get("charged", 0) + 1) - 1
         # first of all: a model that is loaded only in part has spent as much
-        self.steps = max(self.steps, _check.count("steps", state["steps"] + 1) - 1)
+        self.steps = max(self.steps, taken)
         self._paid = self.steps
+        self._series = str(state.get("series", self._series))
+        if self.ledger is None:
+            self._charged = ledger, min(charged, taken)
+        else:
+            self._owe(str(state.get("checkpoint", "")), taken - min(charged, taken) * (ledger == self._ledger_id()))
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -282,9 +318,9 @@ class PrivateSGD:
                 raise InvalidInput("by_layer and options of a mechanism go with its name; a NoiseLaw is used as it is")
             if not isinstance(noise, NoiseLaw) or noise.shape != (size,):
                 raise InvalidInput(
-                    f"noise must be a mechanism's name, or a law on the vector of all {size} parameters, got {noise!r}"
+                    f"noise must be a mechanism's name, or a law on all {size} parameters, got {_check.kind(noise)}"
                 )
-            return ParameterNoise(noise, self.sensitivity, largest, generator=self.generator)
+            return ParameterNoise(noted(noise), self.sensitivity, largest, generator=self.generator)
         if RECIPES[_check.choice("noise", noise, RECIPES)].refuted:
             raise GuaranteeViolated(
                 f"{noise} rests on a theorem that is false, so no size of it is known to be enough; use "
@@ -293,7 +329,7 @@ class PrivateSGD:
         if planned is None:
             raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
         shapes = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
-        law = propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options)
+        law = noted(propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options))
         if isinstance(law, Spherical):
             return ParameterNoise(self._sized(law, planned), self.sensitivity, largest, generator=self.generator)
         assert isinstance(law, Gaussian)
@@ -356,7 +392,7 @@ class PrivateSGD:
         return self._accounts(steps).delta(self.budget.epsilon) <= self.budget.delta
 
     def _accounts(self, steps: int, certificate: Certificate | None = None) -> Accountant:
-        accountant = Accountant("add/remove")
+        accountant = Accountant("add/remove", reproducible=self.generator is not None)
         if steps:
             accountant.add(certificate or self.certificate, steps, self.rate)
         return accountant
@@ -368,13 +404,49 @@ class PrivateSGD:
                 "refused"
             )
 
+    def _prepare(self, batch: PoissonBatch) -> None:
+        """All that can fail for other reasons than the budget is done before anything is spent."""
+        self.probe()
+        if not self._ready and self.generator is None:
+            self.noise.add_(torch.zeros_like(self.gradients.flat))  # imports and compiles what draws it
+        self._ready = True
+        if self._captured is not None:
+            with self._secret_masks():
+                for inputs, targets in self._pieces(batch):
+                    self._captured.prepare(inputs, targets)
+
     def _pay(self) -> None:
         """Makes sure that one more step is paid for, or raises BudgetExceeded."""
-        if self.ledger is not None and self.steps >= self._paid:
-            count = min(self.epoch_steps, self.affordable - self.steps)
-            note = f"private SGD, steps {self.steps + 1} to {self.steps + count}"
-            self.ledger.spend(self.certificate, note, count=count, sampling_rate=self.rate)
-            self._paid = self.steps + count
+        if self.ledger is None or self.steps < self._paid:
+            return
+        for name, steps in list(self._owed.items()):
+            self._spend(steps, f"private SGD, {steps} steps before the checkpoint {name}")
+            del self._owed[name]
+        count = min(self.epoch_steps, self.affordable - self.steps)
+        self._spend(count, f"private SGD, steps {self.steps + 1} to {self.steps + count}")
+        self._paid = self.steps + count
+
+    def _spend(self, count: int, note: str) -> None:
+        """The first spend of a training charges all its steps as one block, the later ones use them up."""
+        assert self.ledger is not None
+        self.ledger.spend(
+            self.certificate,
+            note,
+            count=count,
+            sampling_rate=self.rate,
+            series=self._series,
+            planned=self.affordable,
+        )
+
+    def _owe(self, name: str, steps: int) -> None:
+        """Notes the steps before a checkpoint that the ledger was not charged for, unless they were charged since."""
+        assert self.ledger is not None
+        paid = any(entry.note.endswith(f"before the checkpoint {name}") for entry in self.ledger.history())
+        if steps and not (name and paid):
+            self._owed[name] = steps
+
+    def _ledger_id(self) -> str | None:
+        return None if self.ledger is None else str(self.ledger.export()[0]["hash"])
 
     def _secret_masks(self) -> AbstractContextManager[None]:
         """Dropout from a secret seed: leaving a record out moves the masks of the others, so nobody may know them."""
@@ -383,10 +455,10 @@ class PrivateSGD:
         return secret_randomness(self.gradients.flat.device)
 
     def _pieces(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
-        size = len(batch.targets)
-        stride = self.largest_batch or max(size, 1)
-        for first in range(0, size, stride):
-            yield batch.inputs[first : first + stride], batch.targets[first : first + stride]
+        inputs, targets = batch.drawn
+        stride = self.largest_batch or max(len(targets), 1)
+        for first in range(0, len(targets), stride):
+            yield inputs[first : first + stride], targets[first : first + stride]
 
     def _setting(self) -> dict[str, Any]:
         """What must not change between checkpoints."""
@@ -399,18 +471,6 @@ class PrivateSGD:
             "noise": certificate.noise,
             "mu": certificate.mu,
         }
-
-
-def _records(data: Any) -> int:
-    """How many records a data set has."""
-    if isinstance(data, DataLoader):
-        raise InvalidInput(
-            "data must be a data set, got a DataLoader: its sampler is not Poisson sampling, and the guarantee rests "
-            "on that; pass loader.dataset and batch_size, and PrivateSGD draws the batches"
-        )
-    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise InvalidInput(f"data must be a data set with a length and records by index, got {type(data).__name__}")
-    return _check.count("the number of records", len(data))
 
 
 def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | None:

@@ -155,10 +155,10 @@ def exact_laws(task: Task, budget: Budget, epochs: int) -> dict[str, NoiseLaw]:
     from matrixdp.learn.noise import propose, with_mu
     from matrixdp.studies import training
 
-    sized = training.trainer(task, "analytic", budget, epochs, SEED).noise
-    mu, sensitivity, shapes = sized.certificate.mu, Frobenius(CLIP), task.shapes()
+    run = training.trainer(task, "analytic", budget, epochs, SEED)
+    mu, sensitivity, shapes = run.certificate.mu, run.sensitivity, task.shapes()
     assert mu is not None
-    laws: dict[str, NoiseLaw] = {"analytic": sized.law}
+    laws: dict[str, NoiseLaw] = {"analytic": run.noise.law}
     for name, options in BY_LAYER.items():
         if name != "analytic":
             proposed = propose(name, shapes, sensitivity, by_layer=True, **options)

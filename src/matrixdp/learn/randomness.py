@@ -1,0 +1,52 @@
+"""Random numbers of torch: secret ones for masks, seeded ones for probes; the caller's own go on undisturbed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from matrixdp.errors import NumericalFailure
+
+# The state of torch's generator on the processor: where the 624 words of the Mersenne twister lie in it.
+_STATE_BYTES, _FIRST, _WORDS = 5056, 24, 624
+
+
+@contextmanager
+def secret_randomness(device: torch.device) -> Iterator[None]:
+    """Random numbers of torch, on the processor and the device, that nobody else knows, for a while."""
+    with forked(device):
+        # a seed would leave 32 bits of secret here
+        state = torch.default_generator.manual_seed(0).get_state()
+        if state.numel() != _STATE_BYTES:
+            raise NumericalFailure(
+                f"the state of random numbers in torch {torch.__version__} has {state.numel()} bytes, not "
+                f"{_STATE_BYTES}, so that it cannot be made secret; use the torch of constraints.txt"
+            )
+        words = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32).astype(np.int64)
+        state[_FIRST : _FIRST + 8 * _WORDS].view(torch.int64).copy_(torch.from_numpy(words))
+        torch.default_generator.set_state(state)
+        _seed_device(device, secrets.randbits(63))
+        yield
+
+
+@contextmanager
+def forked(device: torch.device) -> Iterator[None]:
+    """Afterwards torch's random numbers go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def seed_all(device: torch.device, seed: int) -> None:
+    """Torch's random numbers, on the processor and the device, from a seed."""
+    torch.default_generator.manual_seed(seed)
+    _seed_device(device, seed)
+
+
+def _seed_device(device: torch.device, seed: int) -> None:
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
