@@ -1,13 +1,16 @@
 """release(): the certificate comes before the spend, the spend before the noise."""
 
 import io
+import sys
 
+import dask.array
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
 
 from matrixdp import Budget, calibrate, certify, compare, release
-from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, MatrixDPError, NumericalFailure
 from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, RankOne
@@ -74,7 +77,7 @@ def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "sensitivity", "options", "words"),
     [
-        (np.array([[1.0, np.nan]]), Frobenius(1.0), {}, r"value must be finite, got nan at \(0, 1\)"),
+        (np.array([[1.0, np.nan]]), Frobenius(1.0), {}, r"value must be finite, got NaN at \(0, 1\)"),
         (np.array([[np.inf]]), Frobenius(1.0), {}, "finite"),
         (np.zeros((0, 3)), Frobenius(1.0), {}, "empty"),
         (np.zeros((2, 2, 2)), Frobenius(1.0), {}, "dimensions"),
@@ -153,6 +156,37 @@ def test_a_generator_of_the_callers_is_marked_and_warned_about():
     assert first.certificate.sampling.reproducible
     assert not first.certificate.float_safe
     assert "REPRODUCIBLE" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("value", "sensitivity", "mechanism"),
+    [
+        (np.zeros((2, 2)), Frobenius(1.0), "analytic"),
+        (np.zeros((2, 2)), RankOne(1.0), "optimal"),
+        (np.zeros((2, 2)), Entrywise(np.array([[1.0, 2.0]] * 2)), "optimal"),
+        (torch.zeros(2, 2), Frobenius(1.0), "analytic"),
+        (dask.array.zeros((2, 2)), Frobenius(1.0), "analytic"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fault", ["import", "compilation", "entropy"])
+def test_noise_that_cannot_be_drawn_costs_nothing(value, sensitivity, mechanism, fault, monkeypatch):
+    from matrixdp.noise import entropy, kernels
+
+    def fail(*given):
+        raise OSError("no luck")
+
+    book = Book()
+    kernels._compiled.cache_clear()
+    if fault == "import":
+        monkeypatch.setitem(sys.modules, "numba", None)
+    elif fault == "compilation":
+        monkeypatch.setattr("numba.core.dispatcher.Dispatcher.compile", fail)
+    else:
+        monkeypatch.setattr(entropy.secrets, "token_bytes", fail)
+    with pytest.raises(MatrixDPError if fault == "import" else OSError, match=r"numba cannot be imported|no luck"):
+        release(value, sensitivity, BUDGET, mechanism, ledger=book)
+    assert not book.entries
 
 
 @pytest.mark.parametrize("huge", [1e20, 1e80])

@@ -13,6 +13,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import NotApplicable, NotCertifiable
 from matrixdp.mechanisms import RECIPES, expected_error, proposals
 from matrixdp.noise.laws import Gaussian
+from matrixdp.noise.sampler import has_safe_sampler
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.sensitivity import Sensitivity
 
@@ -94,10 +95,13 @@ class Comparison:
                     f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
                 )
         notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
+        unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
+        if unsafe:
+            notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it, for {_WHY}.")
         if self.least_gaussian is not None:
             notes.append(
-                f"Use: {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is drawn "
-                "without leaks."
+                f"Use: {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is "
+                "floating-point-safe."
             )
         return Group(table, *(Text(note, style="dim") for note in notes))
 
@@ -112,7 +116,9 @@ class Comparison:
 
 
 KEEPS = ("exact", "loose")
-COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red"}
+UNSAFE = "not float-safe"
+COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red", UNSAFE: "red"}
+_WHY = "the floating-point numbers that its sampler gives are not covered"
 
 
 def compare(
@@ -133,7 +139,8 @@ def compare(
 
     Returns:
         Rows with the verdicts "exact" (the claim is the truth), "loose" (it holds, with room to spare), "violated",
-        or "unproven" (a bound, not known to be attained, lies above the claim).
+        "unproven" (a bound, not known to be attained, lies above the claim), or "not float-safe" (the ideal law keeps
+        the claim, but no floating-point-safe sampler is known for it, and `release` refuses it).
     """
     rows = []
     for recipe, law in proposals(shape, sensitivity, budget, options, mechanisms):
@@ -145,6 +152,7 @@ def compare(
         except NotCertifiable as reason:
             rows.append(_absent(recipe.name, recipe.source, str(reason)))
             continue
+        word = verdict(certificate, budget)
         rows.append(
             Row(
                 mechanism=recipe.name,
@@ -153,7 +161,7 @@ def compare(
                 expected_squared_error=expected_error(law, options),
                 claimed_delta=budget.delta,
                 exact_delta=certificate.delta(budget.epsilon),
-                verdict=verdict(certificate, budget),
+                verdict=UNSAFE if word in KEEPS and not has_safe_sampler(law, certificate.mu) else word,
                 gaussian=isinstance(law, Gaussian),
             )
         )
@@ -166,7 +174,7 @@ def _absent(name: str, source: str, reason: str) -> Row:
 
 
 def verdict(certificate: Certificate, budget: Budget) -> str:
-    """Whether a claimed budget is the truth, holds with room to spare, or does not hold."""
+    """Whether a claimed budget is the truth of the ideal law, holds with room to spare, or does not hold."""
     true_delta = certificate.delta(budget.epsilon)
     if true_delta > budget.delta:
         return "violated" if certificate.exact else "unproven"

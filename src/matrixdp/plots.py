@@ -26,6 +26,7 @@ RESOLUTION = 150
 _STYLES = {
     "exact": ("#0072B2", "", "exact: the claim is the truth"),
     "loose": ("#F3CE7E", "", "loose: true, but more noise than the claim needs"),
+    "not float-safe": ("#999999", "xxxx", "not float-safe: true of the ideal law alone, refused by release"),
     "unproven": ("#CC79A7", "....", "unproven: not known to be true"),
     "violated": ("#D55E00", "////", "violated: the claim is false"),
 }

@@ -13,14 +13,20 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp.budget import Budget
-from matrixdp.errors import GuaranteeViolated, InvalidInput, NumericalFailure
+from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.mechanisms.base import HEADROOM
 from matrixdp.noise import tensors
 from matrixdp.noise.laws import Gaussian, NoiseLaw
-from matrixdp.noise.sampler import Sampling, check_fits, draw, sampling_for, seeded
+from matrixdp.noise.sampler import Sampling, prepared, sampling_for, seeded
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import Certificate, certify, with_sampling_error
+from matrixdp.privacy.certificate import (
+    Certificate,
+    certify,
+    check_releasable,
+    refuse_unsafe_floats,
+    with_sampling_error,
+)
 from matrixdp.sensitivity import RankOne, Sensitivity
 
 # How far a value for a RankOne set may be from symmetric: the rounding of a sum of x x^T in single precision.
@@ -74,9 +80,11 @@ def release(
         sensitivity: what a neighbour can change in it.
         budget: the promise to keep.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        ledger: charged before any noise is drawn; if it refuses, nothing is released.
+        ledger: charged when all else is done that can fail, and before any noise is drawn; if it refuses, nothing is
+            released.
         note: what the ledger remembers of this release; never data.
-        accept_violation: release even though the noise is known not to keep the budget.
+        accept_violation: release even though the noise is known not to keep the budget, or is not floating-point-safe;
+            the latter has no price that a ledger could add up, and is not charged to one.
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
         **options: options of the mechanism.
 
@@ -88,8 +96,8 @@ def release(
         UserWarning: if rng is given; such a release is marked as reproducible.
 
     Raises:
-        GuaranteeViolated: if the mechanism's noise does not keep the budget or its theorem is refuted, and
-            accept_violation is not set.
+        GuaranteeViolated: if the mechanism's noise does not keep the budget, is not floating-point-safe ("l2" and
+            "spherical" are not) or rests on a refuted theorem, and accept_violation is not set.
     """
     if type(value).__module__.partition(".")[0] == "dask":  # an extra, in a room above this one
         on_dask: Callable[..., Release] = importlib.import_module("matrixdp.distributed").release
@@ -101,20 +109,13 @@ def release(
     law, sampling = drawable(law, sensitivity, budget, rng)
     certificate = certify(law, sensitivity, budget, sampling)
     refuted = mechanism in RECIPES and RECIPES[mechanism].refuted
-    if (refuted or not certificate.meets(budget)) and accept_violation is not True:
-        reason = f"does not keep {budget}"
-        if refuted:
-            holds = ", although this noise happens to keep the budget" if certificate.meets(budget) else ""
-            reason = f"rests on a theorem that is false{holds}"
-        raise GuaranteeViolated(
-            f"{law.source} {reason}: at epsilon {budget.epsilon:g} its delta is "
-            f"{certificate.delta(budget.epsilon):.3g}{'' if certificate.exact else ' (an upper bound)'}; nothing was "
-            "released. Use the mechanism 'auto'; in Python, accept_violation=True releases without the guarantee"
-        )
+    check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)
+    if ledger is not None:
+        if rng is not None:
+            raise InvalidInput("rng and ledger exclude each other: a release that can be reproduced is for tests only")
+        refuse_unsafe_floats(certificate, "charging a release without a guarantee to a ledger")
     finish = _prepared(true_value, law, sampling, rng, tensor=value if tensors.is_tensor(value) else None)
     if rng is not None:
-        if ledger is not None:
-            raise InvalidInput("rng and ledger exclude each other: a release that can be reproduced is for tests only")
         warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
     if ledger is not None:
         ledger.spend(certificate, note=note)
@@ -124,16 +125,13 @@ def release(
 def _prepared(
     value: Any, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None, tensor: Any = None
 ) -> Callable[[], Any]:
-    """Checks that the value fits, and gives the one call that draws; the result is like the tensor, if there is one."""
+    """Does all that can fail, and gives the one call that draws; the result is like the tensor, if there is one."""
     if tensors.is_tensor(value):
         if isinstance(law, Gaussian) and tensors.stays_on_device(value, law, sampling):
-            tensors.check_fits(value, law, sampling)
-            return lambda: tensors.draw(value, law, sampling)
+            return tensors.prepared(value, law, sampling)
         value = tensors.to_array(value)
-    check_fits(value, law, sampling)
-    if tensor is None:
-        return lambda: draw(value, law, sampling, rng)
-    return lambda: tensors.like(draw(value, law, sampling, rng), tensor)
+    finish = prepared(value, law, sampling, rng)
+    return finish if tensor is None else lambda: tensors.like(finish(), tensor)
 
 
 def _checked_value(value: Any, sensitivity: Sensitivity) -> Any:
@@ -154,7 +152,7 @@ def _checked_value(value: Any, sensitivity: Sensitivity) -> Any:
 def drawable(
     law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, rng: np.random.Generator | None
 ) -> tuple[NoiseLaw, Sampling]:
-    """How to draw the law, and the law a hair larger, so that what drawing costs fits into the budget too."""
+    """How to draw the law, and the law inflated slightly, so that the budget covers the discretization."""
     if rng is not None:
         return law, seeded(rng)
     exact = certify(law, sensitivity)

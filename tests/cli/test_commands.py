@@ -185,3 +185,14 @@ def test_array_options_reach_the_mechanism(call, tmp_path):
 def test_what_is_missing_is_named_with_what_it_may_be(refused):
     assert '"all-ranges"' in refused("calibrate", "matrix-mechanism", *HISTOGRAM)
     assert "NAME is missing: one of error, mvg" in refused("study")
+
+
+def test_calibrate_says_that_release_refuses_noise_that_is_not_floating_point_safe(call):
+    setting = ("--shape", "3", "--sensitivity", "frobenius:1", "--epsilon", "1", "--delta", "1e-6")
+    for mechanism, safe in (("l2", False), ("analytic", True)):
+        text = " ".join(call("calibrate", mechanism, *setting).stdout.split())
+        assert ("refuses this noise" in text) is not safe
+        assert ("for the ideal law only" in text) is not safe
+        found = json.loads(call("calibrate", mechanism, *setting, "--json").stdout)
+        assert found["has_float_safe_sampler"] is safe
+        assert ("ideal law only" in found["certificate"]["covers"]) is not safe

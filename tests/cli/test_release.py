@@ -128,14 +128,13 @@ def test_the_certificate_says_what_was_asked(call, people):
     }
 
 
-@pytest.mark.filterwarnings("default::matrixdp.queries.DataDependentBound")
+@pytest.mark.filterwarnings("default::UserWarning")
 def test_warnings_are_one_line_and_leave_json_alone(call, people):
-    largest = repr(float(np.loadtxt(people, delimiter=",", skiprows=1)[:, 0].max()))
     output = people.with_name("out.csv")
-    result = call("release", people, "--query", "sum", "--columns", "age", "--low", "0", "--high", largest, *BUDGET,
-                  "--output", output, "--json")  # fmt: skip
+    result = call("release", people, "--query", "sum", "--columns", "age", "--low", "0", "--high", "1", "--epsilon",
+                  "1", "--delta", "0.01", "--output", output, "--json")  # fmt: skip
     assert result.exit_code == 0
-    assert result.stderr.startswith("warning: low and high")
+    assert result.stderr.startswith("warning: with delta 0.01")
     assert result.stderr.count("\n") == 1
     assert json.loads(result.stdout)["query"] == "sum"
 
@@ -151,21 +150,26 @@ def test_nothing_is_overwritten(refused, people, taken):
     assert sorted(path.name for path in people.parent.iterdir()) == before
 
 
+def write(output, value, content):
+    with files.reserved(output, value.shape, content) as place:
+        place.publish(value, content)
+
+
 @pytest.mark.parametrize("step", ["_write_matrix", "_write_certificate"])
 @pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()])
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, step, failure):
-    def fail(path, _):
-        path.write_text("half")
+    def fail(file, *_):
+        file.write(b"half")
         raise failure
 
     monkeypatch.setattr(files, step, fail)
     with pytest.raises(MatrixDPError if isinstance(failure, OSError) else KeyboardInterrupt):
-        files.write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+        write(tmp_path / "out.csv", np.zeros((2, 2)), {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_is_one_line(refused, people, monkeypatch):
-    def fail(path, content):
+    def fail(file, content):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "_write_certificate", fail)
@@ -175,34 +179,43 @@ def test_a_failed_write_is_one_line(refused, people, monkeypatch):
 
 
 @pytest.mark.parametrize("lost", [".csv", ".json"])
-def test_a_name_taken_at_the_last_moment_leaves_neither_file(tmp_path, monkeypatch, lost):
-    link = os.link
-
-    def taken(draft, target):
-        if target.suffix == lost:
-            target.write_text("precious")
-        link(draft, target)
-
-    monkeypatch.setattr(os, "link", taken)
-    with pytest.raises(MatrixDPError, match="could not be written"):
-        files.write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+def test_a_name_taken_after_the_reservation_leaves_neither_file(tmp_path, lost):
+    with files.reserved(tmp_path / "out.csv", (2, 2), {}) as place:
+        taken = place.output if lost == ".csv" else place.beside
+        taken.write_text("precious")
+        with pytest.raises(MatrixDPError, match="could not be written"):
+            place.publish(np.zeros((2, 2)), {})
     (left,) = tmp_path.iterdir()
     assert (left.suffix, left.read_text()) == (lost, "precious")
+
+
+def test_a_second_rename_that_fails_takes_the_certificate_away_again(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def fail(draft, target):
+        if target.suffix == ".csv":
+            raise OSError("the folder is gone")
+        replace(draft, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(MatrixDPError, match="could not be written"):
+        write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_many_writers_one_wins_with_its_own_certificate(tmp_path):
     start = threading.Barrier(8)
     won = []
 
-    def write(number):
+    def attempt(number):
         start.wait()
         try:
-            files.write(tmp_path / "out.npy", np.full((2, 2), float(number)), {"number": number})
+            write(tmp_path / "out.npy", np.full((2, 2), float(number)), {"number": number})
         except MatrixDPError:
             return
         won.append(number)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -215,7 +228,7 @@ def test_of_many_writers_one_wins_with_its_own_certificate(tmp_path):
 def test_every_digit_survives(tmp_path):
     value = np.random.default_rng(0).standard_normal((3, 4)) * 1e-7
     for ending in files.FORMATS:
-        files.write(tmp_path / f"{ending[1:]}{ending}", value, {})
+        write(tmp_path / f"{ending[1:]}{ending}", value, {})
         np.testing.assert_array_equal(read(tmp_path / f"{ending[1:]}{ending}"), value)
 
 

@@ -250,9 +250,10 @@ def test_bad_values_are_refused_before_anything_is_drawn(bad, place):
     key.stream()  # it was not used up
 
 
-def test_the_refusal_names_the_largest_ratio():
-    with pytest.raises(InvalidInput, match=r"the largest is 8e\+12 \(1.02e\+15 steps\)"):
+def test_the_refusal_of_a_large_value_does_not_show_it():
+    with pytest.raises(InvalidInput, match=r"below 5\.63e\+14 grid steps") as caught:
         add_noise(np.array([3.0, -8e12]), 1.0, Grid(1))
+    assert "8e+12" not in str(caught.value)
     largest = np.nextafter(LIMIT / 128, 0)
     assert abs(add_noise(np.array([largest]), 1.0, Grid(1))[0] / largest - 1) < 1e-11
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from matrixdp.budget import Budget
 from matrixdp.covariance import Isotropic
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.noise.laws import Gaussian, generator
+from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.queries.moments import second_moment
 from matrixdp.sensitivity import Frobenius, Sensitivity
@@ -51,7 +52,8 @@ def mod_sulq(
         size: n, the public number to divide by; the number of records by default, which only "replace" allows.
         rng: a numpy Generator, for reproducible studies.
 
-    Guarantee: `result.certificate`, which is exact: (epsilon, delta)-DP and far more, see `modsulq_certificate`.
+    Guarantee: `result.certificate`, which is exact for the ideal law: (epsilon, delta)-DP and far more, see
+        `modsulq_certificate`. The noise is drawn in floating point, as published, and is not floating-point-safe.
 
     Raises:
         GuaranteeViolated: if the published noise does not keep the budget, which happens for no setting known.
@@ -75,7 +77,8 @@ def mod_sulq(
     upper = np.triu(std * randomness.standard_normal(answer.value.shape))
     noisy = answer.value + upper + np.triu(upper, 1).T
     vectors = np.linalg.eigh(noisy)[1][:, ::-1]
-    return NoisyComponents(noisy, vectors[:, :k], certificate)
+    drawn = replace(certificate, sampling=Sampling(reproducible=rng is not None))
+    return NoisyComponents(noisy, vectors[:, :k], drawn)
 
 
 def published_std(dimension: int, budget: Budget) -> float:

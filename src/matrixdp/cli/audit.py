@@ -69,7 +69,8 @@ def audit(
         least = f"{exact['delta']:.4g}" if exact["delta"] >= 1e-300 else "below 1e-300"
         truth = f"epsilon {exact['epsilon']:.4g} at delta {delta:g}, delta {least} at epsilon {epsilon:g}"
         claim, *found, verdict = result.lines()
-        bound = "" if certificate.exact else " (an upper bound)"
+        about = "" if certificate.mu is not None else ", for the ideal law"
+        bound = about if certificate.exact else f"{about} (an upper bound)"
         for name, text in (("change", str(differences)), claim, ("truth", truth + bound), *found):
             console.print(f"  {name:<10} {text}", markup=False, soft_wrap=True)
         style = "bold red" if result.condemned else "green"

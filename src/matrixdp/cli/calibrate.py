@@ -27,6 +27,7 @@ def calibrate(
     """
     from matrixdp.budget import Budget
     from matrixdp.mechanisms import calibrate
+    from matrixdp.noise.sampler import has_safe_sampler
     from matrixdp.privacy.certificate import certify
 
     differences, budget = specs.sensitivity(sensitivity, relation), Budget(epsilon, delta)
@@ -39,6 +40,7 @@ def calibrate(
     )
     certificate = certify(noise, differences, budget)
     kept, error = certificate.meets(budget), noise.expected_squared_error()
+    safe = has_safe_sampler(noise, certificate.mu)
     if json:
         show.document(
             {
@@ -46,6 +48,7 @@ def calibrate(
                 "std": noise.std,
                 "expected_squared_error": error,
                 "keeps_budget": kept,
+                "has_float_safe_sampler": safe,
                 "certificate": certificate.to_dict(),
             }
         )
@@ -58,3 +61,5 @@ def calibrate(
     if not kept:
         true_delta = certificate.delta(epsilon)
         console.print(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta:.3g}.", style="red")
+    elif not safe:
+        console.print("`matrixdp release` refuses this noise: it is not floating-point-safe.", style="red")

@@ -1,20 +1,30 @@
-"""Writes a released matrix together with its certificate, or neither."""
+"""Writes a released matrix together with its certificate, or neither; whatever can fail does so before the release."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import math
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, MatrixDPError
 
-FORMATS = (".csv", ".npy", ".parquet")
+# Bytes of an entry in each format, from above: CSV has up to 24 characters and a separator; Parquet may write an entry
+# into a dictionary, with an index to it, and 4096 bytes more for each column and for the file.
+FORMATS = {".csv": 25, ".npy": 8, ".parquet": 16}
+_MORE = 4096
+# Bytes of a certificate beyond what was asked for, from above.
+_CERTIFICATE = 1 << 16
 
 
 def certificate_path(output: Path) -> Path:
@@ -30,53 +40,168 @@ def check_free(output: Path) -> None:
         raise InvalidInput(f"output must lie in a folder that exists, got {str(output)!r}; create the folder first")
     for path in (output, certificate_path(output)):
         if path.exists() or path.is_symlink():
-            raise InvalidInput(f"output {str(path)!r} exists already and is not replaced; choose another name")
+            raise _taken(path)
+    if output.suffix == ".parquet":
+        try:
+            importlib.import_module("pyarrow.parquet")
+        except ImportError as reason:
+            raise InvalidInput(
+                f"output must not end in .parquet here: pyarrow cannot be imported ({reason}); use .csv or .npy"
+            ) from None
 
 
-def write(output: Path, value: Array, certificate: dict[str, Any]) -> dict[str, Any]:
-    """Writes the matrix and its certificate, to which it adds the matrix's file name and checksum, after `check_free`.
+@contextmanager
+def reserved(output: Path, shape: Sequence[int], asked: dict[str, Any]) -> Iterator[Place]:
+    """Reserves the names and the space of a matrix and its certificate, until it has been published or has failed.
 
-    Both are drafted in a folder next to them and then linked to their names, which fails if a name is taken. The
-    certificate goes first: of two writers only one gets its name, and no matrix ever stands without its certificate.
+    The names are reserved by empty files, of which only one of several writers can be the maker; the space by drafts of
+    full size in a folder next to them. So a writer that loses, a folder that cannot be written to and a full disk are
+    found here, before a release is charged. Hard links are not needed.
 
-    Returns:
-        The certificate as written.
+    Args:
+        output: where the matrix goes.
+        shape: its shape.
+        asked: what the certificate will say besides the guarantee.
+
+    Raises:
+        InvalidInput: if a name is taken, or the file cannot be written.
     """
+    check_free(output)
     beside = certificate_path(output)
+    sizes = _matrix_size(output.suffix, shape), len(_json(asked)) + _CERTIFICATE
+    names: list[Path] = []
     try:
-        with TemporaryDirectory(dir=output.parent, prefix=".matrixdp-") as folder:
-            drafts = Path(folder, output.name), Path(folder, beside.name)
-            _write_matrix(drafts[0], value)
-            checksum = hashlib.sha256(drafts[0].read_bytes()).hexdigest()
-            complete = {"file": output.name, "sha256": checksum, **certificate}
-            _write_certificate(drafts[1], complete)
-            os.link(drafts[1], beside)
+        try:
+            drafts = TemporaryDirectory(dir=output.parent, prefix=".matrixdp-", ignore_cleanup_errors=True)
+        except OSError as reason:
+            raise _not_writable(output, reason) from None
+        with drafts as folder:
+            place = Place(output, beside, Path(folder, output.name), Path(folder, beside.name))
             try:
-                os.link(drafts[0], output)
+                for draft, size in zip((place.matrix_draft, place.certificate_draft), sizes, strict=True):
+                    _fill(draft, size)
+                for path in (beside, output):  # the certificate's name decides between two writers
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                    names.append(path)
+            except FileExistsError:
+                raise _taken(path) from None
+            except OSError as reason:
+                raise _not_writable(output, reason) from None
+            yield place
+    finally:
+        for path in names:
+            _free(path)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A reserved place for one matrix and its certificate."""
+
+    output: Path
+    beside: Path
+    matrix_draft: Path
+    certificate_draft: Path
+
+    def publish(self, value: Array, certificate: dict[str, Any]) -> dict[str, Any]:
+        """Writes the matrix and its certificate, to which it adds the matrix's file name and checksum.
+
+        Both are drafted and then renamed, the certificate first: no matrix ever stands without its certificate.
+
+        Returns:
+            The certificate as written.
+        """
+        try:
+            with _rewritten(self.matrix_draft) as file:
+                _write_matrix(file, self.output.suffix, value)
+            checksum = hashlib.sha256(self.matrix_draft.read_bytes()).hexdigest()
+            complete = {"file": self.output.name, "sha256": checksum, **certificate}
+            with _rewritten(self.certificate_draft) as file:
+                _write_certificate(file, complete)
+            for path in (self.beside, self.output):
+                if not _is_reserved(path):
+                    raise FileExistsError(f"{str(path)!r} was written by someone else meanwhile")
+            os.replace(self.certificate_draft, self.beside)
+            try:
+                os.replace(self.matrix_draft, self.output)
             except BaseException:
-                beside.unlink()
+                self.beside.unlink()
                 raise
-    except OSError as reason:
-        raise MatrixDPError(
-            f"output {str(output)!r} could not be written ({reason}); nothing was left behind"
-        ) from None
-    return complete
+        except OSError as reason:
+            raise MatrixDPError(
+                f"output {str(self.output)!r} could not be written ({reason}); nothing was left behind, but a ledger "
+                "that was given has been charged"
+            ) from None
+        return complete
 
 
-def _write_matrix(path: Path, value: Array) -> None:
+def _taken(path: Path) -> InvalidInput:
+    reserved = path.is_file() and not path.stat().st_size > 0
+    why = ". It is empty: a release reserves it now, or was killed; remove it if none is running" if reserved else ""
+    return InvalidInput(f"output {str(path)!r} exists already and is not replaced; choose another name{why}")
+
+
+def _not_writable(output: Path, reason: OSError) -> InvalidInput:
+    return InvalidInput(
+        f"output {str(output)!r} cannot be written ({reason.strerror or reason}); nothing was released or charged. "
+        "Choose a folder that can be written to and has room"
+    )
+
+
+def _matrix_size(suffix: str, shape: Sequence[int]) -> int:
+    """Bytes of the matrix in its file, from above."""
+    columns = shape[1] if suffix == ".parquet" and len(shape) == 2 else 1
+    return math.prod(shape) * FORMATS[suffix] + _MORE * (1 + columns)
+
+
+def _is_reserved(path: Path) -> bool:
+    """Whether a name is still ours: an empty file, or nothing."""
+    return not path.is_symlink() and (not path.exists() or path.stat().st_size == 0)
+
+
+def _free(path: Path) -> None:
+    """Removes a reservation that was not used."""
+    with suppress(OSError):
+        if _is_reserved(path):
+            path.unlink()
+
+
+def _fill(draft: Path, size: int) -> None:
+    """Writes zeros, so that the disk has room for what comes instead of them."""
+    with draft.open("wb") as file:
+        for first in range(0, size, 1 << 20):
+            file.write(bytes(min(1 << 20, size - first)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _rewritten(draft: Path) -> Iterator[BinaryIO]:
+    """The draft, to be written from its start; what is left of the zeros is cut off."""
+    with draft.open("r+b") as file:
+        yield file
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_matrix(file: BinaryIO, suffix: str, value: Array) -> None:
     """Every digit is kept; a vector becomes one column."""
-    if path.suffix == ".npy":
-        np.save(path, value)
-    elif path.suffix == ".csv":
-        np.savetxt(path, value, delimiter=",", fmt="%.17g")
+    if suffix == ".npy":
+        np.save(file, value)
+    elif suffix == ".csv":
+        np.savetxt(file, value, delimiter=",", fmt="%.17g")
     else:
         import pyarrow
         import pyarrow.parquet
 
         columns = value.reshape(len(value), -1).T
         table = pyarrow.table({str(index): column for index, column in enumerate(columns)})
-        pyarrow.parquet.write_table(table, path)
+        pyarrow.parquet.write_table(table, file)
 
 
-def _write_certificate(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+def _write_certificate(file: BinaryIO, content: dict[str, Any]) -> None:
+    file.write(_json(content))
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()

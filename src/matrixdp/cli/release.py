@@ -90,12 +90,13 @@ def release(
     with _cluster(scheduler):
         answer = _query(query, chosen, on_dask=records.is_dir() or scheduler is not None)(records, **chosen)
     chosen_options = specs.mechanism_options(option or [])
-    released = release(
-        answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
-    )
     parameters = {name: _plain(value) for name, value in chosen.items()}
     asked = {"query": query, "parameters": parameters, "options": option or []}
-    certificate = files.write(output, released.value, {**asked, **released.certificate.to_dict()})
+    with files.reserved(output, answer.value.shape, asked) as place:
+        released = release(
+            answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
+        )
+        certificate = place.publish(released.value, {**asked, **released.certificate.to_dict()})
     if json:
         show.document(certificate)
         return

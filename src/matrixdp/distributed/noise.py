@@ -26,14 +26,14 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.covariance import Covariance, Diagonal, Isotropic, Kronecker
-from matrixdp.errors import GuaranteeViolated, InvalidInput
+from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.noise.entropy import Key
 from matrixdp.noise.grid import Grid
 from matrixdp.noise.kernels import Floats, add_noise
 from matrixdp.noise.laws import Gaussian
-from matrixdp.noise.sampler import TOO_LARGE
-from matrixdp.privacy.certificate import certify
+from matrixdp.noise.sampler import TOO_LARGE, prepare
+from matrixdp.privacy.certificate import certify, check_releasable
 from matrixdp.release import Release, Spends, drawable
 from matrixdp.release import release as release_in_memory
 from matrixdp.sensitivity import RankOne, Sensitivity
@@ -124,20 +124,17 @@ def release(
     name = "analytic" if mechanism == "auto" else mechanism
     proposed = calibrate(name, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     law, sampling = drawable(proposed, sensitivity, budget, None)
+    certificate = certify(law, sensitivity, budget, sampling)
+    check_releasable(certificate, budget, refuted=RECIPES[name].refuted, accept_violation=accept_violation)
     if not (isinstance(law, Gaussian) and _independent(law.covariance) and sampling.grid is not None):
         raise InvalidInput(
             f"mechanism={mechanism!r} gives noise that cannot be drawn block by block ({law.describe()}); "
             'use mechanism="analytic", or compute() the value first'
         )
-    certificate = certify(law, sensitivity, budget, sampling)
-    if (RECIPES[name].refuted or not certificate.meets(budget)) and accept_violation is not True:
-        raise GuaranteeViolated(
-            f"{law.source} does not keep {budget}: at epsilon {budget.epsilon:g} its delta is "
-            f"{certificate.delta(budget.epsilon):.3g}; nothing was released. Use mechanism='auto'"
-        )
+    prepare(law, sampling, _dtype(value))
+    noisy = add_block_noise(value, law.covariance, sampling.grid, Key())  # tasks; no block is drawn yet
     if ledger is not None:
         ledger.spend(certificate, note=note)
-    noisy = add_block_noise(value, law.covariance, sampling.grid, Key())
     return Release(value=noisy, certificate=certificate, noise=law)
 
 
@@ -147,7 +144,6 @@ def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) 
     The name of the array is random and tells nothing about the key.
     """
     name = f"released-{secrets.token_hex(16)}"
-    dtype = values.dtype if values.dtype in (np.float32, np.float64) else np.dtype(np.float64)
     tasks = {}
     indices = itertools.product(*map(range, values.numblocks))
     for index, place in zip(indices, slices_from_chunks(values.chunks), strict=True):
@@ -157,7 +153,7 @@ def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) 
             noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index, shape,
         )  # fmt: skip
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[values])
-    return dask.array.Array(graph, name, values.chunks, dtype=dtype)
+    return dask.array.Array(graph, name, values.chunks, dtype=_dtype(values))
 
 
 def noisy_block(
@@ -176,11 +172,16 @@ def noisy_block(
             white = white / factor
         try:
             noisy = add_noise(white, std, grid, key.open(), threads=1)
-        except InvalidInput:  # its message shows the largest value, and this one goes into the logs of the cluster
+        except InvalidInput:
             raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
         for factor in factors:
             noisy *= factor
         return noisy.astype(values.dtype, copy=False)
+
+
+def _dtype(values: Any) -> np.dtype[Any]:
+    """The type of the noisy blocks."""
+    return np.dtype(values.dtype if values.dtype in (np.float32, np.float64) else np.float64)
 
 
 def _independent(covariance: Covariance) -> TypeGuard[Independent]:
@@ -207,5 +208,5 @@ def _known_shape(value: Any) -> Shape:
     if any(math.isnan(side) for side in value.shape):
         raise InvalidInput("value must have a known shape; call compute_chunk_sizes() on the array first")
     if value.dtype.kind not in "iuf":
-        raise InvalidInput(f"value must be an array of real numbers, got dtype {value.dtype}; convert it first")
+        raise InvalidInput(f"value must hold real numbers, got dtype {_check.entries(value.dtype)}; convert it first")
     return _check.shape(tuple(int(side) for side in value.shape))

@@ -19,6 +19,7 @@ from matrixdp.mechanisms.optimal import optimal
 from matrixdp.mechanisms.r1smg import r1smg
 from matrixdp.mechanisms.spherical import l2, spherical
 from matrixdp.noise.laws import Gaussian, NoiseLaw
+from matrixdp.noise.sampler import has_safe_sampler
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Sensitivity
 
@@ -47,8 +48,8 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
 
     Args:
         mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget with
-            Gaussian noise, which composes exactly and can be drawn without leaks. With few entries "l2" or "spherical"
-            has less error; ask for it by name.
+            Gaussian noise that is floating-point-safe, and composes exactly. With few entries the ideal laws of "l2"
+            and "spherical" have less error, but no floating-point-safe sampler is known for them.
         shape: the shape of the value to release.
         sensitivity: what a neighbour can change.
         budget: the promise to keep.
@@ -60,9 +61,9 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
     _check.choice("mechanism", mechanism, [*RECIPES, "auto"])
     shape = _check.shape(shape)
     if not isinstance(sensitivity, Sensitivity):
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {sensitivity!r}")
+        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
     if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {budget!r}")
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)
     if mechanism == "auto":
         return _least_error(shape, sensitivity, budget, options)
@@ -110,7 +111,8 @@ def _least_error(shape: Any, sensitivity: Sensitivity, budget: Budget, options: 
         if recipe.refuted or not isinstance(law, Gaussian):
             continue
         try:
-            kept = certify(law, sensitivity).meets(budget)
+            certificate = certify(law, sensitivity)
+            kept = certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
         except NotCertifiable:
             kept = False
         error = expected_error(law, options)

@@ -18,7 +18,7 @@ from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.workloads import MOST_CELLS, Workload
 from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import supremum
+from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Counts, Sensitivity
 
 NAMED = {

@@ -99,7 +99,7 @@ def _shares(precision: Any, important: int, share: float, size: int) -> Array:
     if not isinstance(precision, str):
         given = _check.finite("precision", precision, ndim=1)
         if not (len(given) == size and np.all(given > 0) and abs(float(np.sum(given)) - 1) <= 1e-9):
-            raise InvalidInput(f"precision must be {size} shares above 0 that add up to 1, got {precision!r}")
+            raise InvalidInput(f"precision must be {size} shares above 0 that add up to 1, got {len(given)}")
         return given / max(1.0, float(np.sum(given)))
     if _check.choice("precision", precision, ("uniform", "binary")) == "uniform":
         return np.full(size, 1 / size)

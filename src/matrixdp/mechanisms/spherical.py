@@ -1,4 +1,7 @@
-"""Spherical noise that keeps its promise: the l2 mechanism, and the best radius law of a family."""
+"""Spherical noise whose ideal law keeps its promise: the l2 mechanism, and the best radius law of a family.
+
+No floating-point-safe sampler is known here for either, so `release` refuses them unless a violation is accepted.
+"""
 
 from __future__ import annotations
 

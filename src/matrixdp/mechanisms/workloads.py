@@ -160,7 +160,7 @@ def marginals(shape: Sequence[int], orders: int | Iterable[int]) -> Workload:
     sides = tuple(_check.count("each entry of shape", side) for side in shape)
     wanted = sorted({orders} if isinstance(orders, int) else set(orders))
     if not (sides and wanted and all(isinstance(order, Integral) and 0 <= order <= len(sides) for order in wanted)):
-        raise InvalidInput(f"orders must be whole numbers from 0 to {len(sides)}, the number of axes, got {orders!r}")
+        raise InvalidInput(f"orders must be whole numbers from 0 to {len(sides)}, the number of axes")
     kept = [frozen(np.eye(side)) for side in sides]
     summed = [frozen(np.ones((side, side))) for side in sides]
     axes = range(len(sides))

@@ -114,7 +114,7 @@ def _finish(values, out, place, size, noise, unit, inverse):
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])  # one compilation serves all sizes
 def _add_noise(values, out, size, key, tables, all_ties, scale, LEVELS: tl.constexpr, LANES: tl.constexpr):
     unit, inverse = tl.load(scale), tl.load(scale + 1)
     program = tl.program_id(0).to(tl.int64)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.noise.entropy import Key, Words
 from matrixdp.noise.grid import FINEST, LIMIT, REFINEMENT, SIGN_BIT, Grid, Table
 
@@ -95,12 +95,40 @@ def _largest(bits: npt.NDArray[np.signedinteger[Any]], magnitude: np.signedinteg
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as machine code that runs without the interpreter's lock."""
-    numba = importlib.import_module("numba")
+    try:
+        numba = importlib.import_module("numba")
+    except ImportError as reason:
+        raise MatrixDPError(
+            f"noise cannot be drawn, because numba cannot be imported ({reason}); install a version that fits this "
+            "Python and numpy"
+        ) from None
     try:
         fast: Callable[..., Any] = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # nowhere to keep the machine code: a read-only installation without a home
         fast = numba.njit(nogil=True)(function)
     return fast
+
+
+def prepare(std: float, grid: Grid, dtype: npt.DTypeLike = np.float64) -> None:
+    """Imports, compiles and builds all that `add_noise` needs, by one draw on zeros that is thrown away.
+
+    Args:
+        std: The standard deviation that will be drawn.
+        grid: The grid, in units of std.
+        dtype: The type of the values and of the result, float64 or float32.
+
+    Raises:
+        MatrixDPError: if the noise cannot be drawn on this machine.
+    """
+    zeros = np.zeros(1, dtype=dtype)
+    unit = _unit(std, grid, zeros.dtype)
+    _refuse_large(zeros, limit(std, grid, zeros.dtype), unit, workers=1)
+    _draw(zeros, unit, grid, None, np.empty_like(zeros), workers=1)
+
+
+def limit(std: float, grid: Grid, dtype: np.dtype[Any]) -> float:
+    """What the values must stay below in size, to fit the grid and a result of this type."""
+    return min(LIMIT * _unit(std, grid, dtype), float(np.finfo(dtype).max) / 2)
 
 
 def add_noise(
@@ -127,16 +155,17 @@ def add_noise(
     Guarantee: that of `Grid`, with values and differences in units of std. Rounding to float32 is post-processing.
 
     Raises:
-        InvalidInput: before anything is drawn or written. The message shows the largest value, so it is for the
-            holder of the data only.
+        InvalidInput: before anything is drawn or written. That there is a refusal depends on the values; the message
+            does not show them.
     """
-    source = np.asarray(values, order="C")
+    source = np.asarray(_check.array_of("values", values), order="C")
     if source.dtype not in (np.float64, np.float32) or not source.size > 0:
-        raise InvalidInput(f"values must be a non-empty array of floats, got {source.dtype} of shape {source.shape}")
+        kind = _check.entries(source.dtype)
+        raise InvalidInput(f"values must be a non-empty array of floats, got {kind} of shape {source.shape}")
     target = np.empty_like(source) if out is None else _checked_out(source, out)
     workers = _workers(threads, source.size)
     unit = _unit(std, grid, target.dtype)
-    _refuse_large(source.reshape(-1), unit, target.dtype, workers)
+    _refuse_large(source.reshape(-1), limit(std, grid, target.dtype), unit, workers)
     _draw(source.reshape(-1), unit, grid, key, target.reshape(-1), workers)
     return target
 
@@ -220,7 +249,7 @@ def _workers(threads: int | None, size: int) -> int:
 def _unit(std: float, grid: Grid, dtype: np.dtype[Any]) -> float:
     """The grid's step in the units of the values; exact, because it is std times a power of two."""
     if not isinstance(grid, Grid):
-        raise InvalidInput(f"grid must be a Grid, got {grid!r}; use matrixdp.noise.grid.plan")
+        raise InvalidInput(f"grid must be a Grid, got {_check.kind(grid)}; use matrixdp.noise.grid.plan")
     highest = min(2.0**900, float(np.finfo(dtype).max) / 256)
     if not 2.0**-900 <= _check.positive("std", std) <= highest:
         raise InvalidInput(
@@ -229,7 +258,7 @@ def _unit(std: float, grid: Grid, dtype: np.dtype[Any]) -> float:
     return float(std) * grid.step
 
 
-def _refuse_large(values: Floats, unit: float, dtype: np.dtype[Any], workers: int) -> None:
+def _refuse_large(values: Floats, below: float, unit: float, workers: int) -> None:
     """Refuses values that are not finite or too large for the grid or the output."""
     whole = np.dtype(f"i{values.dtype.itemsize}").type
     largest, bits = _compiled(_largest), values.view(whole)
@@ -239,10 +268,10 @@ def _refuse_large(values: Floats, unit: float, dtype: np.dtype[Any], workers: in
         return max(int(largest(bits[block * BLOCK : (block + 1) * BLOCK], magnitude)) for block in blocks)
 
     most = float(whole(max(_share(work, values.size, workers))).view(values.dtype))
-    if not most < min(LIMIT * unit, float(np.finfo(dtype).max) / 2):
+    if not most < below:
         raise InvalidInput(
-            f"values must be finite and below {LIMIT:.3g} grid steps of {unit:.6g}, the largest is {most:.6g} "
-            f"({most / unit:.3g} steps); use a coarser grid, or clip or rescale the values"
+            f"values must be finite and below {LIMIT:.3g} grid steps of {unit:.6g}; use a coarser grid, or clip or "
+            "rescale the values"
         )
 
 

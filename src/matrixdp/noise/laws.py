@@ -69,7 +69,7 @@ class Gaussian(NoiseLaw):
     def __post_init__(self) -> None:
         if not isinstance(self.covariance, Covariance):
             raise InvalidInput(
-                f"covariance must come from matrixdp.covariance (Isotropic, Diagonal, ...), got {self.covariance!r}"
+                f"covariance must come from matrixdp.covariance (Isotropic, ...), got {type(self.covariance).__name__}"
             )
         object.__setattr__(self, "shape", self.covariance.shape)
 
@@ -196,5 +196,5 @@ def generator(rng: np.random.Generator | None) -> np.random.Generator:
     if rng is None:
         return np.random.default_rng()
     if not isinstance(rng, np.random.Generator):
-        raise InvalidInput(f"rng must be a numpy Generator or None, got {rng!r}; use numpy.random.default_rng(seed)")
+        raise InvalidInput(f"rng must be a numpy Generator or None, got {type(rng).__name__}; use default_rng(seed)")
     return rng

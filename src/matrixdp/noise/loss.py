@@ -57,7 +57,7 @@ class AccuracyLoss:
 @singledispatch
 def accuracy_loss(law: NoiseLaw) -> AccuracyLoss:
     """The exact moments of ||Z||^2 for a noise law."""
-    raise InvalidInput(f"the moments of {law!r} are not known")
+    raise InvalidInput(f"the moments of {type(law).__name__} are not known")
 
 
 @accuracy_loss.register

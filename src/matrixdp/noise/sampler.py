@@ -8,15 +8,17 @@ while whitening, can lengthen a difference (`enlargement`, in units of mu); and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.covariance import Covariance, FullCovariance, Isotropic
 from matrixdp.errors import InvalidInput, NumericalFailure
-from matrixdp.noise.grid import FINEST, LIMIT, Grid, plan
+from matrixdp.noise.grid import FINEST, Grid, plan
 from matrixdp.noise.laws import Gaussian, NoiseLaw, generator
 from matrixdp.sensitivity import Sensitivity
 
@@ -71,20 +73,39 @@ def sampling_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> S
     if not isinstance(law, Gaussian) or mu is None:
         return Sampling()
     covariance = law.covariance
-    independent = isinstance(covariance, FullCovariance) and covariance.independent
+    independent = _independent(covariance)
     changed = sensitivity.changed_entries(law.shape) if independent else covariance.rank()
     grid = _grid_for(mu * TOLERANCE / math.sqrt(changed))
     displacement = grid.displacement * math.sqrt(changed)
-    inexact = 0.0 if independent else 2 * covariance.whitening_error()
-    norm = min(LARGEST_NORM, mu * TOLERANCE / inexact) if inexact else math.inf
+    norm = _largest_norm(covariance, mu)
     return Sampling(
         grid=grid,
-        enlargement=displacement + (inexact * norm if inexact else 0.0),
+        enlargement=displacement + (_whitening_error(covariance) * norm if norm < math.inf else 0.0),
         # an independent entry that does not change has one law under both neighbours, tables and all
         total_variation=changed * grid.total_variation,
         largest_norm=norm,
         float_safe=norm >= LEAST_NORM,
     )
+
+
+def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
+    """Whether the guarantee of a law with this mu can cover the floating-point numbers that are released."""
+    return isinstance(law, Gaussian) and mu is not None and _largest_norm(law.covariance, mu) >= LEAST_NORM
+
+
+def _independent(covariance: Covariance) -> bool:
+    return isinstance(covariance, FullCovariance) and covariance.independent
+
+
+def _whitening_error(covariance: Covariance) -> float:
+    """How far rounding while whitening two values can move their difference, relative to the larger norm."""
+    return 0.0 if _independent(covariance) else 2 * covariance.whitening_error()
+
+
+def _largest_norm(covariance: Covariance, mu: float) -> float:
+    """The norm of whitened values up to which that error adds at most a thousandth to mu."""
+    inexact = _whitening_error(covariance)
+    return min(LARGEST_NORM, mu * TOLERANCE / inexact) if inexact else math.inf
 
 
 def _grid_for(displacement: float) -> Grid:
@@ -97,41 +118,73 @@ def _grid_for(displacement: float) -> Grid:
     return plan(fineness)
 
 
-def check_fits(value: Array, law: NoiseLaw, sampling: Sampling) -> None:
-    """Raises InvalidInput if the value is too large for the grid; to be called before anything is spent."""
-    if sampling.grid is None or not isinstance(law, Gaussian):
-        return
+def prepare(law: NoiseLaw, sampling: Sampling, dtype: npt.DTypeLike = np.float64) -> None:
+    """Imports, compiles and builds all that drawing on this machine's processors needs.
+
+    To be called before anything is spent: whatever of this fails then fails in time.
+
+    Args:
+        law: the noise.
+        sampling: how it will be drawn.
+        dtype: the type of the values, if they are drawn in place.
+    """
+    if sampling.grid is not None and isinstance(law, Gaussian):
+        from matrixdp.noise import kernels  # numba, when it is needed
+
+        std = law.covariance.std if isinstance(law.covariance, Isotropic) else 1.0
+        kernels.prepare(std, sampling.grid, dtype)
+
+
+def prepared(
+    value: Array, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None = None
+) -> Callable[[], Array]:
+    """Does all of a draw that can fail, and gives the one call that draws; to be called before anything is spent.
+
+    Raises:
+        InvalidInput: if the value is too large for the grid.
+        MatrixDPError: if what draws the noise cannot be loaded.
+    """
+    grid = sampling.grid
+    if grid is None or not isinstance(law, Gaussian):
+        return lambda: value + law.sample(rng)
+    from matrixdp.noise import kernels  # numba, when it is needed
+
+    prepare(law, sampling)
     covariance = law.covariance
-    if isinstance(covariance, Isotropic):
-        largest, too_long = float(max(np.max(value), -np.min(value))) / covariance.std, False
-    else:
-        white = covariance.coordinates(_white(value, covariance))
-        largest = float(np.max(np.abs(white)))
-        too_long = sampling.float_safe and not float(np.linalg.norm(white)) <= sampling.largest_norm
-    if too_long or not largest / sampling.grid.step < LIMIT:
+    std, white = _whitened(value, covariance)
+    bounded = sampling.float_safe and sampling.largest_norm < math.inf
+    too_long = bounded and not float(np.linalg.norm(white)) <= sampling.largest_norm
+    if too_long or not float(max(np.max(white), -np.min(white))) < kernels.limit(std, grid, white.dtype):
         raise InvalidInput(TOO_LARGE)
+    noisy = np.empty(white.shape)
+    return lambda: _noisy(white, std, covariance, grid, noisy)
 
 
 def draw(value: Array, law: NoiseLaw, sampling: Sampling, rng: np.random.Generator | None = None) -> Array:
-    """The value with one draw of the noise."""
+    """The value with one draw of the noise; the caller has made sure that it fits the grid."""
     if sampling.grid is None or not isinstance(law, Gaussian):
         return value + law.sample(rng)
+    std, white = _whitened(value, law.covariance)
+    return _noisy(white, std, law.covariance, sampling.grid, np.empty(white.shape))
+
+
+def _whitened(value: Array, covariance: Covariance) -> tuple[float, Array]:
+    """The standard deviation of the noise on the grid, and the coordinates that it is added to."""
+    if isinstance(covariance, Isotropic):
+        return covariance.std, value
+    symmetric = not isinstance(covariance, FullCovariance)
+    return 1.0, covariance.coordinates(covariance.whiten((value + value.T) / 2 if symmetric else value))
+
+
+def _noisy(white: Array, std: float, covariance: Covariance, grid: Grid, noisy: Array) -> Array:
+    """Grid noise on the coordinates, written to `noisy`, and coloured again."""
     from matrixdp.noise import kernels  # numba, when it is needed
 
-    covariance = law.covariance
-    if isinstance(covariance, Isotropic):
-        return np.asarray(kernels.add_noise(value, covariance.std, sampling.grid), dtype=np.float64)
-    coordinates = covariance.coordinates(_white(value, covariance))
-    noisy = np.asarray(kernels.add_noise(coordinates, 1.0, sampling.grid), dtype=np.float64)
-    return covariance.color(covariance.assemble(noisy))
+    kernels.add_noise(white, std, grid, None, noisy)
+    return noisy if isinstance(covariance, Isotropic) else covariance.color(covariance.assemble(noisy))
 
 
 def seeded(rng: np.random.Generator) -> Sampling:
     """The sampling of a release whose noise comes from the caller's generator."""
     generator(rng)
     return Sampling(reproducible=True)
-
-
-def _white(value: Array, covariance: Covariance) -> Array:
-    symmetric = not isinstance(covariance, FullCovariance)
-    return covariance.whiten(value if not symmetric else (value + value.T) / 2)

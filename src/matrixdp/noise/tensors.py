@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from matrixdp._check import Array, Shape
 from matrixdp.covariance import Isotropic
-from matrixdp.errors import InvalidInput
-from matrixdp.noise.grid import LIMIT
+from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.noise import sampler
+from matrixdp.noise.grid import LIMIT, Grid
 from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.noise.sampler import TOO_LARGE, Sampling
 
@@ -56,18 +58,42 @@ def stays_on_device(tensor: Any, law: NoiseLaw, sampling: Sampling) -> bool:
     return bool(tensor.is_cuda) and isotropic and sampling.grid is not None
 
 
-def check_fits(tensor: Any, law: Gaussian, sampling: Sampling) -> None:
-    """Raises InvalidInput if a tensor is too large for the grid, as sampler.check_fits does."""
+def prepared(tensor: Any, law: Gaussian, sampling: Sampling) -> Callable[[], Any]:
+    """`sampler.prepared` for i.i.d. noise on the tensor's CUDA device."""
+    prepare(tensor, law, sampling)
     assert isinstance(law.covariance, Isotropic)
     assert sampling.grid is not None
     if not float(tensor.abs().max()) / law.covariance.std / sampling.grid.step < LIMIT:
         raise InvalidInput(TOO_LARGE)
+    values, std, grid = tensor.contiguous(), law.covariance.std, sampling.grid
+    noisy = values.new_empty(values.shape)
+    return lambda: _add_noise(values, std, grid, noisy)
+
+
+def prepare(tensor: Any, law: NoiseLaw, sampling: Sampling) -> None:
+    """`sampler.prepare` for noise that will be added to such a tensor, where the tensor lies."""
+    if sampling.grid is None or not isinstance(law, Gaussian):
+        return
+    if not tensor.is_cuda:
+        sampler.prepare(law, sampling, str(tensor.dtype).removeprefix("torch."))
+        return
+    _add_noise(tensor.new_zeros(1), 1.0, sampling.grid)
 
 
 def draw(tensor: Any, law: Gaussian, sampling: Sampling) -> Any:
     """The tensor with one draw of i.i.d. noise, on its CUDA device."""
-    from matrixdp.noise import cuda
-
     assert isinstance(law.covariance, Isotropic)
     assert sampling.grid is not None
-    return cuda.add_noise(tensor.contiguous(), law.covariance.std, sampling.grid)
+    return _add_noise(tensor.contiguous(), law.covariance.std, sampling.grid)
+
+
+def _add_noise(tensor: Any, std: float, grid: Grid, out: Any = None) -> Any:
+    """Draws on the CUDA device."""
+    try:
+        from matrixdp.noise import cuda
+    except ImportError as reason:
+        raise MatrixDPError(
+            f"noise cannot be drawn on the CUDA device, because its kernel cannot be imported ({reason}); install "
+            "triton, or move the tensor to the processor first"
+        ) from None
+    return cuda.add_noise(tensor, std, grid, out=out)

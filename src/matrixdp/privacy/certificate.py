@@ -1,38 +1,40 @@
 """What a noise law really guarantees on a sensitivity set: the only place in matrixdp that claims privacy.
 
-For Gaussian noise the whole statement is one number, mu = sup over the set of ||S^(-1/2) V||. Each supremum below is
-exact in closed form or a proven upper bound; the flag `exact` says which, and the witness is a difference in the set
-that attains mu (or, for a bound, the worst one found).
+For Gaussian noise the whole statement is one number, mu = sup over the set of ||S^(-1/2) V||; `suprema` finds it.
+
+A certificate of a release also says what the statement covers: the floating-point numbers that were released, or the
+ideal law of the noise alone. Noise of which only the ideal law is known keeps no budget here, and `check_releasable`
+and `refuse_unsafe_floats` refuse it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, singledispatch
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric
-from matrixdp.covariance.spectrum import unit
-from matrixdp.errors import InvalidInput, NotCertifiable
+from matrixdp.covariance import Isotropic
+from matrixdp.errors import GuaranteeViolated, InvalidInput, NotCertifiable
 from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
 from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy import gaussian, spherical
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
-
-Indices = npt.NDArray[np.intp]
+from matrixdp.privacy.suprema import ATTAINED, supremum
+from matrixdp.sensitivity import Sensitivity
 
 # mu is raised by this much, so that rounding in sums and norms can never put it below the truth.
 ROUNDING = 1e-12
-# A bound this close to its witness is attained: what is left is rounding.
-ATTAINED = 1e-9
+
+_UNSAFE = (
+    "is not floating-point-safe: its guarantee is that of the ideal law, and which floating-point numbers come out can "
+    "reveal the true value, whatever epsilon is"
+)
+_INSTEAD = "Use the mechanism 'auto', or another with Gaussian noise"
 
 
 class Profile(Protocol):
@@ -69,7 +71,8 @@ class Certificate:
 
     Attributes:
         profile: delta for every epsilon, never below the truth.
-        exact: whether the profile is that of a difference in the set, or a proven upper bound.
+        exact: whether the profile is that of a difference in the set, or a proven upper bound; a statement about what
+            `covers` names.
         relation: "add/remove" or "replace".
         sensitivity: what a neighbour can change, in words.
         noise: the noise, in words.
@@ -106,6 +109,23 @@ class Certificate:
         """Whether the guarantee covers the floating-point numbers that were released."""
         return self.sampling is not None and self.sampling.float_safe
 
+    @property
+    def covers(self) -> str:
+        """What the guarantee is about, in words: the floating-point numbers released, or the ideal law alone."""
+        if self.float_safe:
+            return "the floating-point numbers released"
+        if self.sampling is None:
+            unsafe = "the ideal law only; no floating-point-safe sampler is known for it"
+            return unsafe if self.mu is None else "the law of the noise, which has not been drawn"
+        if self.sampling.reproducible:
+            return "the ideal law only; seeded noise is not private"
+        return "the ideal law only, not the floating-point numbers released"
+
+    @property
+    def unsafe_floats(self) -> bool:
+        """Whether the noise was drawn in floating point, from secure entropy, without a proof about the numbers."""
+        return self.sampling is not None and not self.sampling.float_safe and not self.sampling.reproducible
+
     def delta(self, epsilon: float) -> float:
         """The least delta that holds at this epsilon."""
         return with_sampling_error(self.profile.delta(epsilon), epsilon, self.total_variation)
@@ -115,8 +135,8 @@ class Certificate:
         return epsilon_with_sampling_error(self.profile.epsilon, delta, self.total_variation)
 
     def meets(self, budget: Budget) -> bool:
-        """Whether the release keeps this budget."""
-        return self.delta(budget.epsilon) <= budget.delta
+        """Whether the release keeps this budget, or the law if it has not been drawn; never true of unsafe floats."""
+        return not self.unsafe_floats and self.delta(budget.epsilon) <= budget.delta
 
     @cached_property
     def witness(self) -> Array:
@@ -124,12 +144,13 @@ class Certificate:
         return self._witness()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the witness, for JSON."""
+        """Everything but the witness, for JSON; `exact` is about what `covers` names."""
         asked = self.budget or Budget(1.0, 1e-6)
         return {
             "relation": self.relation,
             "mu": self.mu,
             "exact": self.exact,
+            "covers": self.covers,
             "epsilon": self.epsilon(asked.delta),
             "delta": asked.delta,
             "budget": None if self.budget is None else {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
@@ -142,10 +163,16 @@ class Certificate:
             "total_variation": self.total_variation,
         }
 
+    @property
+    def _covers_law_only(self) -> bool:
+        """Whether the guarantee stops short of the numbers released, or would if the law were drawn."""
+        return self.mu is None if self.sampling is None else not self.sampling.float_safe
+
     def _tightness(self) -> str:
-        if not self.exact:
-            return "an upper bound"
-        return "exact, grid included" if self.sampling and self.sampling.enlargement else "exact"
+        tight = "exact" if self.exact else "an upper bound"
+        if self._covers_law_only:
+            return f"{tight} for the ideal law only"
+        return f"{tight}, grid included" if self.exact and self.sampling and self.sampling.enlargement else tight
 
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else 1e-6
@@ -155,6 +182,7 @@ class Certificate:
             ("change", self.sensitivity),
             ("guarantee", f"{self.profile} ({self._tightness()})"),
             ("", f"epsilon = {_up(self.epsilon(delta))} at delta = {delta:g}"),
+            *([("covers", self.covers)] if self._covers_law_only else []),
             ("noise", f"{self.noise}, on {' x '.join(str(side) for side in self.shape)}"),
             ("source", self.source),
         ]
@@ -163,6 +191,49 @@ class Certificate:
         if self.sampling:
             lines.append(("drawn with", str(self.sampling)))
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
+
+
+def check_releasable(
+    certificate: Certificate, budget: Budget, *, refuted: bool = False, accept_violation: bool = False
+) -> None:
+    """Raises GuaranteeViolated unless the noise keeps the budget, or the caller accepts that it does not.
+
+    Args:
+        certificate: the certificate of the noise as it will be drawn.
+        budget: the promise to keep.
+        refuted: the theorem that the noise rests on is false; it is then refused even where the noise is enough.
+        accept_violation: True, and nothing else, accepts noise without the guarantee.
+    """
+    if accept_violation is True or (certificate.meets(budget) and not refuted):
+        return
+    if certificate.unsafe_floats and not refuted:
+        reason = _UNSAFE
+    else:
+        delta, bound = certificate.delta(budget.epsilon), "" if certificate.exact else " (an upper bound)"
+        reason = f"does not keep {budget}"
+        if refuted:
+            holds = ", although this noise happens to keep the budget" if delta <= budget.delta else ""
+            reason = f"rests on a theorem that is false{holds}"
+        reason += f": at epsilon {budget.epsilon:g} its delta is {delta:.3g}{bound}"
+    raise GuaranteeViolated(
+        f"{certificate.source} {reason}; nothing was released. {_INSTEAD}; in Python, accept_violation=True releases "
+        "without the guarantee"
+    )
+
+
+def refuse_unsafe_floats(certificate: Certificate, what: str = "release") -> None:
+    """Raises GuaranteeViolated for noise drawn in floating point without a proof about the numbers that come out.
+
+    A law that has not been drawn passes, and so does seeded noise, whose certificate says that it is reproducible.
+
+    Args:
+        certificate: the certificate of the noise.
+        what: what is refused, for the message.
+
+    Source: mironov2012significance.
+    """
+    if certificate.unsafe_floats:
+        raise GuaranteeViolated(f"{what} refused: the noise of {certificate.source} {_UNSAFE}. {_INSTEAD}")
 
 
 def with_sampling_error(delta: float, epsilon: float, total_variation: float) -> float:
@@ -213,9 +284,9 @@ def certify(
         NotCertifiable: if the noise cannot hide some difference in the set at all.
     """
     if type(noise) not in _guarantee.registry or type(noise) is object:
-        raise InvalidInput(f"noise must be a noise law, got {noise!r}; calibrate() makes one")
+        raise InvalidInput(f"noise must be a noise law, got {type(noise).__name__}; calibrate() makes one")
     if not isinstance(sensitivity, Sensitivity):
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {sensitivity!r}")
+        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
     sensitivity.fits(noise.shape)
     profile, exact, witness = _guarantee(noise, sensitivity)
     if sampling is not None and isinstance(profile, GaussianProfile):
@@ -237,7 +308,7 @@ def certify(
 @singledispatch
 def _guarantee(noise: NoiseLaw, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
     """The profile of a law on a set, whether it is attained, and by which difference."""
-    raise NotCertifiable(f"nothing is proven about the noise {noise!r}")
+    raise NotCertifiable(f"nothing is proven about the noise {type(noise).__name__}")
 
 
 @_guarantee.register
@@ -258,175 +329,6 @@ def _(noise: Spherical, sensitivity: Sensitivity) -> tuple[Profile, bool, Callab
     )
     longest = supremum(sensitivity, Isotropic(noise.shape, 1.0))
     return profile, True, longest.witness
-
-
-@dataclass(frozen=True)
-class Supremum:
-    """The largest norm of a whitened difference over a set."""
-
-    mu: float
-    exact: bool
-    witness: Callable[[], Array]
-
-
-def _attained(upper: float, witness: Array, covariance: Covariance) -> Supremum:
-    """A bound with the worst difference found; exact when that difference reaches it."""
-    return Supremum(upper, _mu(covariance, witness) >= upper * (1 - ATTAINED), lambda: witness)
-
-
-def _mu(covariance: Covariance, difference: Array) -> float:
-    return _check.norm(covariance.whiten(difference))
-
-
-def _full(covariance: Covariance) -> FullCovariance:
-    if not isinstance(covariance, FullCovariance):
-        raise NotCertifiable(
-            f"{covariance.describe()} hides only symmetric changes; this set allows others: use a RankOne set, "
-            "or noise on all entries"
-        )
-    return covariance
-
-
-@singledispatch
-def supremum(sensitivity: Sensitivity, covariance: Covariance) -> Supremum:
-    """The largest mu over a sensitivity set."""
-    raise NotCertifiable(f"no supremum is known for the set {sensitivity!r}")
-
-
-@supremum.register
-def _(sensitivity: Frobenius, covariance: Covariance) -> Supremum:
-    """Exact: the radius along the direction with the least noise."""
-    full, radius = _full(covariance), sensitivity.radius
-    return Supremum(radius / full.smallest_std, True, lambda: radius * full.softest_direction())
-
-
-@supremum.register
-def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
-    """At most sqrt(R^T |Q| R), with equality when some choice of signs of R makes every product Q_ij R_i R_j positive.
-
-    The other bound is the ball around the box. Finding the best signs is NP-hard; a few steps of ascent suggest some.
-    """
-    full = _full(covariance)
-    bounds = sensitivity.bounds(full.shape)
-    by_entries = math.sqrt(float(np.sum(bounds * full.absolute_precision(bounds))))
-    by_ball = _check.norm(bounds) / full.smallest_std
-    return _attained(min(by_entries, by_ball), _worst_corner(bounds, bounds, full), full)
-
-
-def _worst_corner(start: Array, bounds: Array, covariance: FullCovariance) -> Array:
-    """A corner of the box that no step along the gradient improves."""
-    corner = start
-    if covariance.independent:
-        return corner
-    for _ in range(50):
-        pull = covariance.precision(corner)
-        better = np.where(pull < 0, -bounds, bounds)
-        if np.array_equal(better, corner):
-            break
-        corner = better
-    return corner
-
-
-@supremum.register(OneColumn)
-@supremum.register(OneRow)
-def _(sensitivity: OneColumn | OneRow, covariance: Covariance) -> Supremum:
-    """The worst line, on which the set is a ball or a box."""
-    full = _full(covariance)
-    best: tuple[int, Supremum] | None = None
-    for index, line in full.lines(sensitivity.axis):
-        on_line: Sensitivity
-        if sensitivity.radius is not None:
-            on_line = Frobenius(sensitivity.radius)
-        else:
-            on_line = Entrywise(sensitivity.widths(full.shape))
-        found = supremum(on_line, line)
-        found = replace(found, mu=found.mu * (1 + line.slack))
-        if best is None or found.mu > best[1].mu:
-            best = index, found
-    assert best is not None
-    where, worst = best
-
-    def witness() -> Array:
-        difference = np.zeros(full.shape)
-        np.moveaxis(difference, sensitivity.axis, 0)[where] = worst.witness()
-        return difference
-
-    return Supremum(worst.mu, worst.exact, witness)
-
-
-@supremum.register
-def _(sensitivity: Counts, covariance: Covariance) -> Supremum:
-    """Exact for independent noise and for one cell; for several correlated cells, bounds on the sum of |Q_ij|."""
-    full = _full(covariance)
-    cells = min(sensitivity.cells, math.prod(full.shape))
-    precisions = full.precision_diagonal().ravel()
-    top: Indices = np.argpartition(precisions, -cells)[-cells:]
-    if cells == 1 or full.independent:
-        mu = sensitivity.bound * math.sqrt(float(np.sum(precisions[top])))
-        return Supremum(mu, True, lambda: _signed(full, top, sensitivity.bound))
-    if isinstance(full, Dense):
-        square, top = _worst_cells(np.abs(full.precision_matrix()), cells)
-    else:
-        # |Q_ij| <= sqrt(Q_ii Q_jj), so the sum over the cells is at most the square of the sum of the roots
-        square = float(np.sum(np.sqrt(precisions[top]))) ** 2
-    upper = sensitivity.bound * min(math.sqrt(square), math.sqrt(cells) / full.smallest_std)
-    return _attained(upper, _signed(full, top, sensitivity.bound), full)
-
-
-def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
-    """A bound on the sum of |Q_ij| over any `cells` of the indices (exact for two), and good candidates."""
-    diagonal = np.diag(weights).copy()
-    if cells == 2:
-        pairs = diagonal[:, None] + diagonal[None, :] + 2 * weights
-        np.fill_diagonal(pairs, -np.inf)
-        first, second = np.unravel_index(int(np.argmax(pairs)), pairs.shape)
-        return float(pairs[first, second]), np.array([first, second])
-    off = weights.copy()
-    np.fill_diagonal(off, 0)
-    rows = diagonal + np.sort(off, axis=1)[:, -(cells - 1) :].sum(axis=1)
-    top: Indices = np.argsort(rows)[-cells:]
-    return float(np.sum(rows[top])), top
-
-
-def _signed(covariance: FullCovariance, cells: Indices, bound: float) -> Array:
-    """A change of these cells by the bound, with signs that reinforce each other, as they do with the first cell."""
-    box = np.zeros(math.prod(covariance.shape))
-    box[cells] = bound
-    box = box.reshape(covariance.shape)
-    pull = covariance.precision(unit(covariance.shape, np.unravel_index(cells[0], covariance.shape)))
-    return _worst_corner(np.where(pull < 0, -box, box), box, covariance)
-
-
-@supremum.register
-def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
-    """Exact for symmetric noise and for i.i.d. noise; otherwise the ball around the set.
-
-    With symmetric noise, mu^2 of p u u^T - q w w^T is largest for u orthogonal to w, and is convex in (p, q), so the
-    worst case is one record alone or two orthogonal records, all of full norm.
-    """
-    dimension, radius = covariance.shape[0], sensitivity.radius
-    first = radius**2 * unit(covariance.shape, (0, 0))
-    candidates = [first]
-    if sensitivity.relation == "replace" and dimension > 1:
-        candidates.append(first - radius**2 * unit(covariance.shape, (1, 1)))
-    if isinstance(covariance, Symmetric):
-        worst = max(candidates, key=lambda v: _mu(covariance, v))
-        return Supremum(_mu(covariance, worst), True, lambda: worst)
-    full = _full(covariance)
-    soft = full.softest_direction()
-    axes = np.linalg.svd(soft)
-    for x in (axes.U[:, 0], axes.Vh[0], axes.U[:, 0] + axes.Vh[0]):
-        if np.linalg.norm(x) > 0:
-            candidates.append(radius**2 * np.outer(x, x) / float(x @ x))
-    upper = sensitivity.frobenius_radius(full.shape) / full.smallest_std
-    return _attained(upper, max(candidates, key=lambda v: _mu(full, v)), full)
-
-
-@supremum.register
-def _(sensitivity: Vertices, covariance: Covariance) -> Supremum:
-    """Exact: a convex function on a polytope is largest at a vertex."""
-    worst = max(sensitivity.differences, key=lambda v: _mu(covariance, v))
-    return Supremum(_mu(covariance, worst), True, lambda: worst)
 
 
 def _up(value: float, digits: int = 4) -> str:

@@ -355,7 +355,7 @@ def _argument(name: str, value: Any) -> Real:
         except ValueError:
             raise InvalidInput(f"{name} must be a number or an array, got lists of unequal length") from None
         if given.dtype.kind not in "iuf":
-            raise InvalidInput(f"{name} must be a number or an array of numbers, got {value!r}; convert it first")
+            raise InvalidInput(f"{name} must be a number or an array of them, got {type(value).__name__}; convert it")
         value = given.astype(np.float64) if given.ndim else float(given)
     inside, rule = _DOMAINS[name]
     valid = inside(value)

@@ -1,0 +1,196 @@
+"""The largest norm of a whitened difference over a sensitivity set, which is mu for Gaussian noise.
+
+Each supremum is exact in closed form or a proven upper bound; the flag `exact` says which, and the witness is a
+difference in the set that attains mu (or, for a bound, the worst one found).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import numpy as np
+import numpy.typing as npt
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.covariance import Covariance, Dense, FullCovariance, Symmetric
+from matrixdp.covariance.spectrum import unit
+from matrixdp.errors import NotCertifiable
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+
+Indices = npt.NDArray[np.intp]
+
+# A bound this close to its witness is attained: what is left is rounding.
+ATTAINED = 1e-9
+
+
+@dataclass(frozen=True)
+class Supremum:
+    """The largest norm of a whitened difference over a set."""
+
+    mu: float
+    exact: bool
+    witness: Callable[[], Array]
+
+
+def _attained(upper: float, witness: Array, covariance: Covariance) -> Supremum:
+    """A bound with the worst difference found; exact when that difference reaches it."""
+    return Supremum(upper, _mu(covariance, witness) >= upper * (1 - ATTAINED), lambda: witness)
+
+
+def _mu(covariance: Covariance, difference: Array) -> float:
+    return _check.norm(covariance.whiten(difference))
+
+
+def _full(covariance: Covariance) -> FullCovariance:
+    if not isinstance(covariance, FullCovariance):
+        raise NotCertifiable(
+            f"{covariance.describe()} hides only symmetric changes; this set allows others: use a RankOne set, "
+            "or noise on all entries"
+        )
+    return covariance
+
+
+@singledispatch
+def supremum(sensitivity: Sensitivity, covariance: Covariance) -> Supremum:
+    """The largest mu over a sensitivity set."""
+    raise NotCertifiable(f"no supremum is known for the set {_check.kind(sensitivity)}")
+
+
+@supremum.register
+def _(sensitivity: Frobenius, covariance: Covariance) -> Supremum:
+    """Exact: the radius along the direction with the least noise."""
+    full, radius = _full(covariance), sensitivity.radius
+    return Supremum(radius / full.smallest_std, True, lambda: radius * full.softest_direction())
+
+
+@supremum.register
+def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
+    """At most sqrt(R^T |Q| R), with equality when some choice of signs of R makes every product Q_ij R_i R_j positive.
+
+    The other bound is the ball around the box. Finding the best signs is NP-hard; a few steps of ascent suggest some.
+    """
+    full = _full(covariance)
+    bounds = sensitivity.bounds(full.shape)
+    by_entries = math.sqrt(float(np.sum(bounds * full.absolute_precision(bounds))))
+    by_ball = _check.norm(bounds) / full.smallest_std
+    return _attained(min(by_entries, by_ball), _worst_corner(bounds, bounds, full), full)
+
+
+def _worst_corner(start: Array, bounds: Array, covariance: FullCovariance) -> Array:
+    """A corner of the box that no step along the gradient improves."""
+    corner = start
+    if covariance.independent:
+        return corner
+    for _ in range(50):
+        pull = covariance.precision(corner)
+        better = np.where(pull < 0, -bounds, bounds)
+        if np.array_equal(better, corner):
+            break
+        corner = better
+    return corner
+
+
+@supremum.register(OneColumn)
+@supremum.register(OneRow)
+def _(sensitivity: OneColumn | OneRow, covariance: Covariance) -> Supremum:
+    """The worst line, on which the set is a ball or a box."""
+    full = _full(covariance)
+    best: tuple[int, Supremum] | None = None
+    for index, line in full.lines(sensitivity.axis):
+        on_line: Sensitivity
+        if sensitivity.radius is not None:
+            on_line = Frobenius(sensitivity.radius)
+        else:
+            on_line = Entrywise(sensitivity.widths(full.shape))
+        found = supremum(on_line, line)
+        found = replace(found, mu=found.mu * (1 + line.slack))
+        if best is None or found.mu > best[1].mu:
+            best = index, found
+    assert best is not None
+    where, worst = best
+
+    def witness() -> Array:
+        difference = np.zeros(full.shape)
+        np.moveaxis(difference, sensitivity.axis, 0)[where] = worst.witness()
+        return difference
+
+    return Supremum(worst.mu, worst.exact, witness)
+
+
+@supremum.register
+def _(sensitivity: Counts, covariance: Covariance) -> Supremum:
+    """Exact for independent noise and for one cell; for several correlated cells, bounds on the sum of |Q_ij|."""
+    full = _full(covariance)
+    cells = min(sensitivity.cells, math.prod(full.shape))
+    precisions = full.precision_diagonal().ravel()
+    top: Indices = np.argpartition(precisions, -cells)[-cells:]
+    if cells == 1 or full.independent:
+        mu = sensitivity.bound * math.sqrt(float(np.sum(precisions[top])))
+        return Supremum(mu, True, lambda: _signed(full, top, sensitivity.bound))
+    if isinstance(full, Dense):
+        square, top = _worst_cells(np.abs(full.precision_matrix()), cells)
+    else:
+        # |Q_ij| <= sqrt(Q_ii Q_jj), so the sum over the cells is at most the square of the sum of the roots
+        square = float(np.sum(np.sqrt(precisions[top]))) ** 2
+    upper = sensitivity.bound * min(math.sqrt(square), math.sqrt(cells) / full.smallest_std)
+    return _attained(upper, _signed(full, top, sensitivity.bound), full)
+
+
+def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
+    """A bound on the sum of |Q_ij| over any `cells` of the indices (exact for two), and good candidates."""
+    diagonal = np.diag(weights).copy()
+    if cells == 2:
+        pairs = diagonal[:, None] + diagonal[None, :] + 2 * weights
+        np.fill_diagonal(pairs, -np.inf)
+        first, second = np.unravel_index(int(np.argmax(pairs)), pairs.shape)
+        return float(pairs[first, second]), np.array([first, second])
+    off = weights.copy()
+    np.fill_diagonal(off, 0)
+    rows = diagonal + np.sort(off, axis=1)[:, -(cells - 1) :].sum(axis=1)
+    top: Indices = np.argsort(rows)[-cells:]
+    return float(np.sum(rows[top])), top
+
+
+def _signed(covariance: FullCovariance, cells: Indices, bound: float) -> Array:
+    """A change of these cells by the bound, with signs that reinforce each other, as they do with the first cell."""
+    box = np.zeros(math.prod(covariance.shape))
+    box[cells] = bound
+    box = box.reshape(covariance.shape)
+    pull = covariance.precision(unit(covariance.shape, np.unravel_index(cells[0], covariance.shape)))
+    return _worst_corner(np.where(pull < 0, -box, box), box, covariance)
+
+
+@supremum.register
+def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
+    """Exact for symmetric noise and for i.i.d. noise; otherwise the ball around the set.
+
+    With symmetric noise, mu^2 of p u u^T - q w w^T is largest for u orthogonal to w, and is convex in (p, q), so the
+    worst case is one record alone or two orthogonal records, all of full norm.
+    """
+    dimension, radius = covariance.shape[0], sensitivity.radius
+    first = radius**2 * unit(covariance.shape, (0, 0))
+    candidates = [first]
+    if sensitivity.relation == "replace" and dimension > 1:
+        candidates.append(first - radius**2 * unit(covariance.shape, (1, 1)))
+    if isinstance(covariance, Symmetric):
+        worst = max(candidates, key=lambda v: _mu(covariance, v))
+        return Supremum(_mu(covariance, worst), True, lambda: worst)
+    full = _full(covariance)
+    soft = full.softest_direction()
+    axes = np.linalg.svd(soft)
+    for x in (axes.U[:, 0], axes.Vh[0], axes.U[:, 0] + axes.Vh[0]):
+        if np.linalg.norm(x) > 0:
+            candidates.append(radius**2 * np.outer(x, x) / float(x @ x))
+    upper = sensitivity.frobenius_radius(full.shape) / full.smallest_std
+    return _attained(upper, max(candidates, key=lambda v: _mu(full, v)), full)
+
+
+@supremum.register
+def _(sensitivity: Vertices, covariance: Covariance) -> Supremum:
+    """Exact: a convex function on a polytope is largest at a vertex."""
+    worst = max(sensitivity.differences, key=lambda v: _mu(covariance, v))
+    return Supremum(_mu(covariance, worst), True, lambda: worst)
