@@ -184,4 +184,3 @@ def test_array_options_reach_the_mechanism(call, tmp_path):
 
 def test_what_is_missing_is_named_with_what_it_may_be(refused):
     assert '"all-ranges"' in refused("calibrate", "matrix-mechanism", *HISTOGRAM)
-    assert "NAME is missing: one of error, mvg" in refused("study")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from matrixdp import _extras
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, MatrixDPError
 
@@ -70,6 +71,7 @@ def _write_matrix(path: Path, value: Array) -> None:
     elif path.suffix == ".csv":
         np.savetxt(path, value, delimiter=",", fmt="%.17g")
     else:
+        _extras.require("tables", "pyarrow")
         import pyarrow
         import pyarrow.parquet
 

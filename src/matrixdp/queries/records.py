@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from matrixdp import _extras
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 
@@ -110,6 +111,7 @@ def _from_npy(path: Path, columns: Any) -> Array:
 
 
 def _from_parquet(path: Path, columns: Any) -> Array:
+    _extras.require("tables", "pyarrow")
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
