@@ -18,11 +18,11 @@ lint: .venv/dev
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --editable .
+	$(PIP) --editable '.[plots,sklearn]'
 	touch $@
 
 .venv/dev: .venv/core
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev]' --editable ./papers
 	touch $@
 
 clean:

@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from matrixdp import Budget
 from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateSGD
-from matrixdp.learn.models import LeNet, ResNet18
 from matrixdp.learn.sampling import Turn
+from matrixdp_papers.networks import LeNet, ResNet18
 
 NETWORKS = {"LeNet": (LeNet, (1, 28, 28), 256), "ResNet-18": (ResNet18, (3, 32, 32), 1024)}
 CLIP, NOISE_MULTIPLIER, RECORDS = 1.0, 1.0, 60_000

@@ -17,8 +17,8 @@ from flwr.simulation import run_simulation
 from torch import nn
 
 from matrixdp import Budget
-from matrixdp.datasets import load_adult
 from matrixdp.federated import Client, ClientLevel, LocalTraining, RecordLevel, horizontal
+from matrixdp_papers.datasets import load_adult
 
 CLIENTS, ROUNDS = 5, 5
 LEVEL = sys.argv[1] if len(sys.argv) > 1 else "record"

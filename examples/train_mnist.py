@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from matrixdp import Budget
-from matrixdp.datasets import load_mnist
 from matrixdp.learn import PrivateSGD
-from matrixdp.learn.models import LeNet
 from matrixdp.privacy.ledger import Ledger
+from matrixdp_papers.datasets import load_mnist
+from matrixdp_papers.networks import LeNet
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
 

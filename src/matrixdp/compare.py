@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from matrixdp import _check
+from matrixdp import _check, _extras
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
 from matrixdp.errors import NotApplicable, NotCertifiable
@@ -61,6 +61,7 @@ class Comparison:
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a data frame."""
+        _extras.require("tables", "pandas")
         import pandas
 
         return pandas.DataFrame([asdict(row) for row in self.rows])

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.datasets import load_digits
 
-from matrixdp import plots, postprocess, queries
+from matrixdp import _extras, plots, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.compare import compare
@@ -141,6 +140,9 @@ def _mu(certificate: Certificate) -> float:
 
 def _digits() -> tuple[Array, Array]:
     """The pixels of every picture, from 0 to 1, and its ink in the upper and in the lower half."""
+    _extras.require("sklearn", "sklearn")
+    from sklearn.datasets import load_digits
+
     pixels = np.asarray(load_digits().data, dtype=np.float64) / 16
     return pixels, pixels.reshape(len(pixels), 2, 32).sum(axis=2)
 

@@ -29,5 +29,9 @@ class BudgetExceeded(MatrixDPError):
     """The spend would pass the budget; nothing was spent or released."""
 
 
+class MissingExtra(MatrixDPError, ImportError):
+    """A package that this part of matrixdp needs is not installed; the message has the command that installs it."""
+
+
 class NumericalFailure(MatrixDPError):
     """A computation lost too much precision for its result to be trusted."""

@@ -8,28 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from matrixdp import _check, _extras
+
+_extras.require("plots", "matplotlib")
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from matrixdp import _check
-from matrixdp.claims import Claims
 from matrixdp.compare import KEEPS, Comparison, Row
 from matrixdp.errors import InvalidInput
 
 RESOLUTION = 150
 """Dots an inch of a saved picture."""
 
-# Colour, hatching and meaning of each verdict. Colour-blind readers can tell the colours apart; in grey, dark or light
-# and the hatching do.
-_STYLES = {
+# Colour-blind readers can tell the colours apart; in grey, lightness and hatching do.
+STYLES = {
     "exact": ("#0072B2", "", "exact: the claim is the truth"),
     "loose": ("#F3CE7E", "", "loose: true, but more noise than the claim needs"),
     "not float-safe": ("#999999", "xxxx", "not float-safe: true of the ideal law alone, refused by release"),
     "unproven": ("#CC79A7", "....", "unproven: not known to be true"),
     "violated": ("#D55E00", "////", "violated: the claim is false"),
 }
+"""Colour, hatching and meaning of each verdict."""
 
 
 def side_by_side(
@@ -53,7 +56,7 @@ def side_by_side(
     for name, given in (("labels", labels), ("axes", axes)):
         if given is not None and len(given) != len(pictures):
             raise InvalidInput(f"{name} must have one entry for each of the {len(pictures)} rows, got {len(given)}")
-    figure = _figure(3.1 * len(titles) + 1.2, 3.4 * len(pictures) + 0.3)
+    figure = figure_of(3.1 * len(titles) + 1.2, 3.4 * len(pictures) + 0.3)
     panels = figure.subplots(len(pictures), len(titles), squeeze=False)
     for index, row in enumerate(pictures):
         low, high = min(float(p.min()) for p in row), max(float(p.max()) for p in row)
@@ -82,7 +85,7 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     if not all(shown):
         raise InvalidInput("every comparison needs at least one mechanism that applies")
     heights = [len(rows) + 2.0 for rows in shown]
-    figure = _figure(8.5, 0.42 * sum(heights) + 0.8)
+    figure = figure_of(8.5, 0.42 * sum(heights) + 0.8)
     panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, comparison, rows in zip(panels, comparisons, shown, strict=True):
         _bars(panel, comparison, rows)
@@ -90,7 +93,7 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     present = {row.verdict for rows in shown for row in rows}
     keys = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="black", label=meaning)
-        for verdict, (colour, hatch, meaning) in _STYLES.items()
+        for verdict, (colour, hatch, meaning) in STYLES.items()
         if verdict in present
     ]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
@@ -102,7 +105,7 @@ def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
     errors = [row.expected_squared_error for row in rows]
     best = min((row.expected_squared_error for row in rows if row.verdict in KEEPS), default=math.nan)
     for place, (row, error) in enumerate(zip(rows, errors, strict=True)):
-        colour, hatch, _ = _STYLES[row.verdict]
+        colour, hatch, _ = STYLES[row.verdict]
         panel.barh(place, error, height=0.7, color=colour, hatch=hatch, edgecolor="black", linewidth=0.7)
         beside = f"{error:.4g}" if math.isnan(best) else f"{error:.4g}  ({error / best:.3g} x best)"
         panel.annotate(beside, (error, place), (5, 0), textcoords="offset points", va="center")
@@ -120,39 +123,7 @@ def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
                        textcoords="offset points", ha="right", color="dimgray", fontsize=8)  # fmt: skip
 
 
-def claims_chart(claims: Claims) -> Figure:
-    """Draws, for every setting, the error of each mechanism as a multiple of the analytic Gaussian's."""
-    settings = [(name, [row for row in rows if row.ratio == row.ratio]) for name, rows in claims.settings()]
-    settings = [(name, rows) for name, rows in settings if rows]
-    figure = _figure(9.5, 0.34 * len(settings) + 1.6)
-    panel = figure.subplots()
-    mechanisms = list(dict.fromkeys(row.mechanism for _, rows in settings for row in rows))
-    for mechanism, marker in zip(mechanisms, "osPD^v<>X", strict=False):
-        for verdict, (colour, _, _) in _STYLES.items():
-            points = [
-                (row.ratio, place)
-                for place, (_, rows) in enumerate(settings)
-                for row in rows
-                if row.mechanism == mechanism and row.verdict == verdict
-            ]
-            if points:
-                x, y = zip(*points, strict=True)
-                panel.scatter(x, y, marker=marker, c=colour, edgecolors="black", linewidths=0.6, s=42, zorder=3)
-        panel.scatter([], [], marker=marker, c="white", edgecolors="black", label=mechanism)
-    panel.set_xscale("log")
-    panel.axvline(1, color="black", linewidth=0.8)
-    panel.set_yticks(range(len(settings)), [f"{first.paper}: {first.setting}" for first, _ in settings])
-    panel.invert_yaxis()
-    panel.grid(axis="x", alpha=0.3)
-    panel.set_xlabel("expected squared error, multiples of the analytic Gaussian (log scale)")
-    verdicts = [Patch(facecolor=_STYLES[v][0], edgecolor="black", label=v) for v in ("exact", "loose", "violated")]
-    marks = panel.legend(loc="upper right", fontsize=8, title="mechanism")
-    panel.add_artist(marks)
-    panel.legend(handles=verdicts, loc="lower right", fontsize=8, title="verdict")
-    return figure
-
-
-def _figure(width: float, height: float) -> Figure:
+def figure_of(width: float, height: float) -> Figure:
     """An empty figure, in inches, with some air at its edges."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
 

@@ -7,7 +7,7 @@ from torch import nn
 from matrixdp.errors import InvalidInput
 from matrixdp.learn import ClippedGradients
 from matrixdp.learn.capture import CapturedGradients, _room_for
-from matrixdp.learn.models import LeNet
+from matrixdp_papers.networks import LeNet
 
 
 def gradients(device="cpu", norm="l2"):

@@ -1,7 +1,11 @@
-"""The command line. One file a command; a new one is its file and its line in COMMANDS."""
+"""The command line. One file per command; a new one is its file and its line in COMMANDS.
+
+Another distribution adds commands by entry points in the group `matrixdp.commands`.
+"""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -11,16 +15,14 @@ from typer.core import TyperGroup
 from matrixdp import _check
 from matrixdp.cli.audit import audit
 from matrixdp.cli.calibrate import calibrate
-from matrixdp.cli.claims import claims
 from matrixdp.cli.compare import compare
 from matrixdp.cli.demo import demo
 from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
-from matrixdp.cli.study import study
 from matrixdp.errors import MatrixDPError
 
-COMMANDS = (demo, compare, calibrate, release, claims, audit, study)
+COMMANDS = (demo, compare, calibrate, release, audit)
 
 
 class _Commands(TyperGroup):
@@ -70,7 +72,7 @@ def start(
     """Release matrices under differential privacy, with an exact certificate of what each release guarantees."""
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, *(point.load() for point in entry_points(group="matrixdp.commands"))):
     app.command()(command)
 app.add_typer(ledger, name="ledger")
 

@@ -13,6 +13,10 @@ Queries run at once, on the active `distributed.Client` or, without one, on thre
 what they cost and what has to be trusted.
 """
 
+from matrixdp import _extras
+
+_extras.require("distributed", "dask", "distributed", "pandas", "pyarrow")
+
 from matrixdp.distributed.noise import release
 from matrixdp.distributed.queries import covariance, histogram, identity, mean, second_moment, sum
 

@@ -4,6 +4,10 @@ The privacy logic knows nothing of Flower and runs without it; the Flower apps a
 and `matrixdp.federated.vertical`.
 """
 
+from matrixdp import _extras
+
+_extras.require("federated", "torch")
+
 from matrixdp.federated.client import Client, average
 from matrixdp.federated.participant import Declined, Participant
 from matrixdp.federated.record_level import RecordLevel

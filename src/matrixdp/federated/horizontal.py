@@ -17,6 +17,10 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+from matrixdp import _extras
+
+_extras.require("federated", "flwr")
+
 import numpy as np
 import torch
 from flwr.app import Context, Message

@@ -22,6 +22,10 @@ from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
+from matrixdp import _extras
+
+_extras.require("federated", "flwr")
+
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Context, Message, MessageType

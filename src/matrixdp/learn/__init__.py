@@ -1,5 +1,9 @@
 """Private training in PyTorch: SGD with any noise law, and features that are released once and then trained on."""
 
+from matrixdp import _extras
+
+_extras.require("learn", "torch")
+
 from matrixdp.learn.features import PrivateFeatures
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.sampling import PoissonBatch, PoissonSampler

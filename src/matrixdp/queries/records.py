@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from matrixdp import _check
+from matrixdp import _check, _extras
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, MatrixDPError
 
@@ -123,6 +123,7 @@ def _from_npy(path: Path, columns: Any) -> Array:
 
 
 def _from_parquet(path: Path, columns: Any) -> Array:
+    _extras.require("tables", "pyarrow")
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 

@@ -16,6 +16,10 @@ else is private:
   system.
 """
 
+from matrixdp import _extras
+
+_extras.require("sklearn", "sklearn")
+
 from matrixdp.sklearn.histogram import PrivateHistogram
 from matrixdp.sklearn.moments import PrivateCovariance, PrivatePCA
 

@@ -1,0 +1,19 @@
+"""The papers' experiments, one module a study, run by `matrixdp study NAME`."""
+
+from matrixdp_papers.studies import dpsgd, error, features, histogram, horizontal, mvg, pca, vertical
+from matrixdp_papers.studies.base import Study
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        error.STUDY,
+        mvg.STUDY,
+        histogram.STUDY,
+        pca.STUDY,
+        dpsgd.STUDY,
+        features.STUDY,
+        horizontal.STUDY,
+        vertical.STUDY,
+    )
+}
+"""Every study by name."""

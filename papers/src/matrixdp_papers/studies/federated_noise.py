@@ -1,0 +1,221 @@
+"""What the studies of federated learning share: how the paper divides a budget, and the noise of an upload.
+
+It needs PyTorch. A study imports it when it runs, so that an install without PyTorch can still list the study.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.covariance import Blocks, FullCovariance
+from matrixdp.federated.sizing import mu_of_each
+from matrixdp.learn.noise import ParameterNoise, as_matrix, propose, with_mu
+from matrixdp.mechanisms import calibrate
+from matrixdp.noise.laws import Gaussian, NoiseLaw
+from matrixdp.privacy import composition, gaussian
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.sensitivity import Counts, Entrywise
+from matrixdp_papers.studies import imgm_gradients
+from matrixdp_papers.studies.recalibrated import recalibrated
+
+PER_ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
+WHOLE = ("classic", "analytic", "mvg", "mgm", "udn", "idn")
+"""Mechanisms whose claim is for a matrix as a whole."""
+
+OPTIONS: dict[str, dict[str, Any]] = {"mvg": {"precision": "binary"}, "classic": {"beyond_proof": True}}
+"""What they need besides; MVG favours the first row, for the singular vectors that the paper takes are private."""
+
+# From this epsilon a step on, Theorem 3.4 just adds up; and the hyperbolic sine of Theorem 6 is the exponential.
+_ADDS_UP, _EXPONENTIAL = 10.0, 500.0
+# Laws whose noise differs by less are the same.
+SAME = 1e-6
+
+
+# --- the paper's accounting ---
+
+
+def round_budget(epsilon: float, delta: float, rounds: int) -> Budget:
+    """What each of so many releases may spend by the paper's composition; half of delta is its slack.
+
+    Source: kairouz2017composition, Theorem 3.4; yang2023matrix, section 8.2.
+    """
+    if not epsilon / rounds > _ADDS_UP:
+        return imgm_gradients.step_budget(epsilon, delta, rounds, 1.0)
+    return Budget(epsilon / rounds, imgm_gradients.step_budget(1.0, delta, rounds, 1.0).delta)
+
+
+def before_sampling(budget: Budget, sampling_rate: float) -> Budget:
+    """What the paper then lets a release spend on a sample: its Theorem 6, though that is for delta = 0.
+
+    Source: yang2023matrix, Theorem 6.
+    """
+    if budget.epsilon < _EXPONENTIAL:
+        return Budget(composition.before_sampling_pure(budget.epsilon, sampling_rate), budget.delta)
+    return Budget(budget.epsilon + math.log((1 - sampling_rate) / sampling_rate), budget.delta)
+
+
+def published(name: str, shape: Shape, width: float, each: Budget, element: Budget) -> Gaussian:
+    """What a mechanism proposes, by the paper's words, for a matrix whose entries change by up to `width`.
+
+    Args:
+        name: one of WHOLE, the matrix mechanism, or Gaussian noise on each element: with the claimed epsilon for every
+            single one, or such that all of them add up to it.
+        shape: of the matrix.
+        width: how much an entry can change; values lie within half of it.
+        each: what the matrix may spend.
+        element: what an element may spend in the paper's Gaussian mechanism.
+    """
+    size, one = math.prod(shape), Counts(1, width)
+    options = {"shape": shape, "sensitivity": Entrywise(width), "budget": each, **OPTIONS.get(name, {})}
+    if name == "mvg":
+        options |= {"gamma": width / 2 * math.sqrt(size)}
+    elif name == "matrix-mechanism":
+        options |= {"sensitivity": one, "workload": "identity"}
+    elif name in (PER_ELEMENT, ADDED_UP):
+        share = Budget(each.epsilon / size, each.delta / size)
+        options |= {"sensitivity": one, "budget": element if name == PER_ELEMENT else share, "beyond_proof": True}
+        name = "classic"
+    law = calibrate(name, **options)
+    assert isinstance(law, Gaussian)
+    return law
+
+
+def shaped(name: str) -> dict[str, Any]:
+    """Options of a mechanism whose noise will get its size later, so that MVG's bound on the value does not matter."""
+    return {**OPTIONS.get(name, {}), **({"gamma": 1.0} if name == "mvg" else {})}
+
+
+def layered(shapes: Iterable[Shape], of_layer: Callable[[Shape], Gaussian]) -> Gaussian:
+    """Noise for each parameter of a network, read as a matrix."""
+    laws = [of_layer(as_matrix(shape)) for shape in shapes]
+    parts = [law.covariance for law in laws if isinstance(law.covariance, FullCovariance)]
+    return Gaussian(Blocks(tuple(parts)), source=laws[0].source, note="layer by layer")
+
+
+def composed(certificate: Certificate, releases: float, delta: float) -> float:
+    """The epsilon of so many releases together; where noise is not Gaussian, that of the first of them alone."""
+    if certificate.mu is None:
+        return certificate.epsilon(delta)
+    return float(gaussian.epsilon(certificate.mu * math.sqrt(releases), delta))
+
+
+# --- the uploads of horizontal learning ---
+
+
+class Point(NamedTuple):
+    """A way to make the uploads private.
+
+    Attributes:
+        series: the mechanism.
+        epsilon: what is claimed for all rounds.
+        noise: of an upload; None for none.
+        each: the epsilon that the mechanism was given for a round.
+        truth: the epsilon that all uploads of a client have together, at client level; of R1SMG that of one round.
+        exact: whether the noise was sized by its certificate.
+        ratio: its std over that of i.i.d. noise, at the same true guarantee.
+    """
+
+    series: str
+    epsilon: float
+    noise: ParameterNoise | None
+    each: float | None = None
+    truth: float | None = None
+    exact: bool = False
+    ratio: float | None = None
+
+
+class Uploads(NamedTuple):
+    """What the noise of an upload depends on.
+
+    Attributes:
+        network: whose update is uploaded.
+        clip: the largest entry of an update.
+        rounds: how many uploads a client makes.
+        delta: for all of them.
+        sampling_rate: the share of a client's records in a batch.
+        generator: of the noise.
+    """
+
+    network: nn.Module
+    clip: float
+    rounds: int
+    delta: float
+    sampling_rate: float
+    generator: torch.Generator
+
+    @property
+    def box(self) -> Entrywise:
+        """How far the clipped updates of two data sets can be apart."""
+        return Entrywise(2 * self.clip, relation="replace")
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the parameters."""
+        return [tuple(p.shape) for p in self.network.parameters()]
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def noise(self, law: NoiseLaw) -> ParameterNoise:
+        """A law, ready to be drawn."""
+        largest = self.clip * math.sqrt(self.size)
+        return ParameterNoise(law, self.box, largest, generator=self.generator)
+
+
+def published_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> list[Point]:
+    """The paper's accounting: Theorem 3.4 over the rounds, Theorem 6 for the batches, and every layer for itself.
+
+    The paper names no composition for its Gaussian mechanism: its epsilon is that of an element in a round. R1SMG,
+    which is younger than the paper, is on all parameters at once.
+    """
+    whole = Budget(epsilon, uploads.delta)
+    element = before_sampling(whole, uploads.sampling_rate)
+    each = before_sampling(round_budget(epsilon, uploads.delta, uploads.rounds), uploads.sampling_rate)
+    points = []
+    for name in names:
+        law: NoiseLaw
+        if name == "r1smg":
+            law = calibrate(name, shape=(uploads.size,), sensitivity=uploads.box, budget=each)
+        else:
+            of_layer = partial(published, name, width=2 * uploads.clip, each=each, element=element)
+            law = layered(uploads.shapes, of_layer)
+        noise = uploads.noise(law)
+        spent = element.epsilon if name == PER_ELEMENT else each.epsilon
+        points.append(Point(name, epsilon, noise, spent, composed(noise.certificate, uploads.rounds, uploads.delta)))
+    return points
+
+
+def exact_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> tuple[list[Point], dict[str, float]]:
+    """Noise in the size at which all uploads of a client keep the budget; and its std over that of i.i.d. noise.
+
+    Mechanisms whose noise is the i.i.d. one in this size have no point of their own. R1SMG has noise that is enough for
+    a single round; for all of them it would need still more.
+    """
+    budget = Budget(epsilon, uploads.delta)
+    mu = mu_of_each(budget, uploads.rounds)
+    points, ratios, least = list[Point](), dict[str, float](), math.nan
+    for name in ("analytic", *(name for name in names if name in WHOLE and name != "analytic")):
+        proposed = propose(name, uploads.shapes, uploads.box, by_layer=True, **shaped(name))
+        assert isinstance(proposed, Gaussian)
+        noise = uploads.noise(with_mu(proposed, uploads.box, mu)[0])
+        least = noise.law.std if name == "analytic" else least
+        ratios[name] = noise.law.std / least
+        if name == "analytic" or abs(ratios[name] - 1) > SAME:
+            truth = composed(noise.certificate, uploads.rounds, uploads.delta)
+            points.append(Point(name, epsilon, noise, truth=truth, exact=True, ratio=ratios[name]))
+    if "r1smg" in names:
+        law = calibrate("r1smg", shape=(uploads.size,), sensitivity=uploads.box, budget=budget)
+        noise = uploads.noise(recalibrated(law, uploads.box, budget))
+        ratios["r1smg"], truth = noise.law.std / least, composed(noise.certificate, 1, uploads.delta)
+        points.append(Point("r1smg", epsilon, noise, truth=truth, exact=True, ratio=ratios["r1smg"]))
+    return points, ratios

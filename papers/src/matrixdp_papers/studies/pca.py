@@ -1,0 +1,290 @@
+"""R1SMG's second case study: principal components, as published and at equal true guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+from matplotlib.figure import Figure
+from sklearn.svm import LinearSVC
+from threadpoolctl import threadpool_limits
+
+from matrixdp import postprocess, queries
+from matrixdp._check import Array
+from matrixdp.budget import Budget
+from matrixdp.compare import verdict
+from matrixdp.mechanisms import calibrate
+from matrixdp.noise.laws import NoiseLaw
+from matrixdp.privacy.certificate import certify
+from matrixdp.queries import Answer
+from matrixdp_papers import datasets
+from matrixdp_papers.rivals.bingham import matrix_bingham
+from matrixdp_papers.rivals.modsulq import modsulq_certificate, published_std
+from matrixdp_papers.rivals.wishart import impossible
+from matrixdp_papers.rivals.wishart import noise as wishart_noise
+from matrixdp_papers.studies import figures, mvg
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table
+from matrixdp_papers.studies.recalibrated import recalibrated
+
+SEED = 2024
+DELTA = 1e-7
+EPSILONS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6)
+R1SMG_SHARE = 1e-7
+COMPONENTS = 20
+# Records for the classifier: the first 60 % of them train it.
+CLASSIFIED = 10_000
+# Of PPCA's sampler. On MNIST the captured variance is stationary after about five.
+SWEEPS, SMOKE_SWEEPS = 10, 1
+
+
+class Task(NamedTuple):
+    """A data set: records in rows, of any norm, and their classes."""
+
+    name: str
+    records: Array
+    label: npt.NDArray[np.int64]
+
+
+def load(folder: datasets.Folder) -> list[Task]:
+    """MNIST, Cardiotocography with features in [-1, 1], and Swarm Behaviour if its file is there."""
+    heart = datasets.load_cardiotocography(folder)
+    low, high = mvg.CARDIOTOCOGRAPHY_LOW, mvg.CARDIOTOCOGRAPHY_HIGH
+    tasks = [
+        Task("MNIST", *datasets.load_mnist(folder)),
+        Task("Cardiotocography", 2 * (heart.records - low) / (high - low) - 1, heart.label),
+    ]
+    if datasets.has(datasets.SWARM, folder):
+        swarm = datasets.load_swarm(folder)
+        # As in the paper; the ends come from these public records.
+        width = np.maximum(np.ptp(swarm.records, axis=0), 1e-12)
+        tasks.append(Task("Swarm", 2 * (swarm.records - swarm.records.min(axis=0)) / width - 1, swarm.label))
+    return tasks
+
+
+class Method(NamedTuple):
+    """A way to draw components, with the true delta at the claimed epsilon and the verdict on the claim."""
+
+    draw: Callable[[np.random.Generator], Array]
+    claimed_epsilon: float
+    true_delta: float
+    verdict: str
+
+
+class Problem:
+    """The second moment of clipped records, and what a basis of its leading subspace is worth."""
+
+    def __init__(self, task: Task, rng: np.random.Generator, sweeps: int = SWEEPS) -> None:
+        self.sweeps = sweeps
+        self.records = len(task.records)
+        self.answer: Answer = queries.second_moment(task.records, norm=1.0, relation="replace", average=True)
+        self.dimension = len(self.answer.value)
+        self.kept = min(COMPONENTS, self.dimension // 4)
+        values, vectors = np.linalg.eigh(self.answer.value)
+        self.values, self.basis = values[::-1][: self.kept], vectors[:, ::-1][:, : self.kept]
+        chosen = rng.permutation(self.records)[:CLASSIFIED]
+        norms = np.linalg.norm(task.records[chosen], axis=1, keepdims=True)
+        self.sample, self.label = task.records[chosen] / np.maximum(norms, 1), task.label[chosen]
+
+    def leading(self, noisy: Array) -> Array:
+        """The first eigenvectors of a noisy second moment."""
+        last = [self.dimension - self.kept, self.dimension - 1]
+        vectors: Array = scipy.linalg.eigh(postprocess.symmetrise(noisy), subset_by_index=last)[1]
+        return vectors[:, ::-1]
+
+    def deviation(self, basis: Array) -> float:
+        """The paper's total deviation, over the components that are kept."""
+        return float(np.sum(np.abs(self.values - self._captured(basis))))
+
+    def missed(self, basis: Array) -> float:
+        """The share of the best subspace's variance that this one misses; the order of its vectors does not matter."""
+        return max(0.0, 1 - float(np.sum(self._captured(basis)) / np.sum(self.values)))
+
+    def accuracy(self, basis: Array) -> float:
+        """How many of the records that did not train it a linear SVM on the projections gets right."""
+        projected = self.sample @ basis
+        cut = int(0.6 * len(projected))
+        model = LinearSVC(dual=False).fit(projected[:cut], self.label[:cut])
+        return float(model.score(projected[cut:], self.label[cut:]))
+
+    def _captured(self, basis: Array) -> Array:
+        captured: Array = np.sum(basis * (self.answer.value @ basis), axis=0)
+        return captured
+
+
+def methods(problem: Problem, epsilon: float) -> dict[str, Method]:
+    """The mechanisms of the paper as published, those that are exact, and the rivals."""
+    budget, small = Budget(epsilon, DELTA), Budget(epsilon * R1SMG_SHARE, DELTA)
+    value, sensitivity = problem.answer
+    given: dict[str, Any] = {"shape": value.shape, "sensitivity": sensitivity}
+
+    def adds(law: NoiseLaw, claimed: Budget = budget) -> Method:
+        certificate = certify(law, sensitivity)
+        true_delta, word = certificate.delta(claimed.epsilon), verdict(certificate, claimed)
+        return Method(lambda rng: problem.leading(value + law.sample(rng)), claimed.epsilon, true_delta, word)
+
+    rank_one = calibrate("r1smg", budget=small, **given)
+    return {
+        "classic": adds(calibrate("classic", budget=budget, beyond_proof=True, **given)),
+        "analytic": adds(calibrate("analytic", budget=budget, **given)),
+        # In hundreds of dimensions its rounding can pass the certificate by 1e-11; rescaling takes that off.
+        "optimal": adds(recalibrated(calibrate("optimal", budget=budget, **given), sensitivity, budget)),
+        # The Frobenius norm of a second moment is at most its trace, at most 1.
+        "mvg": adds(calibrate("mvg", budget=budget, gamma=1.0, **given)),
+        "mgm": adds(calibrate("mgm", budget=budget, **given)),
+        "r1smg": adds(rank_one, small),
+        "r1smg, rescaled": adds(recalibrated(rank_one, sensitivity, budget)),
+        **rivals(problem, budget),
+    }
+
+
+def rivals(problem: Problem, budget: Budget) -> dict[str, Method]:
+    """PPCA, MOD-SULQ and Wishart; the parts of matrixdp_papers.rivals are used on one second moment for all draws."""
+    value, sensitivity = problem.answer
+    rate = budget.epsilon / 2 * problem.records
+    std = published_std(problem.dimension, budget) / problem.records
+    certificate = modsulq_certificate(problem.dimension, std, sensitivity)
+    scale = 1.5 / (problem.records * budget.epsilon)
+
+    def ppca(rng: np.random.Generator) -> Array:
+        return matrix_bingham(rate * value, problem.kept, problem.sweeps, rng)
+
+    def modsulq(rng: np.random.Generator) -> Array:
+        upper = np.triu(std * rng.standard_normal(value.shape))
+        return problem.leading(value + upper + np.triu(upper, 1).T)
+
+    def wishart(rng: np.random.Generator) -> Array:
+        return problem.leading(value + wishart_noise(problem.dimension, scale, rng=rng))
+
+    true_delta = certificate.delta(budget.epsilon)
+    return {
+        "PPCA": Method(ppca, budget.epsilon, 0.0, "pure, in the limit of its sampler"),
+        "MOD-SULQ": Method(modsulq, budget.epsilon, true_delta, verdict(certificate, budget)),
+        "Wishart": Method(wishart, budget.epsilon, impossible(budget.epsilon), "violated"),
+    }
+
+
+METRICS = {"total deviation": Problem.deviation, "variance missed": Problem.missed, "accuracy": Problem.accuracy}
+
+
+class Measured(NamedTuple):
+    """What came out for one data set: its tables, and the values by metric, mechanism and epsilon."""
+
+    name: str
+    problem: Problem
+    tables: tuple[Table, ...]
+    values: dict[str, dict[str, list[Mean]]]
+
+
+def measure(
+    task: Task, problem: Problem, epsilons: tuple[float, ...], runs: int, rng: np.random.Generator, progress: Progress
+) -> Measured:
+    """Draws components with every method at every epsilon."""
+    values: dict[str, dict[str, list[Mean]]] = {metric: {} for metric in METRICS}
+    claims: dict[str, list[Method]] = {}
+    for epsilon in progress(epsilons, task.name):
+        for name, method in methods(problem, epsilon).items():
+            claims.setdefault(name, []).append(method)
+            bases = [method.draw(rng) for _ in range(runs)]
+            for metric, score in METRICS.items():
+                values[metric].setdefault(name, []).append(Mean.of(score(problem, basis) for basis in bases))
+    columns = ("mechanism", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
+    about = f"{task.name}, {problem.kept} of {problem.dimension} components, {problem.records:,} records"
+    without = {metric: score(problem, problem.basis) for metric, score in METRICS.items()}
+    tables = [
+        Table(
+            f"{about}: {metric}",
+            columns,
+            (("no noise", *[without[metric]] * len(epsilons)), *((n, *m) for n, m in found.items())),
+        )
+        for metric, found in values.items()
+    ]
+    middle = len(epsilons) // 2
+    guarantees = tuple(
+        (name, found[middle].claimed_epsilon, found[middle].true_delta, found[middle].verdict)
+        for name, found in claims.items()
+    )
+    title = f"{task.name}: what the claims are worth at epsilon {epsilons[middle]:g}, claimed delta {DELTA:g}"
+    note = "For Wishart a lower bound. PPCA claims and has delta 0, Wishart claims 0."
+    tables.append(Table(title, ("mechanism", "claimed epsilon", "true delta", "verdict"), guarantees, note))
+    return Measured(task.name, problem, tuple(tables), values)
+
+
+def _picture(measured: list[Measured], epsilons: tuple[float, ...]) -> Figure:
+    """Figure 6: total deviation and accuracy against epsilon."""
+    figure = Figure(figsize=(8.4, 2.9 * len(measured)), layout="constrained")
+    panels = figure.subplots(len(measured), 2, squeeze=False)
+    for row, found in zip(panels, measured, strict=True):
+        for panel, metric, scale in zip(row, ("total deviation", "accuracy"), ("log", "linear"), strict=True):
+            labels = ("epsilon (R1SMG claims 1e-7 of it)", metric)
+            title = f"{found.name}: {metric}"
+            figures.curves(panel, epsilons, found.values[metric], title=title, labels=labels, scales=("linear", scale))
+    panels[0, 1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _found(measured: list[Measured], epsilons: tuple[float, ...]) -> str:
+    middle = len(epsilons) // 2
+    lines = []
+    for found in measured:
+        at = {metric: {name: means[middle] for name, means in v.items()} for metric, v in found.values.items()}
+        accuracy, missed = at["accuracy"], at["variance missed"]
+        names = ("analytic", "optimal", "PPCA", "MOD-SULQ", "mvg", "mgm")
+        told = ", ".join(f"{name} {missed[name]}" for name in names)
+        right = ", ".join(f"{name} {accuracy[name]}" for name in ("analytic", "optimal", "PPCA", "MOD-SULQ", "r1smg"))
+        lines.append(
+            f"- {found.name}, epsilon {epsilons[middle]:g}: share of the variance missed by those that keep their "
+            f"promise: {told}; by claims that do not hold: r1smg {missed['r1smg']}, Wishart {missed['Wishart']}; by "
+            f"R1SMG with enough noise {missed['r1smg, rescaled']}. Accuracy without noise "
+            f"{found.problem.accuracy(found.problem.basis):.3f}; {right}."
+        )
+    return "\n".join(lines)
+
+
+def run(data: list[Task], smoke: bool, progress: Progress) -> Results:
+    """Every data set at every epsilon."""
+    rng = np.random.default_rng(SEED)
+    epsilons, runs, most, sweeps = ((0.8,), 2, 1000, SMOKE_SWEEPS) if smoke else (EPSILONS, 4, None, SWEEPS)
+    measured = []
+    with threadpool_limits(1):  # many small products: more threads would only wait for each other
+        for name, records, label in data:
+            task = Task(name, records[:most], label[:most])
+            problem = Problem(task, rng, sweeps)
+            measured.append(measure(task, problem, epsilons, runs, rng, progress))
+    tables = tuple(table for found in measured for table in found.tables)
+    setting = {"delta": DELTA, "norm of records": 1.0, "relation": "replace", "runs": runs, "seed": SEED,
+               "sweeps of PPCA": sweeps, "smoke": smoke}  # fmt: skip
+    pictures = {"figure-6": _picture(measured, epsilons)}
+    return Results(setting, tables, _found(measured, epsilons), DIFFERENCE, pictures)
+
+
+DIFFERENCE = """\
+- Where R1SMG comes close to the result without noise it is because its claim is false: its true delta is in the tables.
+  With enough noise to keep the promise it finds nothing. The claim of the Wishart mechanism is false too.
+- The paper bounds a record by its 2,400 features in [-1, 1], so that its norm may be 49; here every record is clipped
+  to norm 1, a public bound, and the sensitivity falls accordingly. That is why plain Gaussian noise does well.
+- Analytic and optimal noise agree within error: once symmetrised they differ along the trace alone, which has no say in
+  eigenvectors.
+- MOD-SULQ as published adds about d + 1 times the std that its promise needs; calibrated exactly it would be the
+  analytic Gaussian on the upper triangle. MVG and MGM are loose too.
+- PPCA is pure epsilon-DP, a stronger promise, and pays for it in many dimensions. Its sampler is a Markov chain of
+  finite length. Its vectors have no order inside the subspace, so its total deviation says less than the variance
+  missed.
+- The SVM is trained on the records without privacy, as in the paper; only the components are private.
+- The Swarm data are not used unless their file is in the data folder, so the paper's own figures are not reproduced."""
+
+
+STUDY = Study(
+    name="pca",
+    title="Principal components (R1SMG, case study II)",
+    source="ji2024less, section 7.2, figure 6",
+    claim=(
+        "With 1e-7 of the others' epsilon (0.2 to 1.6, delta 1e-7) R1SMG has a total deviation close to 0 and an SVM "
+        "accuracy on the first 20 components close to that without noise, far better than the classic and analytic "
+        "Gaussian, MVG and MGM, and similar to PPCA, MOD-SULQ and the Wishart mechanism (Swarm Behaviour data)."
+    ),
+    load=load,
+    run=run,
+)

@@ -1,0 +1,178 @@
+"""What the studies of training share: networks and records on a device, SGD with and without privacy, and accuracy.
+
+It needs PyTorch. A study imports it when it runs, so that an install without PyTorch can still list the study.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.noise.laws import NoiseLaw
+from matrixdp_papers.datasets import Labelled
+
+try:
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    from matrixdp.learn import PrivateSGD
+    from matrixdp_papers.networks import GCN
+except ImportError as reason:
+    raise InvalidInput(f"this study needs PyTorch: pip install 'matrixdp[learn]' ({reason})") from None
+
+# Records that pass through a network at a time when it is judged.
+CHUNK = 512
+
+
+def pick_device() -> torch.device:
+    """The first GPU, or the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def affordable(epochs: int, repeats: int, least: int) -> tuple[int, int]:
+    """Epochs and repeats of a run: all of them on a GPU, a tenth of the epochs (at least so many) on a processor."""
+    return (epochs, repeats) if torch.cuda.is_available() else (max(least, epochs // 10), max(1, repeats // 3 * 2))
+
+
+def on_device(data: Labelled) -> TensorDataset:
+    """Records and classes as tensors; numbers in single precision, codes and indices as they are."""
+    records = torch.from_numpy(np.ascontiguousarray(data.records))
+    if records.is_floating_point():
+        records = records.float()
+    return TensorDataset(records.to(pick_device()), torch.from_numpy(data.label).to(pick_device()))
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A network to train.
+
+    Attributes:
+        name: of the data set.
+        network: makes the network.
+        train, test: on the device.
+        lot: the size of a batch; that of a Poisson batch is expected to be this.
+        learning_rate: of SGD, with noise or without.
+        clip: the largest norm of a record's gradient.
+    """
+
+    name: str
+    network: Callable[[], nn.Module]
+    train: TensorDataset
+    test: TensorDataset
+    lot: int
+    learning_rate: float
+    clip: float = 1.0
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability of a record to be in a batch."""
+        return self.lot / len(self.train)
+
+    def steps(self, epochs: int) -> int:
+        """How many batches so many passes have."""
+        return epochs * -(-len(self.train) // self.lot)
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters."""
+        return [tuple(parameter.shape) for parameter in self.network().parameters()]
+
+
+def seeded_network(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A network on the device, with the same first weights for the same seed; other random numbers are not touched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make().to(pick_device())
+
+
+def generator(seed: int) -> torch.Generator:
+    """Random numbers on the device."""
+    return torch.Generator(pick_device()).manual_seed(seed)
+
+
+def accuracy(network: nn.Module, data: TensorDataset) -> float:
+    """The share of records that are classified right; a network whose numbers have overflowed answers class 0."""
+    records, label = data.tensors
+    network.eval()
+    with torch.no_grad():
+        right = [
+            (network(records[first : first + CHUNK]).argmax(1) == label[first : first + CHUNK]).sum()
+            for first in range(0, len(label), CHUNK)
+        ]
+    network.train()
+    return int(torch.stack(right).sum()) / len(label)
+
+
+def by_epoch(networks: Iterable[nn.Module], data: TensorDataset) -> list[float]:
+    """The accuracy of a network after each pass."""
+    return [accuracy(network, data) for network in networks]
+
+
+def at_end(networks: Iterable[nn.Module], data: TensorDataset) -> float:
+    """The accuracy of a network after the last pass."""
+    *_, network = networks
+    return accuracy(network, data)
+
+
+def passes(
+    network: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, *, epochs: int, lot: int, seed: int
+) -> Iterator[nn.Module]:
+    """Trains without noise on batches of shuffled records, and yields the network after each pass.
+
+    The batches of a pass are of one size, up to a record: after a small one at the end the network would be judged by
+    what a few records have made of it.
+    """
+    loss, random = nn.CrossEntropyLoss(), generator(seed)
+    records, label = data.tensors
+    for _ in range(epochs):
+        order = torch.randperm(len(label), generator=random, device=label.device)
+        for batch in torch.tensor_split(order, -(-len(label) // lot)):
+            optimizer.zero_grad()
+            loss(network(records[batch]), label[batch]).backward()
+            optimizer.step()
+        yield network
+
+
+def without_noise(task: Task, epochs: int, seed: int, learning_rate: float | None = None) -> Iterator[nn.Module]:
+    """Trains the task's network with SGD that clips nothing and protects nobody, at the task's rate or another."""
+    network = seeded_network(task.network, seed)
+    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate or task.learning_rate)
+    return passes(network, optimizer, task.train, epochs=epochs, lot=task.lot, seed=seed)
+
+
+def trainer(task: Task, noise: str | NoiseLaw, budget: Budget, planned: int, seed: int, **options: Any) -> PrivateSGD:
+    """Private SGD with random numbers that can be repeated, planned for so many epochs."""
+    network = seeded_network(task.network, seed)
+    optimizer = torch.optim.SGD(network.parameters(), lr=task.learning_rate)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    captured = torch.cuda.is_available() and not isinstance(network, GCN)  # which waits for the largest degree
+    options = {"batch_size": task.lot, "clip": task.clip, "epochs": planned, "generator": generator(seed), **options}
+    options["capture"] = captured
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "training with a generator of your own", UserWarning)
+        return PrivateSGD(network, optimizer, task.train, loss, budget=budget, noise=noise, **options)
+
+
+def with_noise(
+    task: Task, law: NoiseLaw, budget: Budget, planned: int, seed: int, *, epochs: int | None = None
+) -> Iterator[nn.Module]:
+    """Trains the task's network with this noise, whether or not it keeps the budget; yields it after each epoch.
+
+    Args:
+        task: what to train.
+        law: the noise of a step.
+        budget: what is claimed.
+        planned: the epochs that the claim is for.
+        seed: of weights, batches and noise.
+        epochs: stop after so many.
+    """
+    private = trainer(task, law, budget, planned, seed, accept_violation=True)
+    for _ in range(epochs or planned):
+        private.train()
+        yield private.model

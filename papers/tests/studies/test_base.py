@@ -1,0 +1,106 @@
+"""The frame of a study: tables, means, reports, files, and the command."""
+
+import json
+from importlib.metadata import entry_points
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from matrixdp.errors import InvalidInput
+from matrixdp_papers.cli.study import study as command
+from matrixdp_papers.studies import STUDIES, figures
+from matrixdp_papers.studies.base import Mean, Results, Study, Table, plain, silent
+
+
+def results():
+    figure, panels = figures.panels(1)
+    figures.bars(panels[0], {"a": Mean(2.0, 0.1, 5), "b": Mean(3.0, np.nan, 1)}, title="t", label="x")
+    table = Table("Errors", ("name", "error", "note"), (("a", Mean(2.0, 0.1, 5), None), ("b", np.inf, "no|ne")), "why")
+    return Results({"runs": 5, "shape": (2, 3)}, (table,), "found", "difference", {"picture": figure})
+
+
+STUDY = Study("toy", "A toy", "nobody2000", "the claim", None, lambda data, smoke, progress: results())
+
+
+def test_a_mean_has_the_interval_of_students_law():
+    runs = np.random.default_rng(0).normal(5, 2, 10_000)
+    found = Mean.of(runs)
+    assert found.mean == np.mean(runs)
+    assert found.half_width == pytest.approx(1.96 * 2 / 100, rel=0.05)
+    # 4 runs, 3 degrees of freedom: 3.182 standard errors
+    assert Mean.of([1.0, 2.0, 3.0, 4.0]).half_width == pytest.approx(3.182446 * np.std([1, 2, 3, 4], ddof=1) / 2)
+    assert str(Mean.of([1.0])) == "1"
+    assert "±" in str(found)
+
+
+def test_a_table_refuses_rows_of_another_length():
+    with pytest.raises(InvalidInput, match="2 cells"):
+        Table("t", ("a", "b"), ((1,),))
+
+
+def test_the_report_has_claim_findings_difference_picture_and_numbers():
+    text = STUDY.report(results())
+    places = [text.index(part) for part in ("the claim", "found", "difference", "picture.png", "2 ± 0.1", "why")]
+    assert places == sorted(places)
+    assert "shape 2 x 3" in text
+
+
+def test_written_results_are_strict_json(tmp_path):
+    paths = STUDY.write(results(), tmp_path / "out")
+    assert {path.name for path in paths} == {"results.json", "report.md", "picture.png"}
+    assert all(path.is_file() for path in paths)
+    found = json.loads((tmp_path / "out" / "results.json").read_text(), parse_constant=pytest.fail)
+    rows = found["tables"][0]["rows"]
+    assert rows[0]["error"] == {"mean": 2.0, "half_width": 0.1, "runs": 5}
+    assert rows[1]["error"] is None
+    assert plain({"a": [np.float64(1.5), np.nan]}) == {"a": [1.5, None]}
+
+
+def test_results_are_not_written_where_a_file_lies(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="out must be a folder"):
+        STUDY.write(results(), tmp_path / "file")
+
+
+@pytest.fixture
+def call():
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_lists_the_studies(call):
+    result = call("--list")
+    assert result.exit_code == 0
+    for name in ("error", "mvg", "histogram", "pca"):
+        assert name in STUDIES
+        assert f"{name} " in result.stdout
+
+
+def test_the_command_refuses_unknown_names_and_missing_data(call, tmp_path, monkeypatch):
+    monkeypatch.delenv("MATRIXDP_DATA", raising=False)
+    for arguments in ((), ("nothing",), ("mvg",), ("mvg", "--data", tmp_path)):
+        result = call(*arguments)
+        assert isinstance(result.exception, InvalidInput)
+
+
+def test_the_command_runs_a_study_and_writes_its_results(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(STUDIES, "toy", STUDY)
+    result = call("toy", "--smoke", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    assert "Errors" in result.stdout
+    assert (tmp_path / "out" / "report.md").is_file()
+
+
+@pytest.mark.parametrize("name", ["mvg", "histogram", "pca"])
+def test_every_study_runs_on_the_real_data(name, folder, tmp_path):
+    study = STUDIES[name]
+    study.write(study.run(study.load(folder), True, silent), tmp_path)
+    assert (tmp_path / "report.md").stat().st_size > 1000
+
+
+def test_installed_it_adds_its_commands_to_matrixdp():
+    found = {point.name: point.value for point in entry_points(group="matrixdp.commands")}
+    assert found == {"claims": "matrixdp_papers.cli.claims:claims", "study": "matrixdp_papers.cli.study:study"}

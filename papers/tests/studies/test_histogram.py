@@ -1,0 +1,108 @@
+"""The study of the map of pickups."""
+
+import numpy as np
+import pytest
+
+from matrixdp_papers.studies import equal_guarantees, haar, histogram, uber_map
+from matrixdp_papers.studies.base import Mean, Table, silent
+
+
+def test_it_runs_on_a_small_map(small_map):
+    found = histogram.run(small_map, True, silent)
+    assert set(found.figures) == {"figure-4", "figure-5", "equal-guarantees"}
+    verdicts = {row[0]: row[3] for row in found.tables[0].rows}
+    assert verdicts == {"r1smg": "violated", "classic": "loose", "analytic": "exact", "mvg": "loose", "mgm": "loose"}
+    assert "chosen on the map of other days" in found.found
+
+
+def test_the_moments_of_the_loss_are_those_of_the_paper(small_map, rng):
+    table, _ = histogram.accuracy(small_map, 2000, rng, silent)
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["exact kurtosis"] == pytest.approx(35 / 3)
+    assert cells["exact skewness"] == pytest.approx(5 / np.sqrt(3))
+    # a mean of 2000 chi-squares with one degree of freedom lies within 16 % of the truth but one time in a million
+    assert cells["mean loss"] == pytest.approx(cells["exact mean"], rel=0.16)
+
+
+def test_the_valid_cells_do_not_hang_on_the_private_records(folder):
+    data = uber_map.load(folder)
+    assert data.counts.shape == (89, 89)
+    assert (data.counts.sum(), data.counts.max(), data.records) == (3479, 27, 3829)
+    assert data.valid.sum() == 3940
+    # some private records lie outside: the map was not made from them
+    assert data.counts[~data.valid].sum() > 0
+
+
+@pytest.mark.parametrize("relation", uber_map.RELATIONS)
+def test_additive_noise_has_the_error_that_its_guarantee_needs(small_map, relation, rng):
+    size = small_map.counts.size
+    for name in ("analytic", "laplace"):
+        method = equal_guarantees.methods(small_map.counts.shape, relation)[name]
+        errors = [np.sum((method.draw(small_map.counts, rng) - small_map.counts) ** 2) for _ in range(40)]
+        # 12,960 squares: 10 % is 5 standard errors for Laplace noise and 8 for Gaussian, less than one in a million
+        assert np.mean(errors) == pytest.approx(size * method.std**2, rel=0.1)
+        assert np.mean(errors) != pytest.approx(size * (0.9 * method.std) ** 2, rel=0.1)
+    assert {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[relation] == pytest.approx(method.std)
+
+
+def test_blocks_are_added_up_and_spread_evenly(rng):
+    counts = rng.poisson(3, (7, 9)).astype(float)
+    blocks = equal_guarantees.together(counts, 4)
+    assert blocks.shape == (2, 3)
+    assert blocks[0, 0] == counts[:4, :4].sum()
+    assert blocks[1, 2] == counts[4:, 8:].sum()
+    marked = rng.random((7, 9)) < 0.7
+    marked[0, 0] = True
+    full = equal_guarantees.spread(blocks, 4, marked)
+    assert np.all(full[~marked] == 0)
+    assert full[0, 0] == pytest.approx(blocks[0, 0] / marked[:4, :4].sum())
+    assert equal_guarantees.together(full, 4)[0, 0] == pytest.approx(blocks[0, 0])
+    np.testing.assert_array_equal(equal_guarantees.spread(counts, 1, np.ones_like(marked)), counts)
+
+
+def test_sums_over_rectangles(rng):
+    counts = rng.random((5, 6))
+    rectangles = equal_guarantees.random_rectangles(counts.shape, rng)[:50]
+    slow = [counts[top:bottom, left:right].sum() for (top, bottom), (left, right) in rectangles]
+    np.testing.assert_allclose(equal_guarantees.sums(counts, rectangles), slow, atol=1e-12)
+
+
+def test_the_choice_is_made_on_the_other_table():
+    columns = ("mechanism", "x", "y")
+    other = Table("o", columns, (("a", Mean(3.0, 0, 2), Mean(2.0, 0, 2)), ("b", Mean(1.0, 0, 2), None)))
+    table = Table("t", columns, (("a", Mean(5.0, 0, 2), Mean(9.0, 0, 2)), ("b", Mean(7.0, 0, 2), None)))
+    assert equal_guarantees.choose(other, table, ["a", "b"])[:2] == ("b", "x")
+    assert equal_guarantees.choose(other, table, ["a"]) == ("a", "y", Mean(9.0, 0, 2))
+
+
+def test_post_processing_keeps_to_valid_cells_and_to_the_total(small_map, rng):
+    method = equal_guarantees.methods(small_map.counts.shape, "add/remove")["laplace"]
+    noisy = method.draw(small_map.counts, rng)
+    for post in equal_guarantees.POSTS:
+        result = equal_guarantees.finished(noisy, small_map.valid, method, post)
+        if post != "as released":
+            assert np.all(result[~small_map.valid] == 0)
+        if post not in ("as released", "valid cells"):
+            assert np.all(result >= 0)
+    total = equal_guarantees.finished(noisy, small_map.valid, method, "non-negative, total")
+    assert total.sum() == pytest.approx(noisy[small_map.valid].sum())
+
+
+def test_haar_is_orthonormal(rng):
+    square = rng.normal(size=(16, 16))
+    coefficients = haar.transform(square)
+    assert np.linalg.norm(coefficients) == pytest.approx(np.linalg.norm(square))
+    np.testing.assert_allclose(haar.inverse(coefficients), square, atol=1e-12)
+    assert coefficients[0, 0] == pytest.approx(square.sum() / 16)
+
+
+def test_denoising_takes_off_noise_and_keeps_what_stands_out(rng):
+    truth = np.zeros((20, 24))
+    truth[5:13, 6:14] = 4.0
+    truth[2, 20] = 30.0
+    noisy = truth + rng.normal(size=truth.shape)
+    better = haar.denoise(noisy, 1.0)
+    assert np.sum((better - truth) ** 2) < 0.4 * np.sum((noisy - truth) ** 2)
+    assert better[2, 20] > 20
+    # with a std that is ten times too large the peak goes
+    assert haar.denoise(noisy, 10.0)[2, 20] < 20
