@@ -4,7 +4,6 @@ Every public function that takes records gets every kind of bad input; all that 
 """
 
 import inspect
-import itertools
 import json
 import logging
 import warnings
@@ -153,11 +152,10 @@ ENTRIES |= {
         {name: x for name, (x, _) in LEARNED.items()} | RECORDS,
     ),
 }  # fmt: skip
-for _set, _name in itertools.product(("Frobenius", "OneRow", "Entrywise", "RankOne", "Vertices"), ("made", "asked")):
-    _kind = getattr(sensitivity, _set)
-    _one = np.eye(2) if _set == "Vertices" else 1.0
-    _ask = (lambda x, k=_kind: [k(x)][:0]) if _name == "made" else (lambda x, k=_kind, one=_one: k(one).contains(x))
-    ENTRIES[f"sensitivity.{_set}, {_name}"] = (_ask, PUBLIC)
+for _set in ("Counts", "Entrywise", "Frobenius", "OneColumn", "OneRow", "RankOne", "Vertices"):
+    _kind, _one = getattr(matrixdp, _set), np.eye(2) if _set == "Vertices" else 1
+    ENTRIES[f"matrixdp.{_set}"] = (lambda x, k=_kind: [k(x)][:0], PUBLIC)
+    ENTRIES[f"matrixdp.{_set}, contains"] = (lambda x, k=_kind, one=_one: k(one).contains(x), PUBLIC)
 for _name in ("norm", "low", "high", "columns", "relation"):
     ENTRIES[f"option {_name}"] = (lambda x, n=_name: queries.sum(GOOD, **{"high": 1.0, n: x}), PUBLIC)
 ENTRIES |= {
@@ -169,6 +167,7 @@ ENTRIES |= {
 }
 # public names that take no records and no argument in their place
 PLAIN = {
+    "matrixdp.Certificate", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors", "matrixdp.queries",
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",

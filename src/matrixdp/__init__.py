@@ -1,11 +1,37 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees."""
 
+from importlib.metadata import version
+
+from matrixdp import errors, queries
 from matrixdp.budget import Budget
 from matrixdp.compare import compare
 from matrixdp.mechanisms import calibrate
 from matrixdp.privacy.accountant import Accountant
-from matrixdp.privacy.certificate import certify
+from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.ledger import Ledger
-from matrixdp.release import release
+from matrixdp.release import Release, release
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
-__all__ = ["Accountant", "Budget", "Ledger", "calibrate", "certify", "compare", "release"]
+__version__ = version("matrixdp")
+
+__all__ = [
+    "Accountant",
+    "Budget",
+    "Certificate",
+    "Counts",
+    "Entrywise",
+    "Frobenius",
+    "Ledger",
+    "OneColumn",
+    "OneRow",
+    "RankOne",
+    "Release",
+    "Vertices",
+    "__version__",
+    "calibrate",
+    "certify",
+    "compare",
+    "errors",
+    "queries",
+    "release",
+]

@@ -28,7 +28,7 @@ RESOLUTION = 150
 STYLES = {
     "exact": ("#0072B2", "", "exact: the claim is the truth"),
     "loose": ("#F3CE7E", "", "loose: true, but more noise than the claim needs"),
-    "not float-safe": ("#999999", "xxxx", "not float-safe: true of the ideal law alone, refused by release"),
+    "not float-safe": ("#999999", "xxxx", "not float-safe: refused by release"),
     "unproven": ("#CC79A7", "....", "unproven: not known to be true"),
     "violated": ("#D55E00", "////", "violated: the claim is false"),
 }

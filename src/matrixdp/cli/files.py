@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from matrixdp import _extras
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, MatrixDPError
 
@@ -192,7 +191,6 @@ def _write_matrix(file: BinaryIO, suffix: str, value: Array) -> None:
     elif suffix == ".csv":
         np.savetxt(file, value, delimiter=",", fmt="%.17g")
     else:
-        _extras.require("tables", "pyarrow")
         import pyarrow
         import pyarrow.parquet
 
