@@ -41,9 +41,12 @@ def entries(dtype: Any) -> str:
 def kind(value: Any) -> str:
     """What a message may say of anything: its type, and its shape or length."""
     name = type(value).__name__
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        return f"{name} of shape {tuple(shape)}"
+    try:
+        shape = tuple(value.shape)
+    except Exception:  # it has none, or quotes what it holds
+        shape = None
+    if shape is not None and all(type(side) is int for side in shape):
+        return f"{name} of shape {shape}"
     return f"{name} of length {len(value)}" if isinstance(value, (list, tuple, set, dict)) else name
 
 
@@ -51,7 +54,8 @@ def shown(value: Any) -> str:
     """What a message says of a public argument: a number as it is, all else by its kind, as it may hold records."""
     plain = value is None or isinstance(value, (bool, np.bool_, float, np.floating, np.integer))
     plain = plain or (isinstance(value, int) and value.bit_length() <= 64)
-    return repr(value) if plain else kind(value)
+    known = type(value).__module__ in ("builtins", "numpy")  # a class of others may print what it likes
+    return repr(value) if plain and known else kind(value)
 
 
 def origin(error: BaseException) -> str:
@@ -84,6 +88,8 @@ def number(name: str, value: Any) -> float:
         found = float(value)
     except OverflowError:
         found = math.inf
+    except Exception:
+        raise InvalidInput(f"{name} must be a number, got {kind(value)}, which cannot be made a float") from None
     if not math.isfinite(found):
         raise InvalidInput(f"{name} must be finite, got {shown(value)}")
     return found

@@ -139,6 +139,12 @@ def test_warnings_are_one_line_and_leave_json_alone(call, people):
     assert json.loads(result.stdout)["query"] == "sum"
 
 
+def test_an_empty_list_of_columns_is_not_all_of_them(refused, people):
+    output = people.with_name("out.csv")
+    line = refused("release", people, "--query", "sum", "--norm", "1", "--columns", "", *BUDGET, "--output", output)
+    assert "has no column ''" in line
+
+
 @pytest.mark.parametrize("taken", ["out.csv", "out.certificate.json"])
 def test_nothing_is_overwritten(refused, people, taken):
     people.with_name(taken).write_text("precious")

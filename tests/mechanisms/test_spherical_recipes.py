@@ -116,3 +116,10 @@ def test_slow_mechanisms_are_left_out_unless_named():
     assert "by name" in rows["spherical"].note
     named = compare((3,), Frobenius(1.0), Budget(0.5, 1e-6), mechanisms=["spherical"]).rows[0]
     assert named.verdict == "not float-safe"
+
+
+def test_a_delta_that_r1smg_cannot_serve_does_not_stop_auto():
+    given = {"shape": (3,), "sensitivity": Frobenius(1.0), "budget": Budget(1.0, 1e-300)}
+    with pytest.raises(NotApplicable, match="no finite noise"):
+        calibrate("r1smg", **given)
+    assert isinstance(calibrate("auto", **given), Gaussian)

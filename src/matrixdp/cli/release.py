@@ -79,7 +79,7 @@ def release(
         "low": specs.bounds("low", low),
         "high": specs.bounds("high", high),
         "edges": _grid(edges) if edges else None,
-        "columns": specs.columns(columns) if columns else None,
+        "columns": None if columns is None else specs.columns(columns),
         "relation": relation,
         "average": average or None,
         "size": size,

@@ -31,5 +31,7 @@ def r1smg(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spherical:
         raise NotApplicable(f"r1smg is stated for more than 2 entries, got {size}; use 'analytic'")
     log_psi = math.log(budget.delta) + float(gammaln((size - 1) / 2) - gammaln(size / 2)) - 0.5 * math.log(math.pi)
     psi = math.exp(2 / (size - 2) * log_psi)
+    if not psi > 1e-150:
+        raise NotApplicable(f"r1smg has no finite noise at delta {budget.delta:g} for {size} entries; use 'analytic'")
     variance = 2 * sensitivity.frobenius_radius(shape) ** 2 / (budget.epsilon * psi)
     return Spherical(shape, k=1.0, p=2.0, scale=math.sqrt(2 * variance))

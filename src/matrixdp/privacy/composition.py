@@ -332,7 +332,8 @@ class Pair:
 
 def _epsilon(value: float) -> float:
     if not _check.at_least_zero("epsilon", value) <= _LARGEST_EPSILON:
-        raise InvalidInput(f"epsilon must be at most {_LARGEST_EPSILON:g}, got {value!r}: above, it protects nothing")
+        most = f"{_LARGEST_EPSILON:g}"
+        raise InvalidInput(f"epsilon must be at most {most}, got {_check.shown(value)}: above, it protects nothing")
     return float(value)
 
 
@@ -340,12 +341,13 @@ def check_sampling_rate(value: float) -> float:
     """A probability above 0; every record may be used."""
     if not 1e-100 <= _check.number("sampling_rate", value) <= 1.0:
         raise InvalidInput(
-            f"sampling_rate must be above 0 (from 1e-100) and at most 1, got {value!r}; 1 means every record is used"
+            f"sampling_rate must be above 0 (from 1e-100) and at most 1, got {_check.shown(value)}; "
+            "1 means every record is used"
         )
     return float(value)
 
 
 def _step(epsilon: float, delta: float, k: int) -> tuple[float, float, int]:
     if not 0.0 <= _check.number("delta", delta) < 1.0:
-        raise InvalidInput(f"delta must be 0 or above and below 1, got {delta!r}; 1e-6 is a common choice")
+        raise InvalidInput(f"delta must be 0 or above and below 1, got {_check.shown(delta)}; 1e-6 is a common choice")
     return _epsilon(epsilon), float(delta), _check.count("k", k)

@@ -354,13 +354,17 @@ def _argument(name: str, value: Any) -> Real:
             given = np.asarray(value)
         except ValueError:
             raise InvalidInput(f"{name} must be a number or an array, got lists of unequal length") from None
+        except Exception:
+            raise InvalidInput(f"{name} must be a number or an array, got {type(value).__name__}") from None
         if given.dtype.kind not in "iuf":
             raise InvalidInput(f"{name} must be a number or an array of them, got {type(value).__name__}; convert it")
-        value = given.astype(np.float64) if given.ndim else float(given)
+        with np.errstate(over="ignore"):  # a long double may become infinite
+            value = given.astype(np.float64) if given.ndim else float(given)
     inside, rule = _DOMAINS[name]
     valid = inside(value)
     if valid is not True and not np.all(valid):
-        raise InvalidInput(f"{name} must {rule}, got {value if type(value) is float else value[~valid][0]}")
+        wrong = value if type(value) is float else f"an array with {int(np.sum(~valid))} entries that do not"
+        raise InvalidInput(f"{name} must {rule}, got {wrong}")
     return value
 
 

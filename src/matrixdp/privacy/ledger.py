@@ -94,12 +94,16 @@ class Ledger:
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
         if relation is not None:
             _check.choice("relation", relation, RELATIONS)
+        if adaptive is not None and not isinstance(adaptive, bool):
+            raise InvalidInput(f"adaptive must be True, False or None, got {_check.kind(adaptive)}")
         self._timeout = _check.positive("timeout", timeout)
         try:
             self.path = Path(path).resolve()  # a later change of the working folder must not change the ledger
             exists = self.path.exists()
-        except (TypeError, ValueError, OSError, RuntimeError) as reason:
-            raise InvalidInput(f"path must name a file that can be reached, got {path!r} ({reason})") from None
+        except Exception as reason:  # its text may quote what was given in place of a path
+            raise InvalidInput(
+                f"path must name a file that can be reached, got {_check.kind(path)} ({_check.origin(reason)})"
+            ) from None
         if not exists:
             if budget is None:
                 raise LedgerError(f"there is no ledger {self.path}; create it with a budget (matrixdp ledger create)")
@@ -118,7 +122,7 @@ class Ledger:
             self._verified = self._check_all(connection)
         if budget is not None and budget != self.budget:
             raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.path}), got {budget!r}")
-        if adaptive is not None and header.adaptive not in (None, int(bool(adaptive))):
+        if adaptive is not None and header.adaptive not in (None, int(adaptive)):
             raise InvalidInput(f"adaptive must be the ledger's own, {self.adaptive}, got {adaptive!r}")
         if relation is not None and relation != self._verified.relation:
             raise InvalidInput(f"relation must be the ledger's own, {self._verified.relation!r}, got {relation!r}")
@@ -228,6 +232,8 @@ class Ledger:
         Returns:
             The head, which is the last hash of the chain.
         """
+        if head is not None and not isinstance(head, str):
+            raise InvalidInput(f"head must be a hash as verify() gives it, a str, got {_check.kind(head)}")
         with self._transaction("BEGIN") as connection:
             self._catch_up(connection)  # finds a file that was put back to an earlier state since the last look
             verified = self._check_all(connection)

@@ -109,13 +109,13 @@ def checked(
     ):
         raise InvalidInput(
             f"series must be a name of 1 to {LONGEST_NOTE} printable characters, such as secrets.token_hex(8), "
-            f"got {series!r}"
+            f"got {_check.kind(series)}"
         )
     if planned is not None and series is None:
         raise InvalidInput("planned must come with a series, the name under which the planned releases are used")
     for name, value in (("count", count), ("planned", 1 if planned is None else planned)):
         if not _check.count(name, value) < 2**63:
-            raise InvalidInput(f"{name} must be below 2^63, got {value}")
+            raise InvalidInput(f"{name} must be below 2^63, got {_check.shown(value)}")
     return Entry(
         number=0,
         time=now(),

@@ -253,7 +253,7 @@ def _member(dimension: int, k: float, p: float) -> tuple[int, float, float]:
 
 def _delta_argument(delta: float) -> float:
     if not 0.0 <= _check.number("delta", delta) < 1.0:
-        raise InvalidInput(f"delta must be 0 or above and below 1, got {delta!r}; 1e-6 is a common choice")
+        raise InvalidInput(f"delta must be 0 or above and below 1, got {_check.shown(delta)}; 1e-6 is a common choice")
     return float(delta)
 
 

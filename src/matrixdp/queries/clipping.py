@@ -122,7 +122,9 @@ def divisor(size: Any, count: int, relation: str) -> int:
             'relation="add/remove" needs a size, a public constant to divide by: the number of records is private '
             'there, and dividing by it is not covered by the guarantee. Or use relation="replace"'
         )
-    return _check.count("size", size)
+    if not _check.count("size", size) < 2**63:
+        raise InvalidInput("size must be below 2^63; it is a number of records")
+    return int(size)
 
 
 def at_least(exact: Fraction) -> float:

@@ -245,7 +245,9 @@ def _select(names: Sequence[Any], columns: Any, source: str) -> list[int]:
     elif isinstance(columns, (str, Integral)):
         picked = [_position(names, columns, source)]
     elif isinstance(columns, Iterable):
-        picked = [_position(names, item, source, listed=isinstance(columns, (list, tuple))) for item in columns]
+        with _check.withheld("going through columns"):
+            asked = list(columns)
+        picked = [_position(names, item, source, listed=type(columns) in (list, tuple)) for item in asked]
         if not picked or len(set(picked)) != len(picked):
             raise InvalidInput(f"columns must name at least one column, and each once, got {len(picked)}")
     else:
@@ -267,7 +269,7 @@ def _position(names: Sequence[Any], item: Any, source: str, listed: bool = True)
             return list(names).index(item)
         if isinstance(item, Integral) and not numbered and 0 <= item < len(names):
             return int(item)
-    asked = repr(item) if listed and type(item) in (str, int) else _check.kind(item)
+    asked = repr(item) if listed and type(item) is str else _check.shown(item) if listed else _check.kind(item)
     ways = "by name" if numbered and not isinstance(names, range) else f"by position 0 to {len(names) - 1}, or by name"
     raise InvalidInput(f"columns: {source} has no column {asked}; it has {len(names)} columns, to be given {ways}")
 
