@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from matrixdp import Budget, calibrate
 from matrixdp.covariance import Blocks, Isotropic
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
-from matrixdp.learn import PoissonBatch, PrivateSGD
+from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateSGD
 from matrixdp.learn.sampling import Turn
 from matrixdp.noise.laws import Gaussian, Spherical
 from matrixdp.privacy.accountant import Accountant
@@ -300,6 +300,7 @@ def test_a_crash_leaves_no_gradient_without_noise(monkeypatch, place):
     working = iter([LOSS] * 2)  # for two pieces of four
     if place == "loss":
         monkeypatch.setattr(run.gradients, "_loss", lambda *given: next(working)(*given))
+        monkeypatch.setattr(ClippedGradients, "probed", True)  # another loss would be probed
     else:
         monkeypatch.setattr(run.noise, "add_", lambda flat: next(iter([])))
     with pytest.raises((StopIteration, InvalidInput), match=r"^$|StopIteration"):

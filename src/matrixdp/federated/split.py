@@ -242,7 +242,8 @@ class Half:
         if len(self.inputs) != plan.records:
             raise InvalidInput(f"inputs must have the {plan.records} records of the plan, got {len(self.inputs)}")
         if plan.unit == "record":
-            check_independent(self.network, (self.inputs,))
+            sizes = {plan.batch_size, plan.records % plan.batch_size} - {0}
+            check_independent(self.network, (self.inputs,), sizes=sorted(sizes))  # those that come, and no others
         features = self._features(self.inputs[:1])
         if features.ndim != 2:
             raise InvalidInput(f"network must give one vector a record, got shape {tuple(features.shape)} for one")

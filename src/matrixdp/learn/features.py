@@ -90,7 +90,10 @@ class PrivateFeatures(nn.Module):
             )
         self.front.eval()
         with _check.withheld("model"):
-            check_independent(self.front, (inputs,), largest=max(LARGE, min(len(inputs), CHUNK)))
+            last = len(inputs) % CHUNK
+            check_independent(
+                self.front, (inputs,), largest=max(LARGE, min(len(inputs), CHUNK)), sizes=[last] if last else []
+            )
             found = copies(self.front, None)
             front = self.front if found is None else found[0]  # nothing of the records stays behind in a copy
             kept = picture(model=front)

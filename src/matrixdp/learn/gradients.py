@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _hooks
 from torch.nn.utils.rnn import PackedSequence
 
 from matrixdp import _check
@@ -25,6 +26,8 @@ from matrixdp.learn.pieces import Piece, Samples, factor_roundoff, merged, round
 from matrixdp.learn.probe_records import LARGE
 
 Loss = Callable[[Any, Any], Tensor]
+
+_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 
 # The largest batch of a probe, and the most numbers that its per-record gradients of a parameter may have.
 _LARGEST_PROBE, _LARGEST_SAMPLES = 256, 1 << 22
@@ -77,19 +80,22 @@ class ClippedGradients:
 
     @property
     def probed(self) -> bool:
-        """Whether the model, as it is made up and switched now, was seen to treat records on their own."""
+        """Whether model and loss, as they are made up and switched now, were seen to treat records on their own."""
         return self._make_up() in self._probed
 
     def _make_up(self) -> tuple[Any, ...]:
-        return tuple(
+        owner = getattr(self.loss, "__self__", self.loss)
+        parts = [*self.model.modules(), *(owner.modules() if isinstance(owner, nn.Module) else [owner])]
+        everywhere = tuple(tuple(getattr(_hooks, f"_global_{kind}")) for kind in _HOOKS)
+        return everywhere, *(
             (
-                id(module),
-                type(module),
-                module.training,
-                id(vars(module).get("forward")),
-                *(tuple(hooks) for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)),
+                id(part),
+                type(part),
+                id(vars(part).get("forward")) if isinstance(part, nn.Module) else None,
+                tuple((k, v) for k, v in getattr(part, "__dict__", {}).items() if isinstance(v, (bool, str))),
+                *(tuple(getattr(part, f"_{kind}", ())) for kind in _HOOKS),
             )
-            for module in self.model.modules()
+            for part in parts
         )
 
     @property

@@ -8,8 +8,8 @@ the inputs and outputs of all layers that are trained, the gradients that come b
 of the parameters must stay the same, up to rounding and relative to that record's own size, when
 
 - all other records, or their targets alone, are exchanged, for each record of the batch;
-- the batch comes in another order, or holds fewer or more records (where nothing is random; else in evaluation mode,
-  and for the loss alone);
+- the batch comes in another order, or holds fewer or more records (where nothing is random; else without dropout, in
+  evaluation mode, and for the loss alone);
 
 for records as they are, 1000 times larger and smaller, repeated, with features exchanged among records, moved at
 random, and beside records that are not finite; with targets of one kind and of many; at the parameters as they are and
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.kept import Picture, changed, copies, picture
@@ -43,6 +44,9 @@ ROUNDING, ULPS = 1e-9, 512
 SHORTENED = 2.0**-5
 # At another place in a batch kernels may take another way: what that may change, as a share of the largest number.
 MOVED = 1e-12
+
+_DROPOUT = frozenset({f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in
+                      ("", "_", "1d", "2d", "3d")})  # fmt: skip
 
 Found = dict[str, Tensor]
 """What comes of a batch, by name; each tensor has one row per record."""
@@ -70,6 +74,7 @@ def check_independent(
     targets: Any = None,
     prepare: Callable[[nn.Module, Any], Run] | None = None,
     largest: int = LARGE,
+    sizes: Sequence[int] = (),
 ) -> bool:
     """Raises InvalidInput if what comes of a record depends on others, or if network or loss keep what they saw.
 
@@ -80,6 +85,7 @@ def check_independent(
         targets: of the loss; tensors in them that have a row per record go with the inputs.
         prepare: (network, loss) -> what runs them; forward passes alone if it is left out.
         largest: the size of the largest batch that is tried.
+        sizes: further sizes of batches that are known to come.
 
     Returns:
         Whether there were different records to try it with.
@@ -101,7 +107,7 @@ def check_independent(
                 _Trial(subject.run, subject, moves=False).on(pool, rows=2)  # in its own type of numbers too
                 subject = widened
         with _default_dtype(subject.dtype):
-            subject.check(largest)
+            subject.check(largest, sizes)
     return True
 
 
@@ -140,6 +146,24 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+class _NoDropout(TorchFunctionMode):
+    """Calls of dropout give back what they get."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DROPOUT:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
+
+
+def _without_dropout(run: Run) -> Run:
+    def still(inputs: tuple[Tensor, ...], targets: Any) -> Found:
+        with _NoDropout():
+            return run(inputs, targets)
+
+    return still
 
 
 def _forward(network: nn.Module, loss: Any) -> Run:
@@ -186,14 +210,15 @@ class _Subject:
             return False
         return True
 
-    def check(self, largest: int) -> None:
+    def check(self, largest: int, sizes: Sequence[int]) -> None:
         """Raises InvalidInput for what it finds."""
         random = self._random()
         self._kept()
         trial = _Trial(self.run, self, moves=not random)
         trial.on(self.pool, rows=SMALL, moves=True)
         trial.on(self.pool, rows=2, size=SMALL - 1)
-        trial.halves(self.pool, largest)
+        for size in (largest, chance.randint(SMALL + 1, largest), *sizes):
+            trial.halves(self.pool, size)
         trial.on(self.pool.few(), rows=2)
         trial.on(self.pool.moved(), rows=2, moves=True, tolerant=True)
         for pool in (self.pool.shuffled(), self.pool.scaled(1e-3), self.pool.scaled(1e3)):
@@ -208,14 +233,18 @@ class _Subject:
             trial.on(self.pool, rows=3, moves=True, tolerant=True)
             trial.on(self.pool.moved(), rows=2, tolerant=True)
             if random:
+                still = _Trial(_without_dropout(self.run), self, moves=True)
+                if not self._random(still.run):
+                    still.on(self.pool, rows=2, moves=True, tolerant=True)
                 self.model.eval()
                 _Trial(self.run, self, moves=not self._random()).on(self.pool, rows=2, moves=True, tolerant=True)
 
-    def _random(self) -> bool:
+    def _random(self, run: Run | None = None) -> bool:
         """Whether torch's random numbers play a part; refuses others."""
+        run = run or self.run
         batch = self.pool.batch(self.pool.draw(min(SMALL, len(self.pool))))
         seeds = [chance.getrandbits(63) for _ in range(2)]
-        first, again, other = (self.seeded(self.run, seed, batch) for seed in (seeds[0], seeds[0], seeds[1]))
+        first, again, other = (self.seeded(run, seed, batch) for seed in (seeds[0], seeds[0], seeds[1]))
         if self.differ(first, again):
             self._kept()
             raise InvalidInput(

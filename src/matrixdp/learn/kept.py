@@ -1,15 +1,23 @@
 """What a model and a loss keep: a picture of everything that hangs on them, and copies that can be tried out.
 
 A record that stays behind in a parameter, a buffer, an attribute, a list or a closure is not covered by any noise. So
-pictures of all these are compared before and after a pass. What is written elsewhere (files, other processes, objects
-of other libraries) is not seen.
+pictures of all these are compared before and after a pass. So are what the usual holders of the standard library hold:
+byte arrays, queues, weak dictionaries, variables of threads and contexts, generators and caches of functions. What is
+written elsewhere (files, other processes, objects of other libraries) is not seen.
 """
 
 from __future__ import annotations
 
+import array
+import contextvars
 import copy
+import functools
+import io
+import queue
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from matrixdp.errors import InvalidInput
+
 # How many objects are looked at; a model has a few dozen for each layer.
 MOST_OBJECTS = 200_000
 
@@ -26,6 +36,11 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
 # Whose functions and classes hold no state of a user's model.
 _LIBRARIES = frozenset({"torch", "numpy", "scipy", "opacus", "matrixdp", *sys.stdlib_module_names} - {"__main__"})
 _CONTAINERS = frozenset({"builtins", "collections", "functools", "types"})
+_BYTES = (bytearray, array.array)
+_FILES = (io.BytesIO, io.StringIO)
+_CACHE = type(functools.cache(len))
+_HOLDERS = (*_BYTES, *_FILES, threading.local, contextvars.ContextVar, queue.Queue, queue.SimpleQueue,
+            weakref.WeakKeyDictionary, weakref.WeakValueDictionary)  # fmt: skip
 
 Path = tuple[str, ...]
 Picture = dict[Path, Any]
@@ -99,7 +114,12 @@ def _walk(roots: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
     """All objects that are reached from the roots, each once, by a path."""
     waiting: list[tuple[Path, Any]] = [((name,), root) for name, root in reversed(list(roots.items()))]
     seen: dict[int, Any] = {}  # keeps them alive, so that no other object takes the place of one
-    while waiting and len(seen) < MOST_OBJECTS:
+    while waiting:
+        if len(seen) >= MOST_OBJECTS:
+            raise InvalidInput(
+                f"model and loss hold more than {MOST_OBJECTS} objects, too many to see whether records are kept in "
+                "them; keep large tables outside, or as arrays"
+            )
         path, found = waiting.pop()
         if isinstance(found, _PLAIN):
             yield path, found
@@ -117,7 +137,9 @@ def _opaque(found: Any) -> bool:
         return False
     if isinstance(found, (types.ModuleType, types.BuiltinFunctionType, Dataset, DataLoader, torch.optim.Optimizer)):
         return True
-    if isinstance(found, (types.FunctionType, type)):
+    if isinstance(found, _HOLDERS):
+        return False
+    if isinstance(found, (types.FunctionType, type, _CACHE)):
         return _root(getattr(found, "__module__", None)) in _LIBRARIES
     root = _root(type(found).__module__)
     return root not in _CONTAINERS and (root == "matrixdp" or root in sys.stdlib_module_names)
@@ -135,6 +157,7 @@ def _inside(found: Any) -> Iterator[tuple[Path, Any]]:
         return
     if isinstance(found, Mapping):
         yield from _numbered(found.values())
+        yield from ((("[key]", *place), key) for place, key in _numbered(found) if not isinstance(key, _PLAIN))
     elif isinstance(found, (list, tuple, set, frozenset)) or type(found).__module__ == "collections":
         yield from _numbered(found)
     if isinstance(found, types.FunctionType):
@@ -149,9 +172,22 @@ def _inside(found: Any) -> Iterator[tuple[Path, Any]]:
     elif isinstance(found, type):
         yield from _named(vars(found), ("__dict__", "__weakref__", "__doc__", "__module__"))
         return
-    elif type(found).__module__ == "functools" and hasattr(found, "func"):
-        yield from ((("func",), found.func), (("args",), found.args), (("keywords",), found.keywords))
+    elif isinstance(found, (contextvars.ContextVar, types.GeneratorType)):
+        yield from _held(found)
+        return
+    elif type(found).__module__ == "functools":  # partial functions, cached properties
+        yield from (((name,), getattr(found, name)) for name in ("func", "args", "keywords") if hasattr(found, name))
+        if isinstance(found, functools.singledispatchmethod):  # the rest is a table of types
+            return
     yield from _attributes(found)
+
+
+def _held(found: Any) -> Iterator[tuple[Path, Any]]:
+    """What an object of the standard library holds outside its attributes."""
+    if isinstance(found, contextvars.ContextVar):
+        yield ("[value]",), found.get(None)
+    elif found.gi_frame is not None:
+        yield from _named(found.gi_frame.f_locals)
 
 
 def _attributes(found: Any) -> Iterator[tuple[Path, Any]]:
@@ -165,6 +201,8 @@ def _attributes(found: Any) -> Iterator[tuple[Path, Any]]:
         # layers of Opacus remember the size of a batch
         plain_too = _root(type(found).__module__) != "opacus"
         yield from ((step, inner) for step, inner in _named(names) if plain_too or not isinstance(inner, _PLAIN))
+    if isinstance(found, Tensor) and found.is_leaf and not found.requires_grad:
+        yield ("grad",), found.grad
     if isinstance(found, (Tensor, *_PLAIN)):
         return
     for kind in type(found).__mro__:
@@ -195,8 +233,19 @@ def _of_function(found: types.FunctionType) -> Iterator[tuple[Path, Any]]:
     for name in names:
         used = found.__globals__.get(name)
         yield (name,), used
-        if isinstance(used, types.ModuleType) and _root(used.__name__) not in _LIBRARIES:
-            yield from ((((name, inner)), vars(used)[inner]) for inner in names if inner in vars(used))
+        # a module may also be imported by the function itself
+        yield from _of_module((name,), sys.modules.get(name) if used is None else used, names, set())
+
+
+def _of_module(path: Path, found: Any, names: list[str], seen: set[int]) -> Iterator[tuple[Path, Any]]:
+    """What is called by these names in a user's module, and in the modules in it."""
+    if not isinstance(found, types.ModuleType) or _root(found.__name__) in _LIBRARIES or id(found) in seen:
+        return
+    seen.add(id(found))
+    for name in names:
+        if name in vars(found):
+            yield (*path, name), vars(found)[name]
+            yield from _of_module((*path, name), vars(found)[name], names, seen)
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -218,6 +267,14 @@ def _value(found: Any) -> Any:
         return found.copy()
     if isinstance(found, _PLAIN):
         return found
+    if isinstance(found, _BYTES):
+        return bytes(found)
+    if isinstance(found, _FILES):
+        return None if found.closed else found.getvalue()
+    if isinstance(found, queue.SimpleQueue):
+        return found.qsize()
+    if isinstance(found, _CACHE):
+        return found.cache_info()._replace(hits=0)
     if isinstance(found, Mapping):
         return type(found), [key if isinstance(key, _PLAIN) else type(key) for key in found]
     if isinstance(found, (list, tuple, set, frozenset)) or type(found).__module__ == "collections":

@@ -16,8 +16,10 @@ import torch
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
+    Dataset,
     IterableDataset,
     Sampler,
+    StackDataset,
     Subset,
     TensorDataset,
     default_collate,
@@ -79,7 +81,20 @@ def loader(data: Any, rate: float, batches: int, generator: torch.Generator | No
     from opacus.data_loader import DPDataLoader  # seconds to load, and tensors do without
 
     poisson = DPDataLoader(data, sample_rate=rate)  # for its collation, which gives empty batches their shape
-    return DataLoader(data, batch_sampler=sampler, collate_fn=poisson.collate_fn)
+    return DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=poisson.collate_fn)
+
+
+class _OneByOne(Dataset[Any]):
+    """A data set without `__getitems__`, which makes a whole batch and so may mix or repeat records."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
 
 
 class Turn:
@@ -103,6 +118,7 @@ class PoissonBatch:
     def __init__(self, inputs: Any, targets: Any, *, turn: Turn | None = None) -> None:
         self.drawn = inputs, targets
         """What the step uses; others see copies, so that whatever is done to those, the step is that of the draw."""
+        self._versions = _version(inputs), _version(targets)
         self.turn = Turn(None) if turn is None else turn
         self._shown: dict[str, tuple[Any, int]] = {}
 
@@ -125,7 +141,8 @@ class PoissonBatch:
     @property
     def unchanged(self) -> bool:
         """Whether nothing was written into it, as far as PyTorch counts writes."""
-        return all(copied._version == version for copied, version in self._shown.values())
+        drawn = (_version(self.drawn[0]), _version(self.drawn[1]))
+        return drawn == self._versions and all(copied._version == was for copied, was in self._shown.values())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self) or name in ("inputs", "targets"):
@@ -134,6 +151,11 @@ class PoissonBatch:
                 "records in the data set, one at a time, or in the model; largest_batch= saves memory"
             )
         super().__setattr__(name, value)
+
+
+def _version(part: Any) -> int | None:
+    """How often was written into a tensor, where that is counted."""
+    return part._version if isinstance(part, torch.Tensor) and not part.is_inference() else None
 
 
 def count_records(data: Any) -> int:
@@ -149,7 +171,8 @@ def count_records(data: Any) -> int:
     places = _places(data)
     if len(np.unique(places, axis=0)) < len(places):
         raise InvalidInput(
-            "data must hold each record once: indices of a Subset or parts of a ConcatDataset repeat some, and a "
+            "data must hold each record once: indices of a Subset, parts of a ConcatDataset or items of a list repeat "
+            "some, and a "
             "record that is there k times changes a step k times as much as is paid for. Leave repetitions out; for "
             "rare classes use weights in the loss that are public constants"
         )
@@ -163,6 +186,10 @@ def _places(data: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         return inner[np.asarray([int(index) for index in data.indices], dtype=np.int64)]
     if isinstance(data, ConcatDataset):
         return np.concatenate([_places(part) for part in data.datasets])
+    if isinstance(data, StackDataset):
+        return _places(next(iter(data.datasets.values() if isinstance(data.datasets, dict) else data.datasets)))
+    if isinstance(data, (list, tuple)):
+        return np.array([_item_place(item) for item in data], dtype=np.int64).reshape(-1, 2)
     source, where = id(data), np.arange(len(data), dtype=np.int64)
     if isinstance(data, TensorDataset):
         # the first tensor whose rows differ; if none does, all records are one
@@ -171,6 +198,15 @@ def _places(data: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
             source = rows.untyped_storage().data_ptr()
             where = (int(rows.storage_offset()) + int(rows.stride(0)) * where) * rows.element_size()
     return np.stack([np.full(len(where), source, dtype=np.int64), where], axis=1)
+
+
+def _item_place(item: Any) -> tuple[int, int]:
+    """The memory of the first tensor in an item and where it is there; the item itself if it has none."""
+    parts = item if isinstance(item, (list, tuple)) else [item]
+    rows = next((t for t in parts if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.numel()), None)
+    if rows is None:
+        return id(item), 0
+    return rows.untyped_storage().data_ptr(), int(rows.storage_offset()) * rows.element_size()
 
 
 def some_records(data: Any, device: torch.device) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,7 +38,7 @@ SAMPLER_SHARES = (0.01, 0.2, 0.5)
 # What the guarantee rests on, and so stays as it was made.
 FIXED = frozenset(
     {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
-     "sensitivity", "noise", "affordable", "_process"}
+     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping"}
 )  # fmt: skip
 
 
@@ -111,6 +112,7 @@ class PrivateSGD:
     ) -> None:
         self._process = os.getpid()
         self.data, records = data, count_records(data)
+        self._records, self._stepping = records, threading.Lock()
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
         if not _check.count("batch_size", batch_size) <= records:
@@ -158,6 +160,8 @@ class PrivateSGD:
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
         self.check_process()
+        if count_records(self.data) != self._records:
+            raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
         device, turn = self.gradients.flat.device, None
         # a data set of another kind may change its records at random
         masks = nullcontext if type(self.data) is TensorDataset else self._secret_masks
@@ -185,6 +189,14 @@ class PrivateSGD:
             BudgetExceeded: if it would pass the budget, or the ledger's; nothing happened then.
         """
         self.check_process()
+        if not self._stepping.acquire(blocking=False):  # two sums would come together, and get the noise of one
+            raise InvalidInput("another step of this trainer is under way; take one after the other")
+        try:
+            self._step(batch)
+        finally:
+            self._stepping.release()
+
+    def _step(self, batch: PoissonBatch) -> None:
         if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer is not self:
             raise InvalidInput(
                 "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
@@ -229,7 +241,9 @@ class PrivateSGD:
         if not self.gradients.probed:
             with _check.withheld("data"):
                 inputs, targets = some_records(self.data, self.gradients.flat.device)
-            self.gradients.probe(inputs, targets, largest=min(self.batch_size, self.largest_batch or self.batch_size))
+            # batches may be larger than expected, but hardly by more than six standard deviations
+            likely = min(self._records, math.ceil(self.batch_size + 6 * math.sqrt(self.batch_size)))
+            self.gradients.probe(inputs, targets, largest=min(likely, self.largest_batch or likely))
 
     def check_process(self) -> None:
         """Raises InvalidInput in a process that was forked: it would take the steps that are paid for once more."""
