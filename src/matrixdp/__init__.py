@@ -1,7 +1,5 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees."""
 
-from importlib.metadata import version
-
 from matrixdp import errors, queries
 from matrixdp.budget import Budget
 from matrixdp.compare import compare
@@ -12,7 +10,7 @@ from matrixdp.privacy.ledger import Ledger
 from matrixdp.release import Release, release
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
-__version__ = version("matrixdp")
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Accountant",
