@@ -60,7 +60,7 @@ def test_smallest_std_is_the_smallest_singular_value_of_a_factor(case):
     values = np.linalg.eigvalsh(case.oracle)
     least = values[values > 1e-9 * values.max()].min()
     assert case.covariance.smallest_std == pytest.approx(np.sqrt(least))
-    soft = case.covariance.softest_direction()
+    soft = case.covariance.least_noise_direction()
     assert np.linalg.norm(soft) == pytest.approx(1)
     assert np.linalg.norm(case.covariance.whiten(soft)) == pytest.approx(1 / np.sqrt(least))
 
@@ -251,7 +251,7 @@ def test_blocks_agree_with_one_dense_matrix(blocks):
     for power in (1, 2, 3):
         assert covariance.power_trace(power) == pytest.approx(dense.power_trace(power))
     assert covariance.smallest_std == pytest.approx(dense.smallest_std)
-    soft = covariance.softest_direction()
+    soft = covariance.least_noise_direction()
     assert np.linalg.norm(soft) == pytest.approx(1)
     assert np.linalg.norm(covariance.whiten(soft)) == pytest.approx(1 / dense.smallest_std)
     assert covariance.independent == (np.count_nonzero(oracle - np.diag(np.diag(oracle))) == 0)

@@ -50,7 +50,7 @@ class Sensitivity(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
 
     def __str__(self) -> str:
         return self.describe()
@@ -89,7 +89,7 @@ class Frobenius(Sensitivity):
         return bool(size <= self.radius * (1 + tolerance))
 
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
         return f"any change of Frobenius norm at most {self.radius:g}"
 
 
@@ -130,7 +130,7 @@ class Entrywise(Sensitivity):
         return bool(np.all(change <= self.bounds(change.shape) * (1 + tolerance)))
 
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
         return f"every entry may change, each by at most {_span(self.bound)}"
 
 
@@ -217,7 +217,7 @@ class _OneLine(Sensitivity):
         return bool(np.all(np.abs(changed[0]) <= self.widths(change.shape) * (1 + tolerance)))
 
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
         if self.radius is not None:
             return f"one {self.line} changes, by norm at most {self.radius:g}"
         return f"one {self.line} changes, each of its entries by at most {_span(self.width)}"
@@ -271,7 +271,7 @@ class Counts(Sensitivity):
         return bool(np.count_nonzero(change) <= self.cells and np.all(change <= self.bound * (1 + tolerance)))
 
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
         cells = "one cell changes" if self.cells == 1 else f"at most {self.cells} cells change"
         return f"{cells}, by at most {self.bound:g}" + (" each" if self.cells > 1 else "")
 
@@ -322,7 +322,7 @@ class RankOne(Sensitivity):
         return few and bool(np.max(np.abs(values)) <= self.radius**2 + slack)
 
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
         records = "x x^T" if self.relation == "add/remove" else "x x^T - y y^T"
         return f"{records}, with records of norm at most {self.radius:g}"
 
@@ -387,7 +387,7 @@ class Vertices(Sensitivity):
         return bool(found.success and np.sum(np.asarray(found.x)) <= 1 + tolerance)
 
     def describe(self) -> str:
-        """One line for people."""
+        """One human-readable line."""
         return f"the convex hull of {len(self.differences)} listed changes"
 
 

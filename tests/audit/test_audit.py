@@ -130,7 +130,7 @@ def swapped_factors(rows, columns, difference):
 def test_swapped_kronecker_factors_are_condemned():
     rng = np.random.default_rng(5)
     rows, columns = spd(4, 2), spd(4, 3)
-    difference = Kronecker(columns, rows).softest_direction()
+    difference = Kronecker(columns, rows).least_noise_direction()
     right, wrong = swapped_factors(rows, columns, difference)
     for law, verdict in ((right, "acquitted"), (wrong, "condemned")):
         result = audit_law(right, Vertices(difference), FRIENDLY, samples=3000, release_fn=adding(law, rng))

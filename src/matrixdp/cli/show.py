@@ -1,4 +1,4 @@
-"""What the commands print: text for people on a terminal, or JSON for programs."""
+"""What the commands print: human-readable text on a terminal, or JSON for programs."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
 
     @abstractmethod
     def condition(self) -> float:
@@ -72,10 +72,10 @@ class Covariance(ABC):
     @property
     def smallest_std(self) -> float:
         """The least standard deviation in any direction of the support: the smallest singular value of a factor."""
-        return 1 / _check.norm(self.whiten(self.softest_direction()))
+        return 1 / _check.norm(self.whiten(self.least_noise_direction()))
 
     @abstractmethod
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """A unit difference that the noise hides worst."""
 
     @abstractmethod

@@ -81,15 +81,15 @@ class Blocks(FullCovariance):
         return Blocks(tuple(part.scaled(factor) for part in self.parts))
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         stds = [math.sqrt(part.trace() / math.prod(part.shape)) for part in self.parts]
         return f"independent Gaussian noise in {len(stds)} parts, std {min(stds):.6g} to {max(stds):.6g} (mean of each)"
 
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """That of the part with the least noise."""
         softest = min(range(len(self.parts)), key=lambda index: self.parts[index].smallest_std)
         direction = np.zeros(self.shape)
-        direction[self.places[softest]] = self.parts[softest].softest_direction().ravel()
+        direction[self.places[softest]] = self.parts[softest].least_noise_direction().ravel()
         return direction
 
     def precision(self, difference: Array) -> Array:

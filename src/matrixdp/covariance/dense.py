@@ -74,13 +74,13 @@ class Dense(FullCovariance):
         return Dense(self.matrix.scaled(factor), self.shape)
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         least, most = np.sqrt(self.matrix.variances.min()), np.sqrt(self.matrix.variances.max())
         return f"correlated Gaussian, std {least:.6g} to {most:.6g} along its axes"
 
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """The eigenvector with the least variance."""
-        return np.reshape(self.matrix.softest_direction(), self.shape)
+        return np.reshape(self.matrix.least_noise_direction(), self.shape)
 
     def precision(self, difference: Array) -> Array:
         """Q applied to a difference."""

@@ -87,10 +87,10 @@ class Isotropic(_Independent):
         return Isotropic(self.shape, self.std * factor)
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         return f"i.i.d. Gaussian, std {self.std:.6g}"
 
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """Any entry."""
         return unit(self.shape, (0,) * len(self.shape))
 
@@ -116,10 +116,10 @@ class Diagonal(_Independent):
         return Diagonal(self.std * factor)
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         return f"independent Gaussian, std {self.std.min():.6g} to {self.std.max():.6g}"
 
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """The entry with the least noise."""
         return unit(self.shape, np.unravel_index(int(np.argmin(self.std)), self.shape))
 

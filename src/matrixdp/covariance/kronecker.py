@@ -72,14 +72,14 @@ class Kronecker(FullCovariance):
         return Kronecker(self.rows.scaled(factor), self.columns)
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         least = math.sqrt(self.rows.variances.min() * self.columns.variances.min())
         most = math.sqrt(self.rows.variances.max() * self.columns.variances.max())
         return f"matrix Gaussian (rows x columns), std {least:.6g} to {most:.6g} along its axes"
 
-    def softest_direction(self) -> Array:
-        """The product of the two factors' softest directions."""
-        return np.outer(self.rows.softest_direction(), self.columns.softest_direction())
+    def least_noise_direction(self) -> Array:
+        """The product of the two factors' directions of least noise."""
+        return np.outer(self.rows.least_noise_direction(), self.columns.least_noise_direction())
 
     def precision(self, difference: Array) -> Array:
         """Q1 V Q2."""

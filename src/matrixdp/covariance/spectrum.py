@@ -116,7 +116,7 @@ class Spectrum:
         """The spectrum of the inverse matrix."""
         return Spectrum._trusted(1 / self.variances, self.directions, self.slack + extra_slack)
 
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """The unit direction with the least variance."""
         least = int(np.argmin(self.variances))
         if self.directions is None:

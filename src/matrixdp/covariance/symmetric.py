@@ -96,11 +96,11 @@ class Symmetric(Covariance):
         return Symmetric(self.dimension, self.std * factor, self.trace_std * factor)
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         on = math.sqrt(self.std**2 + (self.trace_std**2 - self.std**2) / self.dimension)
         return f"symmetric Gaussian, std {self.std / math.sqrt(2):.6g} off the diagonal and {on:.6g} on it"
 
-    def softest_direction(self) -> Array:
+    def least_noise_direction(self) -> Array:
         """A traceless matrix, or the identity's direction."""
         d = self.dimension
         if d == 1 or self.trace_std <= self.std:

@@ -149,7 +149,7 @@ class ClippedGradients:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
 
         Args:
-            inputs: What the model takes, one record a row; a tuple stands for several arguments.
+            inputs: What the model takes, one record per row; a tuple stands for several arguments.
             targets: What the loss takes beside the model's output.
 
         Returns:

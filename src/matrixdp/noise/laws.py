@@ -45,7 +45,7 @@ class NoiseLaw(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
 
     @abstractmethod
     def attributed_to(self, source: str) -> NoiseLaw:
@@ -84,7 +84,7 @@ class Gaussian(NoiseLaw):
         return self.covariance.color(generator(rng).standard_normal(self.shape))
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         return self.covariance.describe()
 
     def attributed_to(self, source: str) -> Gaussian:
@@ -162,7 +162,7 @@ class Spherical(NoiseLaw):
         return np.asarray(direction * (radius / float(np.linalg.norm(direction))))
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short human-readable description."""
         return f"spherical, radius density r^{self.k - 1:g} exp(-(r/{self.scale:.6g})^{self.p:g})"
 
     def attributed_to(self, source: str) -> Spherical:

@@ -64,7 +64,7 @@ def supremum(sensitivity: Sensitivity, covariance: Covariance) -> Supremum:
 def _(sensitivity: Frobenius, covariance: Covariance) -> Supremum:
     """Exact: the radius along the direction with the least noise."""
     full, radius = _full(covariance), sensitivity.radius
-    return Supremum(radius / full.smallest_std, True, lambda: radius * full.softest_direction())
+    return Supremum(radius / full.smallest_std, True, lambda: radius * full.least_noise_direction())
 
 
 @supremum.register
@@ -180,7 +180,7 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
         worst = max(candidates, key=lambda v: _mu(covariance, v))
         return Supremum(_mu(covariance, worst), True, lambda: worst)
     full = _full(covariance)
-    soft = full.softest_direction()
+    soft = full.least_noise_direction()
     axes = np.linalg.svd(soft)
     for x in (axes.U[:, 0], axes.Vh[0], axes.U[:, 0] + axes.Vh[0]):
         if np.linalg.norm(x) > 0:

@@ -43,7 +43,7 @@ def mod_sulq(
     """The top k eigenvectors of X^T X/n with Gaussian noise, one draw for every pair of symmetric entries.
 
     Args:
-        records: one record a row, as for `matrixdp.queries.second_moment`.
+        records: one record per row, as for `matrixdp.queries.second_moment`.
         k: how many components.
         budget: the promise to keep.
         norm: the largest norm of a record; longer ones are shortened to it.

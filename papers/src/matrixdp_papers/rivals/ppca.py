@@ -33,7 +33,7 @@ def ppca(
     A = X^T X/n that is the published exp((n epsilon/2) tr(V^T A V)). Under "add/remove" it is epsilon/r^2.
 
     Args:
-        records: one record a row, as for `matrixdp.queries.second_moment`.
+        records: one record per row, as for `matrixdp.queries.second_moment`.
         k: the dimension of the subspace, below that of the records.
         epsilon: the promise to keep.
         norm: the largest norm of a record; longer ones are shortened to it.

@@ -28,7 +28,7 @@ def wishart(
     """X^T X/n plus a Wishart matrix with d + 1 degrees of freedom and scale 3 r^2/(2 n epsilon) I.
 
     Args:
-        records: one record a row, as for `matrixdp.queries.second_moment`.
+        records: one record per row, as for `matrixdp.queries.second_moment`.
         epsilon: the claimed epsilon, which does not hold.
         norm: r, the largest norm of a record; longer ones are shortened to it.
         columns: which columns to use; all by default.

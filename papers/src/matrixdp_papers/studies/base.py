@@ -130,7 +130,7 @@ class Study:
     run: Callable[[Any, bool, Progress], Results]
 
     def report(self, results: Results) -> str:
-        """The page for people: the claim, what came out, why they differ, and the numbers."""
+        """The page to read: the claim, what came out, why they differ, and the numbers."""
         setting = "; ".join(f"{name} {shown(value)}" for name, value in results.setting.items())
         parts = [
             f"# {self.title}",
