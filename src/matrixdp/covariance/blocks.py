@@ -87,9 +87,9 @@ class Blocks(FullCovariance):
 
     def least_noise_direction(self) -> Array:
         """That of the part with the least noise."""
-        softest = min(range(len(self.parts)), key=lambda index: self.parts[index].smallest_std)
+        weakest = min(range(len(self.parts)), key=lambda index: self.parts[index].smallest_std)
         direction = np.zeros(self.shape)
-        direction[self.places[softest]] = self.parts[softest].least_noise_direction().ravel()
+        direction[self.places[weakest]] = self.parts[weakest].least_noise_direction().ravel()
         return direction
 
     def precision(self, difference: Array) -> Array:

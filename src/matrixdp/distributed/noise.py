@@ -43,7 +43,7 @@ Independent = Isotropic | Diagonal | Kronecker
 
 
 class BlockKey:
-    """The key of one block on its way to a worker: silent in print, pickled on purpose."""
+    """The key of one block on its way to a worker: redacted in repr, pickled on purpose."""
 
     __slots__ = ("_name", "_secret")
 

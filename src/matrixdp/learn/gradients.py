@@ -57,10 +57,10 @@ class ClippedGradients:
         Among n records, leaving one out changes `flat`, as computed, by a vector whose Euclidean norm ("l2") or largest
         entry ("linf") is at most clip (1 + 2 e), e = `sum_error(n)`; 2 e is 3e-5 for 60,000 records. Proved: a record's
         contribution is within clip, as norms count their own rounding error, and the sum in float64 of any n of them
-        is off by at most e clip; see `pieces`. A record whose loss, gradient or squared norm is not finite adds exactly
-        zero. Assumed: model and loss treat each record on its own (probed), and the numbers that kernels compute for a
-        record before the sum (losses, layer inputs, gradients of outputs, norms) do not change with the other records
-        of the batch, not even in their last digits.
+        has an error of at most e clip; see `pieces`. A record whose loss, gradient or squared norm is not finite adds
+        exactly zero. Assumed: model and loss treat each record on its own (probed), and the numbers that kernels
+        compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do not change with the
+        other records of the batch, not even in their last digits.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:

@@ -30,7 +30,7 @@ class Workload:
     """A task on a histogram with one or more axes.
 
     Attributes:
-        name: A few words for people.
+        name: A short human-readable description.
         terms: The Gram matrix as a sum of Kronecker products: each term holds one Gram matrix an axis. A task with one
             term is a product, whose best noise `design.solve_kronecker` finds axis by axis.
     """
