@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-all lint clean
 
 demo: .venv/core
 	$(BIN)/matrixdp demo --out demo-output
 
 test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+# also what is slow: processes that are killed, real clusters and servers, whole studies
+test-all: lint
 	$(BIN)/python -m pytest
 
 lint: .venv/dev

@@ -11,7 +11,7 @@ import time
 import cvxpy
 import numpy as np
 
-from matrixdp.mechanisms import design, workloads
+from matrixdp.mechanisms.solvers import design, workloads
 
 
 def best_time(task, runs):

@@ -38,8 +38,8 @@ from distributed import Client, LocalCluster
 from matrixdp import Budget
 from matrixdp.distributed import identity, release, second_moment
 from matrixdp.distributed.partitions import partitions
-from matrixdp.noise.grid import Grid
-from matrixdp.noise.kernels import add_noise
+from matrixdp.secure.grid import Grid
+from matrixdp.secure.kernels import add_noise
 from matrixdp.sensitivity import OneRow
 
 BUDGET = Budget(1.0, 1e-6)

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from matrixdp.noise.entropy import Key
-from matrixdp.noise.grid import Grid
-from matrixdp.noise.kernels import BLOCK, add_noise
+from matrixdp.secure.entropy import Key
+from matrixdp.secure.grid import Grid
+from matrixdp.secure.kernels import BLOCK, add_noise
 
 SHAPE = 4096, 4096
 ENTRIES = SHAPE[0] * SHAPE[1]

@@ -15,8 +15,8 @@ import triton
 from rich.console import Console
 from rich.table import Table
 
-from matrixdp.noise import cuda
-from matrixdp.noise.grid import Grid
+from matrixdp.secure import cuda
+from matrixdp.secure.grid import Grid
 
 
 def main() -> None:

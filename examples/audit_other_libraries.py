@@ -1,14 +1,13 @@
-"""Mechanisms of other libraries, and a home-made one, on the audit bench. `python examples/audit_other_libraries.py`.
+"""Mechanisms of other libraries, and a home-made one, audited. `python examples/audit_other_libraries.py`.
 
-Each promises (1, 0.05) for one number that a record can change by 1. The libraries are optional:
+Each guarantees (1, 0.05) for one number that a record can change by 1. The libraries are optional:
 `pip install matrixdp[peers]`.
 """
 
 import numpy as np
 
-from matrixdp import Budget, calibrate
+from matrixdp import Budget, Frobenius, calibrate
 from matrixdp.audit import audit
-from matrixdp.sensitivity import Frobenius
 
 EPSILON, DELTA = 1.0, 0.05
 

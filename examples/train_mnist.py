@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from matrixdp import Budget
+from matrixdp import Budget, Ledger
 from matrixdp.learn import PrivateSGD
-from matrixdp.privacy.ledger import Ledger
 from matrixdp_papers.datasets import load_mnist
 from matrixdp_papers.networks import LeNet
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matrixdp.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, Symmetric
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 SHAPE = (3, 3)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget, calibrate
-from matrixdp.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 

@@ -8,6 +8,7 @@ import json
 import logging
 import warnings
 from functools import cache
+from types import SimpleNamespace
 
 import dask.array as da
 import dask.dataframe as dd
@@ -25,11 +26,11 @@ from canaries import DAY, HOLES, NUMBER, PUBLIC, RECORDS, SHAPES, TEXT, TYPES, W
 from matrixdp import Budget, _check, audit, distributed, federated, learn, postprocess, queries, sensitivity
 from matrixdp import sklearn as estimators
 from matrixdp.cli import app
-from matrixdp.covariance import Dense, Diagonal
+from matrixdp.distributions.covariance import Dense, Diagonal
 from matrixdp.errors import InvalidInput
-from matrixdp.federated import messages
-from matrixdp.noise import grid, kernels
+from matrixdp.federated import flower
 from matrixdp.privacy.certificate import certify
+from matrixdp.secure import grid, kernels
 
 BUDGET, SMALL = Budget(1.0, 1e-6), sensitivity.Frobenius(1.0)
 GOOD = np.random.default_rng(0).random((6, 2))
@@ -160,19 +161,20 @@ for _name in ("norm", "low", "high", "columns", "relation"):
     ENTRIES[f"option {_name}"] = (lambda x, n=_name: queries.sum(GOOD, **{"high": 1.0, n: x}), PUBLIC)
 ENTRIES |= {
     "option edges": (lambda x: queries.histogram(GOOD, edges=x), PUBLIC),
-    "option center": (lambda x: queries.covariance(GOOD, norm=1.0, center=x), PUBLIC),
-    "option size": (lambda x: queries.mean(GOOD, norm=1.0, size=x), PUBLIC),
+    "option center": (lambda x: queries.covariance(GOOD, adjacency="replace", norm=1.0, center=x), PUBLIC),
+    "option size": (lambda x: queries.mean(GOOD, adjacency="replace", norm=1.0, size=x), PUBLIC),
     "option norm of an estimator": (lambda x: estimators.PrivatePCA(budget=x, norm=x).fit(GOOD), PUBLIC),
     "covariance": (lambda x: [str(Diagonal(x)), Dense(x)][:0], PUBLIC),
 }
 # public names that take no records and no argument in their place
 PLAIN = {
+    "matrixdp.ADD_REMOVE", "matrixdp.REPLACE", "matrixdp.ZERO_OUT", "matrixdp.Adjacency", "matrixdp.register_law",
     "matrixdp.Certificate", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors", "matrixdp.queries",
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",
 }  # fmt: skip
-IN_TESTS_BELOW = {"federated.Client", "federated.Half", "federated.Top"}
+IN_TESTS_BELOW = {"federated.Client", "federated.SplitClient", "federated.SplitServer"}
 
 
 def test_every_public_name_has_a_case():
@@ -199,8 +201,8 @@ def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
     for which, given in LEARNED.items():
         for act in (
             lambda x: federated.Client(nn.Linear(2, 3), *x, **kept, folder=tmp_path),
-            lambda x: federated.Half(nn.Linear(2, 3), x[0], plan=plan, folder=tmp_path),
-            lambda x: federated.Top(nn.Linear(3, 3), x[1], plan=plan).learn(0, [np.zeros((4, 3))]),
+            lambda x: federated.SplitClient(nn.Linear(2, 3), x[0], plan=plan, folder=tmp_path),
+            lambda x: federated.SplitServer(nn.Linear(3, 3), x[1], plan=plan).learn(0, [np.zeros((4, 3))]),
         ):
             assert not leak(said(act, given)), which
     # an error in training is logged without its text, and so is one on the way to the server
@@ -209,7 +211,8 @@ def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
     object.__setattr__(training, "loss", quoting)
     upload.labels = LABELS
     assert not leak(said(upload.compute, torch.zeros(9)))
-    heard = said(lambda: messages.answered(None, lambda: quoting(None, LABELS)))
+    asked = SimpleNamespace(content=flower.request({}))
+    heard = said(lambda: flower.handler(lambda *_: quoting(None, LABELS))(asked, None))
     assert "nothing was sent" in heard
     assert not leak(heard)
 
@@ -308,12 +311,13 @@ def test_what_is_said_does_not_depend_on_the_cells():
     for scale in (1.0, 1e-320, 1e300):
         assert not said(lambda x: queries.sum(x, norm=largest)[:0], records * scale).strip("() ")
         for act in (queries.sum, queries.mean, queries.identity):
-            assert not said(lambda x, a=act: a(x, **box)[:0], records * scale).strip("() ")
+            assert not said(lambda x, a=act: a(x, **box, adjacency="replace")[:0], records * scale).strip("() ")
         for act in (queries.second_moment, queries.covariance):
-            assert not said(lambda x, a=act: a(x, norm=largest)[:0], records * scale).strip("() ")
+            text = said(lambda x, a=act: a(x, norm=largest, adjacency="replace")[:0], records * scale)
+            assert not text.strip("() ")
     edges = np.linspace(records.min(), records.max(), 4)
     assert not said(lambda x: queries.histogram(x, edges=edges)[:0], records[:, :1]).strip("() ")
-    center = {"norm": 9.0, "center": records.mean(axis=0), "size": 64, "relation": "add/remove"}
+    center = {"norm": 9.0, "center": records.mean(axis=0), "size": 64}
     assert not said(lambda x: queries.covariance(x, **center)[:0], records).strip("() ")
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from canaries import NUMBER, PUBLIC, TEXT, WHOLE, leak, said
 from matrixdp import Budget, _check, queries, release
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.errors import InvalidInput
-from matrixdp.privacy.accountant import Accountant
-from matrixdp.privacy.ledger import Ledger
 from matrixdp.sensitivity import Frobenius
 
 BUDGET = Budget(1.0, 1e-6)
@@ -98,7 +98,7 @@ def test_certificates_and_accountants_quote_no_entry_of_an_array(given, certific
 @pytest.mark.parametrize("given", STRANGE.values(), ids=STRANGE)
 def test_queries_quote_no_strange_argument(given, name):
     bounds = {"norm": {}, "low": {"high": 1.0}}.get(name, {"norm": 1.0})
-    text = said(lambda: queries.mean(ROWS, **{**bounds, name: given}))
+    text = said(lambda: queries.mean(ROWS, adjacency="replace", **{**bounds, name: given}))
     assert not leak(text), text
 
 

@@ -56,7 +56,7 @@ def test_relations():
     assert RankOne(3.0, relation="replace").frobenius_radius((2, 2)) == pytest.approx(9 * np.sqrt(2))
     assert RankOne(3.0, relation="replace").frobenius_radius((1, 1)) == 9.0
     for build in (Frobenius, Entrywise, OneColumn, OneRow, Counts, RankOne):
-        with pytest.raises(InvalidInput, match="relation must be one of add/remove, replace"):
+        with pytest.raises(InvalidInput, match="adjacency must be one of add/remove, replace"):
             build(1, relation="both")
 
 

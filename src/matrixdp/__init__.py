@@ -1,19 +1,25 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees."""
 
 from matrixdp import errors, queries
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, Adjacency
 from matrixdp.budget import Budget
-from matrixdp.compare import compare
+from matrixdp.comparison import compare
 from matrixdp.mechanisms import calibrate
-from matrixdp.privacy.accountant import Accountant
+from matrixdp.pipeline import Release, release
 from matrixdp.privacy.certificate import Certificate, certify
-from matrixdp.privacy.ledger import Ledger
-from matrixdp.release import Release, release
+from matrixdp.privacy.laws import register_law
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "ADD_REMOVE",
+    "REPLACE",
+    "ZERO_OUT",
     "Accountant",
+    "Adjacency",
     "Budget",
     "Certificate",
     "Counts",
@@ -31,5 +37,6 @@ __all__ = [
     "compare",
     "errors",
     "queries",
+    "register_law",
     "release",
 ]

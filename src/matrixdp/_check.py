@@ -166,8 +166,11 @@ def shape(value: Any) -> Shape:
     return tuple(count("each entry of shape", side) for side in value)
 
 
-def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Array:
-    """A non-empty array of finite real numbers as float64, never a view that a caller could change later."""
+def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2), copy: bool = True) -> Array:
+    """A non-empty array of finite real numbers as float64, never a view that a caller could change later.
+
+    With copy=False, for a value that is used at once, it is the caller's own array if that is float64 in C order.
+    """
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} must not be a masked array; fill or drop what is masked first")
     given = array_of(name, value)
@@ -182,9 +185,9 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Ar
     if given.dtype.kind in "iu" and given.dtype.itemsize == 8 and max(int(given.max()), -int(given.min())) > 2**53:
         raise InvalidInput(f"{name} holds whole numbers above 2^53, which floats cannot tell apart; scale it first")
     with np.errstate(over="ignore"):  # a long double may become infinite, which is refused next
-        array = np.array(given, dtype=np.float64)
-    bad = ~np.isfinite(array)
-    if bad.any():
+        array = np.array(given, dtype=np.float64) if copy else np.require(given, np.float64, ["C", "A"])
+    if not _all_finite(array):
+        bad = ~np.isfinite(array)
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         state = "NaN" if np.isnan(array[place]) else "infinity"
         raise InvalidInput(
@@ -192,6 +195,12 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2)) -> Ar
             "drop or fill those records before the query"
         )
     return array
+
+
+def _all_finite(array: Array) -> bool:
+    """Looks at some entries at a time, so that no array of this size is made."""
+    some = np.nditer(array, flags=["external_loop", "buffered"], order="K", buffersize=1 << 16)
+    return all(bool(np.isfinite(part).all()) for part in some)
 
 
 def array_of(name: str, value: Any) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The promise a release has to keep."""
+"""What a release may spend."""
 
 from dataclasses import dataclass
 

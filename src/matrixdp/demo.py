@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,14 @@ import numpy as np
 
 from matrixdp import _extras, plots, postprocess, queries
 from matrixdp._check import Array
+from matrixdp._rounding import rounded_up
 from matrixdp.budget import Budget
-from matrixdp.compare import compare
+from matrixdp.comparison import compare
 from matrixdp.errors import BudgetExceeded, InvalidInput, NotCertifiable
+from matrixdp.pipeline import Release, release
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate
-from matrixdp.release import Release, release
+from matrixdp.privacy.records import digest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,13 +57,13 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         "Two questions: which pixels are inked together (a 64 x 64 second-moment matrix; every picture is clipped to "
         "norm 1), and how the ink is spread over the upper and the lower half (a 14 x 14 histogram)."
     )
-    moment = queries.second_moment(pixels, norm=1.0, relation="add/remove")
-    histogram = queries.histogram(ink, edges=[INK, INK], relation="add/remove")
+    moment = queries.second_moment(pixels, norm=1.0)
+    histogram = queries.histogram(ink, edges=[INK, INK])
 
     console.rule("2. One budget for both")
     share = equal_share(TOTAL, releases=2)
     console.print(
-        f"In all we promise {TOTAL}. The privacy of Gaussian noise is one number, mu, and the squares of mu add up "
+        f"In all we guarantee {TOTAL}. The privacy of Gaussian noise is one number, mu, and the squares of mu add up "
         f"exactly. The budget is worth mu = {gaussian.mu(TOTAL.epsilon, TOTAL.delta):.4f}, so each release may have "
         f"mu = {gaussian.mu(share.epsilon, share.delta):.4f}: alone, that is {share}, more than half of the epsilon."
     )
@@ -72,7 +75,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         console.print(comparison)
 
     console.rule("4. Two releases")
-    console.print("Each takes the Gaussian noise with the least error that keeps its promise, as the squares add up:")
+    console.print("Each takes the Gaussian noise with the least error that keeps its share, as the squares add up:")
     truths = {"second-moment": moment.value, "histogram": histogram.value}
     released = {
         "second-moment": release(*moment, share, rng=rng),
@@ -102,7 +105,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     if not spent <= TOTAL.epsilon:
         raise BudgetExceeded(f"the releases spent epsilon {spent} at delta {TOTAL.delta:g}, more than {TOTAL}")
     console.print(
-        f"sqrt(mu1^2 + mu2^2) = {mu:.4f}, which certifies epsilon = {math.ceil(spent * 1e4) / 1e4:.4f} at delta = "
+        f"sqrt(mu1^2 + mu2^2) = {mu:.4f}, which certifies epsilon = {rounded_up(spent, 5)} at delta = "
         f"{TOTAL.delta:g} for both together: within the budget of {TOTAL.epsilon:g}, and nothing was wasted."
     )
 
@@ -134,7 +137,7 @@ def equal_share(total: Budget, releases: int) -> Budget:
 
 def _mu(certificate: Certificate) -> float:
     if certificate.mu is None:
-        raise NotCertifiable(f"the squares of mu add up for Gaussian noise only, not for {certificate.noise}")
+        raise NotCertifiable(f"the squares of mu add up for Gaussian noise only, not for {certificate.law.describe()}")
     return certificate.mu
 
 
@@ -149,9 +152,12 @@ def _digits() -> tuple[Array, Array]:
 
 def _write(out: Path, name: str, noisy: Release) -> None:
     """The certificate first, so that no noisy matrix is ever without one."""
-    certificate = {"query": name, **noisy.certificate.to_dict()}
-    (out / f"{name}.certificate.json").write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
-    _write_matrix(out / f"{name}.csv", noisy.value)
+    content = io.BytesIO()
+    np.savetxt(content, noisy.value, delimiter=",", fmt="%.17g")
+    released = {"file": f"{name}.csv", "sha256": digest(content.getvalue())}
+    certificate = replace(noisy.certificate, released=released)
+    (out / f"{name}.certificate.json").write_text(certificate.to_json() + "\n", encoding="utf-8")
+    (out / f"{name}.csv").write_bytes(content.getvalue())
 
 
 def _write_matrix(path: Path, value: Array) -> None:

@@ -22,7 +22,7 @@ class NotCertifiable(MatrixDPError):
 
 
 class GuaranteeViolated(MatrixDPError):
-    """The noise is known not to keep the promised budget."""
+    """The noise is known not to keep the budget."""
 
 
 class BudgetExceeded(MatrixDPError):
@@ -35,3 +35,7 @@ class MissingExtra(MatrixDPError, ImportError):
 
 class NumericalFailure(MatrixDPError):
     """A computation lost too much precision for its result to be trusted."""
+
+
+class LedgerError(MatrixDPError):
+    """The ledger cannot be read, written or trusted; release nothing on its account."""

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from matrixdp.compare import KEEPS, Comparison, Row
+from matrixdp.comparison import KEEPS, Comparison, Row
 from matrixdp.errors import InvalidInput
 
 RESOLUTION = 150

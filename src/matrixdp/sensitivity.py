@@ -1,7 +1,7 @@
 """What a neighbour can change: the sets of differences V = f(X) - f(X') that a query allows.
 
-A set carries the neighbouring relation it was derived for: "add/remove" one record, or "replace" one. All sets are
-symmetric (V and -V together) and contain every shorter multiple of their members, so only their extreme points matter.
+A set carries the adjacency that it was derived for. All sets are symmetric (V and -V together) and contain every
+shorter multiple of their members, so only their extreme points matter.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, checked, takes_relation
 from matrixdp.errors import InvalidInput
-
-RELATIONS = ("add/remove", "replace")
 
 
 class Sensitivity(ABC):
     """A set of differences between the query's values on neighbouring datasets."""
 
-    relation: str
-    """The neighbouring relation, one of RELATIONS."""
+    adjacency: str
+    """Which data sets are neighbours."""
+
+    @property
+    def relation(self) -> str:
+        """Another name of `adjacency`."""
+        return self.adjacency
 
     @abstractmethod
     def fits(self, shape: Shape) -> None:
@@ -52,57 +56,58 @@ class Sensitivity(ABC):
     def describe(self) -> str:
         """One human-readable line."""
 
+    def extent(self, shape: Shape) -> tuple[float, ...]:
+        """The size of the set in a few numbers, for a certificate; any change of the set changes one of them."""
+        return self.frobenius_radius(shape), self.largest_entry(shape), self.changed_entries(shape)
+
     def __str__(self) -> str:
         return self.describe()
 
 
+@takes_relation
 @dataclass(frozen=True, eq=False)
 class Frobenius(Sensitivity):
     """All differences with Frobenius norm at most the radius."""
 
     radius: float
-    relation: str = "add/remove"
+    adjacency: str = ADD_REMOVE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", _check.length("radius", self.radius))
-        _check.choice("relation", self.relation, RELATIONS)
+        object.__setattr__(self, "adjacency", checked(self.adjacency))
 
     def fits(self, shape: Shape) -> None:
         """Any shape."""
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """The radius itself."""
         return self.radius
 
     def largest_entry(self, shape: Shape) -> float:
-        """The radius, all in one entry."""
         return self.radius
 
     def changed_entries(self, shape: Shape) -> int:
-        """All."""
         return math.prod(shape)
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Norm at most the radius."""
         with np.errstate(over="ignore"):  # a norm that overflows is too large
             size = np.linalg.norm(_check.finite("difference", difference))
         return bool(size <= self.radius * (1 + tolerance))
 
     def describe(self) -> str:
-        """One human-readable line."""
         return f"any change of Frobenius norm at most {self.radius:g}"
 
 
+@takes_relation
 @dataclass(frozen=True, eq=False)
 class Entrywise(Sensitivity):
     """All differences with |V_ij| <= bound_ij; the bound is one number or an array of the value's shape."""
 
     bound: Any
-    relation: str = "add/remove"
+    adjacency: str = ADD_REMOVE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", _widths("bound", self.bound))
-        _check.choice("relation", self.relation, RELATIONS)
+        object.__setattr__(self, "adjacency", checked(self.adjacency))
 
     def fits(self, shape: Shape) -> None:
         """The bound is a number or has the value's shape."""
@@ -113,34 +118,30 @@ class Entrywise(Sensitivity):
         return _check.broadcast("bound", self.bound, shape)
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """The norm of the array of bounds."""
         return _check.norm(self.bounds(shape))
 
     def largest_entry(self, shape: Shape) -> float:
-        """The largest bound."""
         return float(np.max(self.bounds(shape)))
 
     def changed_entries(self, shape: Shape) -> int:
-        """Those with a bound above 0."""
         return int(np.count_nonzero(self.bounds(shape)))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Every entry within its bound."""
         change = np.abs(_check.finite("difference", difference))
         return bool(np.all(change <= self.bounds(change.shape) * (1 + tolerance)))
 
     def describe(self) -> str:
-        """One human-readable line."""
         return f"every entry may change, each by at most {_span(self.bound)}"
 
 
+@takes_relation
 @dataclass(frozen=True, eq=False, init=False)
 class _OneLine(Sensitivity):
     """One record, stored as a line (row or column) of the value, changes: by norm, or inside a box."""
 
     radius: float | None
-    width: Array | None
-    relation: str
+    width: Any
+    adjacency: str
 
     axis: ClassVar[int]
     line: ClassVar[str]
@@ -151,34 +152,20 @@ class _OneLine(Sensitivity):
         radius: float | None = None,
         low: Any = None,
         high: Any = None,
-        relation: str = "replace",
+        adjacency: str = REPLACE,
     ) -> None:
+        name = type(self).__name__
         if len(bounds) == 1 and radius is None:
             (radius,) = bounds
         elif len(bounds) == 2 and low is None and high is None:
             low, high = bounds
         elif bounds:
-            raise InvalidInput(f"{type(self).__name__} takes a radius, or low and high, got {len(bounds)} bounds")
+            raise InvalidInput(f"{name} takes a radius, or low and high, got {len(bounds)} bounds")
         if (radius is None) == (low is None and high is None):
-            raise InvalidInput(f"{type(self).__name__} needs either a radius, or low and high, and not both")
-        object.__setattr__(self, "relation", _check.choice("relation", relation, RELATIONS))
-        if radius is not None:
-            object.__setattr__(self, "radius", _check.length("radius", radius))
-            object.__setattr__(self, "width", None)
-            return
-        ends = [np.asarray(_check.number(n, v)) if _check.array_of(n, v).ndim == 0 else _check.finite(n, v, ndim=1)
-                for n, v in (("low", low), ("high", high))]  # fmt: skip
-        if ends[0].ndim and ends[1].ndim and ends[0].shape != ends[1].shape:
-            raise InvalidInput(f"low and high must have one shape, got {ends[0].shape} and {ends[1].shape}")
-        if not np.all(ends[1] > ends[0]):
-            raise InvalidInput("high must be above low in every entry")
-        if relation == "add/remove":
-            raise InvalidInput(
-                f"{type(self).__name__}(low, high) is for replacing a record inside the box; a record that is added "
-                "or removed changes more than the width of the box: give a radius instead"
-            )
-        object.__setattr__(self, "radius", None)
-        object.__setattr__(self, "width", _widths("high - low", ends[1] - ends[0]))
+            raise InvalidInput(f"{name} needs either a radius, or low and high, and not both")
+        object.__setattr__(self, "adjacency", checked(adjacency))
+        object.__setattr__(self, "radius", None if radius is None else _check.length("radius", radius))
+        object.__setattr__(self, "width", None if radius is not None else _box(name, low, high, self.adjacency))
 
     def fits(self, shape: Shape) -> None:
         """A matrix whose lines are as long as the box has entries."""
@@ -192,21 +179,17 @@ class _OneLine(Sensitivity):
         return _check.broadcast("high - low", self.width, (shape[1 - self.axis],))
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """The longest change of one line."""
         self.fits(shape)
         return self.radius if self.radius is not None else _check.norm(self.widths(shape))
 
     def largest_entry(self, shape: Shape) -> float:
-        """The radius, or the widest side of the box."""
         self.fits(shape)
         return self.radius if self.radius is not None else float(np.max(self.widths(shape)))
 
     def changed_entries(self, shape: Shape) -> int:
-        """One line."""
         return shape[1 - self.axis]
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """At most one line is not zero, and that line is short enough."""
         change = _check.finite("difference", difference)
         lines = np.moveaxis(change, self.axis, 0)
         changed = lines[np.any(lines != 0, axis=1)]
@@ -217,7 +200,6 @@ class _OneLine(Sensitivity):
         return bool(np.all(np.abs(changed[0]) <= self.widths(change.shape) * (1 + tolerance)))
 
     def describe(self) -> str:
-        """One human-readable line."""
         if self.radius is not None:
             return f"one {self.line} changes, by norm at most {self.radius:g}"
         return f"one {self.line} changes, each of its entries by at most {_span(self.width)}"
@@ -237,45 +219,42 @@ class OneRow(_OneLine):
     line = "row"
 
 
+@takes_relation
 @dataclass(frozen=True, eq=False)
 class Counts(Sensitivity):
     """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace)."""
 
     cells: int
     bound: float = 1.0
-    relation: str = "add/remove"
+    adjacency: str = ADD_REMOVE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", _check.count("cells", self.cells))
         object.__setattr__(self, "bound", _check.length("bound", self.bound))
-        _check.choice("relation", self.relation, RELATIONS)
+        object.__setattr__(self, "adjacency", checked(self.adjacency))
 
     def fits(self, shape: Shape) -> None:
         """Any shape; more cells than there are means all of them."""
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """As many cells as there are, each moved by the bound."""
         return self.bound * math.sqrt(min(self.cells, math.prod(shape)))
 
     def largest_entry(self, shape: Shape) -> float:
-        """The bound."""
         return self.bound
 
     def changed_entries(self, shape: Shape) -> int:
-        """So many cells."""
         return min(self.cells, math.prod(shape))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Few enough entries are not zero, and none is too large."""
         change = np.abs(_check.finite("difference", difference))
         return bool(np.count_nonzero(change) <= self.cells and np.all(change <= self.bound * (1 + tolerance)))
 
     def describe(self) -> str:
-        """One human-readable line."""
         cells = "one cell changes" if self.cells == 1 else f"at most {self.cells} cells change"
         return f"{cells}, by at most {self.bound:g}" + (" each" if self.cells > 1 else "")
 
 
+@takes_relation
 @dataclass(frozen=True, eq=False)
 class RankOne(Sensitivity):
     """Second moments of records x with norm at most the radius; values are symmetric (x y^T needs Frobenius).
@@ -284,21 +263,20 @@ class RankOne(Sensitivity):
     """
 
     radius: float
-    relation: str = "add/remove"
+    adjacency: str = ADD_REMOVE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", _check.length("radius", self.radius))
-        _check.choice("relation", self.relation, RELATIONS)
+        object.__setattr__(self, "adjacency", checked(self.adjacency))
 
     def fits(self, shape: Shape) -> None:
-        """Square matrices only."""
         if len(shape) != 2 or shape[0] != shape[1]:
             raise InvalidInput(f"RankOne needs a square matrix, got shape {shape}; use Frobenius for other values")
 
     def frobenius_radius(self, shape: Shape) -> float:
         """The square of the radius, times sqrt(2) when two records can be orthogonal."""
         self.fits(shape)
-        both = self.relation == "replace" and shape[0] > 1
+        both = self.adjacency == REPLACE and shape[0] > 1
         return self.radius**2 * (math.sqrt(2) if both else 1.0)
 
     def largest_entry(self, shape: Shape) -> float:
@@ -307,7 +285,6 @@ class RankOne(Sensitivity):
         return self.radius**2
 
     def changed_entries(self, shape: Shape) -> int:
-        """All."""
         return math.prod(shape)
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -318,23 +295,23 @@ class RankOne(Sensitivity):
             return False
         values = np.linalg.eigvalsh(change)
         up, down = int(np.sum(values > slack)), int(np.sum(values < -slack))
-        few = up <= 1 and down <= 1 and (self.relation == "replace" or up + down <= 1)
+        few = up <= 1 and down <= 1 and (self.adjacency == REPLACE or up + down <= 1)
         return few and bool(np.max(np.abs(values)) <= self.radius**2 + slack)
 
     def describe(self) -> str:
-        """One human-readable line."""
-        records = "x x^T" if self.relation == "add/remove" else "x x^T - y y^T"
+        records = "x x^T" if self.adjacency == ADD_REMOVE else "x x^T - y y^T"
         return f"{records}, with records of norm at most {self.radius:g}"
 
 
+@takes_relation
 @dataclass(frozen=True, eq=False, init=False)
 class Vertices(Sensitivity):
     """The convex hull of the listed differences and their negatives."""
 
     differences: tuple[Array, ...]
-    relation: str
+    adjacency: str
 
-    def __init__(self, *differences: Any, relation: str = "add/remove") -> None:
+    def __init__(self, *differences: Any, adjacency: str = ADD_REMOVE) -> None:
         listed: Sequence[Any] = differences
         if len(differences) == 1 and (
             isinstance(differences[0], (list, tuple)) or getattr(differences[0], "ndim", 0) == 3
@@ -353,20 +330,21 @@ class Vertices(Sensitivity):
             if np.any(array):
                 _check.length("the norm of a difference", _check.norm(array))
         object.__setattr__(self, "differences", arrays)
-        object.__setattr__(self, "relation", _check.choice("relation", relation, RELATIONS))
+        object.__setattr__(self, "adjacency", checked(adjacency))
 
     def fits(self, shape: Shape) -> None:
-        """The listed differences have the value's shape."""
         if self.differences[0].shape != shape:
             raise InvalidInput(f"the vertices have shape {self.differences[0].shape}, the value has {shape}")
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """The longest vertex."""
         self.fits(shape)
         return max(_check.norm(v) for v in self.differences)
 
+    def extent(self, shape: Shape) -> tuple[float, ...]:
+        """As for every set, and the norm of each vertex."""
+        return *super().extent(shape), *(_check.norm(v) for v in self.differences)
+
     def largest_entry(self, shape: Shape) -> float:
-        """The largest entry of any vertex."""
         self.fits(shape)
         return max(float(np.max(np.abs(v))) for v in self.differences)
 
@@ -387,8 +365,27 @@ class Vertices(Sensitivity):
         return bool(found.success and np.sum(np.asarray(found.x)) <= 1 + tolerance)
 
     def describe(self) -> str:
-        """One human-readable line."""
         return f"the convex hull of {len(self.differences)} listed changes"
+
+
+def _box(name: str, low: Any, high: Any, adjacency: str) -> Any:
+    """How far a record inside a box can move when it is replaced, or when it becomes zero."""
+    ends = []
+    for side, value in (("low", low), ("high", high)):
+        scalar = _check.array_of(side, value).ndim == 0
+        ends.append(np.asarray(_check.number(side, value)) if scalar else _check.finite(side, value, ndim=1))
+    if ends[0].ndim and ends[1].ndim and ends[0].shape != ends[1].shape:
+        raise InvalidInput(f"low and high must have one shape, got {ends[0].shape} and {ends[1].shape}")
+    if not np.all(ends[1] > ends[0]):
+        raise InvalidInput("high must be above low in every entry")
+    if adjacency == ADD_REMOVE:
+        raise InvalidInput(
+            f"{name}(low, high) is for replacing a record inside the box; a record that is added or removed changes "
+            "more than the width of the box: give a radius instead"
+        )
+    if adjacency == ZERO_OUT:
+        return _widths("max(|low|, |high|)", np.maximum(np.abs(ends[0]), np.abs(ends[1])))
+    return _widths("high - low", ends[1] - ends[0])
 
 
 def _widths(name: str, value: Any) -> Any:

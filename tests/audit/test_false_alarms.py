@@ -1,4 +1,4 @@
-"""The auditor on trial: how often it condemns the innocent, on pure noise and on claims that are exactly tight."""
+"""The auditor on trial: how often it rejects the innocent, on pure noise and on claims that are exactly tight."""
 
 import math
 
@@ -25,7 +25,7 @@ def one_thread():
 
 
 def most(audits):
-    """How many audits of the innocent may condemn, except with probability FALSE_ALARM."""
+    """How many audits of the innocent may reject, except with probability FALSE_ALARM."""
     return stats.binom.isf(FALSE_ALARM, audits, 1 - CONFIDENCE)
 
 
@@ -47,10 +47,10 @@ def test_null_scores(scores, size, audits):
     """Scores that know nothing keep even (0, 0): any bound above 0 is a false alarm, and a large one is a bug."""
     rng = np.random.default_rng(0)
     results = [audit_scores(*scores(rng, size), 0, 0, confidence=CONFIDENCE, rng=rng) for _ in range(audits)]
-    assert sum(result.condemned for result in results) <= most(audits)
+    assert sum(result.rejected for result in results) <= most(audits)
     assert max(result.epsilon_lower for result in results) < (1.0 if size == 50 else 0.05)
     strict = [audit_scores(*scores(rng, size), 0, 0, rng=rng) for _ in range(audits // 4)]
-    assert not any(result.condemned for result in strict)
+    assert not any(result.rejected for result in strict)
 
 
 def tight_bits(rng, size, epsilon=1.0):
@@ -63,17 +63,17 @@ def tight_bits(rng, size, epsilon=1.0):
 def test_a_claim_that_is_exactly_tight(size, monkeypatch):
     audits = 400
 
-    def condemned(epsilon=1.0):
+    def rejected(epsilon=1.0):
         rng = np.random.default_rng(1)
         scores = (tight_bits(rng, size, epsilon) for _ in range(audits))
-        return sum(audit_scores(*pair, 1.0, 0, confidence=CONFIDENCE, rng=rng).condemned for pair in scores)
+        return sum(audit_scores(*pair, 1.0, 0, confidence=CONFIDENCE, rng=rng).rejected for pair in scores)
 
-    assert condemned() <= most(audits)
+    assert rejected() <= most(audits)
     if size == 2000:
-        assert condemned(epsilon=1.5) > most(audits)  # a claim that is false is seen
+        assert rejected(epsilon=1.5) > most(audits)  # a claim that is false is seen
     for name in ("binomial_lower", "binomial_upper"):
         monkeypatch.setattr(bounds, name, lambda hits, trials, level: np.asarray(hits) / trials + 1e-9)
-    assert condemned() > most(audits)  # an auditor that trusts plain frequencies fails this very test
+    assert rejected() > most(audits)  # an auditor that trusts plain frequencies fails this very test
 
 
 @pytest.mark.parametrize("statistic", ["linear", "radial", "learned"])
@@ -83,7 +83,7 @@ def test_tight_gaussian_noise_in_a_black_box(statistic, samples):
     rng, audits = np.random.default_rng(2), 100
     value, neighbour = np.zeros(5), np.eye(5)[0]
     std = 1 / gaussian.mu(1.0, 0.1)
-    condemned = sum(
+    rejected = sum(
         audit(
             lambda given: given + std * rng.standard_normal(5),
             value,
@@ -93,26 +93,26 @@ def test_tight_gaussian_noise_in_a_black_box(statistic, samples):
             samples=samples,
             confidence=CONFIDENCE,
             statistic=statistic,
-        ).condemned
+        ).rejected
         for _ in range(audits)
     )
-    assert condemned <= most(audits)
+    assert rejected <= most(audits)
 
 
 @pytest.mark.parametrize("samples", [20, 200])
 def test_the_gaussian_method_alarms_exactly_as_often_as_stated(samples):
     rng, audits, budget = np.random.default_rng(3), 400, Budget(1.0, 1e-6)
     law = calibrate("analytic", shape=(2, 3), sensitivity=Frobenius(1.0), budget=budget)
-    condemned = sum(
-        audit_law(law, Frobenius(1.0), budget, samples=samples, confidence=CONFIDENCE, rng=rng).condemned
+    rejected = sum(
+        audit_law(law, Frobenius(1.0), budget, samples=samples, confidence=CONFIDENCE, rng=rng).rejected
         for _ in range(audits)
     )
-    assert stats.binom.isf(1 - FALSE_ALARM, audits, 1 - CONFIDENCE) <= condemned <= most(audits)
+    assert stats.binom.isf(1 - FALSE_ALARM, audits, 1 - CONFIDENCE) <= rejected <= most(audits)
 
 
 def test_sorted_scores_do_no_harm():
     rng = np.random.default_rng(4)
     pair = np.sort(rng.standard_normal((2, 4000)), axis=1)
     before = pair.copy()
-    assert not audit_scores(pair[0], pair[1][::-1], 0, 0, rng=rng).condemned
+    assert not audit_scores(pair[0], pair[1][::-1], 0, 0, rng=rng).rejected
     np.testing.assert_array_equal(pair, before)

@@ -12,7 +12,7 @@ HONEST = ("analytic", "--shape", "4x3", "--sensitivity", "frobenius:1", "--epsil
 FALSE = ("r1smg", "--shape", "100", "--sensitivity", "frobenius:1", "--epsilon", "0.005", "--delta", "1e-5")
 
 
-def test_an_honest_mechanism_is_acquitted_with_exit_code_0(call):
+def test_an_honest_mechanism_is_not_rejected_with_exit_code_0(call):
     result = call("audit", *HONEST, "--samples", "3000")
     assert result.exit_code == 0
     for part in (
@@ -21,7 +21,7 @@ def test_an_honest_mechanism_is_acquitted_with_exit_code_0(call):
         "truth      epsilon 1 at delta 1e-06",
         "3,000 outputs",
         "holds if the noise is Gaussian",
-        "verdict    acquitted",
+        "verdict    not rejected",
         "false alarms: at most 1e-06",
     ):
         assert part in result.stdout
@@ -29,10 +29,10 @@ def test_an_honest_mechanism_is_acquitted_with_exit_code_0(call):
     assert 0.9 < float(measured) < 1
 
 
-def test_a_false_claim_is_condemned_with_exit_code_1(call):
+def test_a_false_claim_is_rejected_with_exit_code_1(call):
     result = call("audit", *FALSE, "--samples", "2000")
     assert result.exit_code == 1
-    assert "verdict    condemned: the claim is false" in result.stdout
+    assert "verdict    rejected: the claim is false" in result.stdout
     assert "assumes nothing about the mechanism" in result.stdout
 
 
@@ -50,7 +50,7 @@ def test_json(call, arguments, code):
         "delta": truth.delta(budget.epsilon),
         "attained": True,
     }
-    assert found["verdict"] == ("condemned" if code else "acquitted")
+    assert found["verdict"] == ("rejected" if code else "not rejected")
     assert (found["samples"], found["confidence"]) == (2000, 0.9999999)
     assert (found["delta_lower"] > budget.delta) == bool(code)
 

@@ -55,7 +55,7 @@ def test_compare_prints_every_row_of_the_comparison(call):
 def test_compare_as_json(call):
     result = call("compare", *HISTOGRAM, "--relation", "replace", "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
-    assert found["relation"] == "replace"
+    assert found["adjacency"] == "replace"
     assert found["budget"] == {"epsilon": 0.5, "delta": 1e-7}
     assert found["shape"] == [89, 89]
     expected = compare((89, 89), Counts(1, relation="replace"), Budget(0.5, 1e-7)).to_dicts()
@@ -176,7 +176,7 @@ def test_array_options_reach_the_mechanism(call, tmp_path):
     np.save(weights, np.array([[1.0, 100.0]]))
     setting = ("--shape", "1x2", "--sensitivity", "entrywise:1", "--epsilon", "1", "--delta", "1e-6", "--json")
     plain, weighted = (
-        json.loads(call("calibrate", "optimal", *setting, *option).stdout)["certificate"]["noise"]
+        json.loads(call("calibrate", "optimal", *setting, *option).stdout)["certificate"]["facts"]["noise"]
         for option in ((), ("--option", f"weights={weights}"))
     )
     assert plain != weighted
@@ -194,4 +194,4 @@ def test_calibrate_says_that_release_refuses_noise_that_is_not_floating_point_sa
         assert ("for the ideal law only" in text) is not safe
         found = json.loads(call("calibrate", mechanism, *setting, "--json").stdout)
         assert found["has_float_safe_sampler"] is safe
-        assert ("ideal law only" in found["certificate"]["covers"]) is not safe
+        assert ("ideal law only" in found["certificate"]["guarantee"]["covers"]) is not safe

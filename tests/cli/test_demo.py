@@ -32,10 +32,17 @@ def certificates(out):
 
 def test_the_total_budget_is_kept_and_used_up(tour):
     out, _ = tour
-    mu = math.sqrt(sum(certificate["mu"] ** 2 for certificate in certificates(out)))
+    mu = math.sqrt(sum(certificate["guarantee"]["mu"] ** 2 for certificate in certificates(out)))
     assert gaussian.delta(mu, demo.TOTAL.epsilon) <= demo.TOTAL.delta
     assert gaussian.epsilon(mu, demo.TOTAL.delta) > 0.999 * demo.TOTAL.epsilon
-    assert {certificate["relation"] for certificate in certificates(out)} == {"add/remove"}
+    assert {certificate["guarantee"]["adjacency"] for certificate in certificates(out)} == {"add/remove"}
+
+
+def test_the_files_verify(tour, call):
+    out, _ = tour
+    for name in NAMES:
+        told = call("verify", out / f"{name}.certificate.json", "--value", out / f"{name}.csv")
+        assert told.exit_code == 0, told.stdout
 
 
 @pytest.mark.parametrize("releases", [1, 2, 7, 1000])

@@ -7,10 +7,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from matrixdp import Budget, certify
-from matrixdp.covariance import Isotropic
-from matrixdp.noise.laws import Gaussian
-from matrixdp.privacy.ledger import Ledger
+from matrixdp import Budget, Certificate, calibrate, certify
+from matrixdp.accounting.ledger.exports import verify_export
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
+from matrixdp.privacy import spherical
+from matrixdp.privacy.drawing import Drawing
+from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.sensitivity import Frobenius
 
 MOMENT = ("--query", "second-moment", "--norm", "1", "--delta", "1e-6", "--mechanism", "analytic")
@@ -34,7 +38,7 @@ def shown(call, file):
 def test_a_new_ledger_is_empty(call, file):
     assert Ledger(file).budget == Budget(3.0, 1e-6)
     found = shown(call, file)
-    assert (found["spent"], found["entries"], found["relation"]) == (0.0, [], None)
+    assert (found["spent"], found["entries"], found["adjacency"]) == (0.0, [], None)
     assert found["remaining"]["epsilon"] == 3.0
     assert "not fixed yet" in call("ledger", "show", file).stdout
 
@@ -43,22 +47,22 @@ def test_a_ledger_is_not_created_twice(refused, file):
     assert "exists already" in refused("ledger", "create", file, "--epsilon", "3", "--delta", "1e-6")
 
 
-def test_a_relation_can_be_fixed_at_creation(call, refused, tmp_path):
+def test_an_adjacency_can_be_fixed_at_creation(call, refused, tmp_path):
     file = tmp_path / "replace.db"
-    call("ledger", "create", file, "--epsilon", "1", "--delta", "1e-6", "--relation", "replace")
+    call("ledger", "create", file, "--epsilon", "1", "--delta", "1e-6", "--adjacency", "replace")
     assert call("ledger", "spend", file, "--mu", "0.1").exit_code == 0
-    assert "relation" in refused("ledger", "spend", file, "--mu", "0.1", "--relation", "add/remove")
+    assert "adjacency" in refused("ledger", "spend", file, "--mu", "0.1", "--relation", "add/remove")
     assert len(Ledger(file).history()) == 1
 
 
 def test_spends_by_hand(call, refused, file):
-    result = call("ledger", "spend", file, "--mu", "0.5", "--relation", "add/remove", "--note", "a [bold] table")
+    result = call("ledger", "spend", file, "--mu", "0.5", "--adjacency", "add/remove", "--note", "a [bold] table")
     assert result.exit_code == 0, result.stderr
     assert "entry 1" in result.stdout
     training = ("--mu", "0.9", "--count", "300", "--sampling-rate", "0.001", "--note", "training")
     assert call("ledger", "spend", file, *training).exit_code == 0
     first, second = Ledger(file).history()
-    assert (first.profile.mu, first.note, first.exact) == (0.5, "a [bold] table", False)
+    assert (first.profile.mu, first.note, first.stated) == (0.5, "a [bold] table", True)
     assert (second.count, second.sampling_rate) == (300, 0.001)
     printed = call("ledger", "show", file).stdout
     assert "a [bold] table" in printed
@@ -70,24 +74,42 @@ def test_spends_by_hand(call, refused, file):
 def test_a_spend_from_a_certificate(call, refused, file, tmp_path):
     certificate = certify(Gaussian(Isotropic((2, 3), 4.0)), Frobenius(1.0))
     written = tmp_path / "moment.certificate.json"
-    written.write_text(json.dumps(certificate.to_dict()))
+    certificate.save(written)
     assert call("ledger", "spend", file, "--certificate", written).exit_code == 0
     (entry,) = Ledger(file).history()
     assert (entry.profile, entry.total_variation) == (certificate.profile, certificate.total_variation)
-    assert (entry.exact, entry.shape, entry.noise) == (True, (2, 3), certificate.noise)
+    assert entry.certificate.to_json() == certificate.to_json()
+    assert entry.certificate.verify()
     assert "does not agree" in refused("ledger", "spend", file, "--certificate", written, "--relation", "replace")
+
+
+def test_a_spend_from_a_certificate_of_noise_that_is_not_gaussian(call, file, tmp_path):
+    certificate = certify(
+        calibrate("spherical", shape=(6,), sensitivity=Frobenius(1.0), budget=Budget(0.5, 1e-6)), Frobenius(1.0)
+    )
+    certificate.save(tmp_path / "spherical.json")
+    assert call("ledger", "spend", file, "--certificate", tmp_path / "spherical.json").exit_code == 0
+    assert Ledger(file).history()[0].profile == certificate.profile
+
+
+@pytest.mark.parametrize("field", ["mu", "total_variation", "delta", "epsilon"])
+def test_a_certificate_that_is_not_true_is_refused(refused, file, tmp_path, field):
+    content = json.loads(certify(Gaussian(Isotropic((2, 3), 4.0)), Frobenius(1.0)).to_json())
+    content["guarantee"][field] = content["guarantee"][field] * 0.9 if content["guarantee"][field] else 1e-9
+    written = tmp_path / "changed.json"
+    written.write_text(json.dumps(content))
+    assert "is not true" in refused("ledger", "spend", file, "--certificate", written)
+    assert Ledger(file).history() == []
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("not json", "cannot be read"),
-        ("[1]", "one JSON object"),
-        ('{"mu": null, "relation": "replace"}', "has no mu"),
-        ('{"mu": -1, "relation": "replace"}', "mu of certificate"),
-        ('{"mu": 0.1}', "relation of certificate"),
-        ('{"mu": 0.1, "relation": "replace", "shape": "2x3"}', "shape"),
-        ('{"mu": 0.1, "relation": "replace", "total_variation": -1}', "total_variation"),
+        ("not json", "not JSON"),
+        ("[1]", "JSON object"),
+        ('{"mu": 0.1, "adjacency": "replace"}', "JSON object with an entry"),
+        ('{"matrixdp": "certificate", "schema": 99}', "upgrade matrixdp"),
+        ('{"matrixdp": "certificate", "schema": 1}', "lacks an entry"),
     ],
 )
 def test_bad_certificates_are_refused(refused, file, tmp_path, content, words):
@@ -98,17 +120,42 @@ def test_bad_certificates_are_refused(refused, file, tmp_path, content, words):
 
 
 @pytest.mark.parametrize(
-    ("sampling", "safe", "words"),
-    [("REPRODUCIBLE: from a generator", False, "seeded noise"), ("in floating point", False, "floating-point-safe")],
+    ("drawing", "words"),
+    [(Drawing(reproducible=True), "seeded noise"), (Drawing(), "floating-point-safe")],
 )
-def test_certificates_that_cover_no_numbers_are_refused(refused, call, file, tmp_path, sampling, safe, words):
+def test_certificates_that_cover_no_numbers_are_refused(refused, file, tmp_path, drawing, words):
     written = tmp_path / "unsafe.json"
-    content = {"mu": 0.1, "relation": "replace", "sampling": sampling, "float_safe": safe}
-    written.write_text(json.dumps(content))
+    certify(Gaussian(Isotropic((2, 3), 4.0)), Frobenius(1.0), drawing=drawing).save(written)
     assert words in refused("ledger", "spend", file, "--certificate", written)
     assert Ledger(file).history() == []
-    written.write_text(json.dumps({**content, "sampling": "grid", "float_safe": True}))
-    assert call("ledger", "spend", file, "--certificate", written).exit_code == 0
+
+
+def test_names_and_a_key(call, refused, file):
+    words = ("--dataset", "survey", "--analyst", "A. Person", "--purpose", "report", "--unit", "user", "--key", "5eed")
+    spend = ("ledger", "spend", file, "--mu", "0.1", "--adjacency", "add/remove", *words)
+    assert call(*spend).stdout == call(*spend).stdout  # the second time nothing is charged
+    (entry,) = Ledger(file).history()
+    assert (entry.dataset, entry.analyst, entry.purpose, entry.unit) == ("survey", "A. Person", "report", "user")
+    assert "another spend" in refused(*spend, "--count", "2")
+    printed = " ".join(call("ledger", "show", file).stdout.split())
+    assert "survey" in printed
+    assert "stated" in printed
+
+
+def test_everything_is_shown_within_80_columns(call, file):
+    ledger = Ledger(file)
+    certificate = certify(
+        Gaussian(Isotropic((2, 3), 50.0), source="analytic [balle2018improving, Theorem 8]"), Frobenius(1.0)
+    )
+    words = {"dataset": "patients of the year 2026", "analyst": "A. Person", "purpose": "x" * 90}
+    ledger.spend(certificate, "a note " * 20, **words)
+    ledger.spend(certificate, "training", count=10000, sampling_rate=1 / 234, series="s", planned=70200)
+    ledger.spend(Guarantee(spherical.Profile(6, 6.0, 1.0, 200.0, 1.0), "add/remove"))
+    printed = call("ledger", "show", file).stdout
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    for shown in ("10000 of 70200", "balle2018improving", "year 2026", "rate 0.00427", "stated"):
+        assert shown in printed
+    assert printed.count("x") == 90
 
 
 def test_a_series_is_shown_with_its_plan(call, file):
@@ -122,27 +169,28 @@ def test_a_series_is_shown_with_its_plan(call, file):
 
 def test_bad_spends_are_refused(refused, file, tmp_path):
     assert "either --mu or --certificate" in refused("ledger", "spend", file)
-    assert "relation of --mu" in refused("ledger", "spend", file, "--mu", "0.1")
-    assert "mu of --mu" in refused("ledger", "spend", file, "--mu", "nan", "--relation", "replace")
+    assert "--adjacency must be" in refused("ledger", "spend", file, "--mu", "0.1")
+    assert "--mu must be" in refused("ledger", "spend", file, "--mu", "nan", "--adjacency", "replace")
     assert "cannot be read" in refused("ledger", "spend", file, "--certificate", tmp_path / "missing.json")
     for command in ("show", "verify", "export"):
         assert "there is no ledger" in refused("ledger", command, tmp_path / "missing.db")
 
 
 def test_export_and_verify(call, refused, file, tmp_path):
-    call("ledger", "spend", file, "--mu", "0.1", "--relation", "replace")
+    call("ledger", "spend", file, "--mu", "0.1", "--adjacency", "replace")
     lines = [json.loads(line) for line in call("ledger", "export", file).stdout.splitlines()]
-    assert [len(lines), lines[0]["epsilon"], lines[1]["mu"], lines[2]["entries"]] == [3, 3.0, 0.1, 1]
+    assert [len(lines), lines[0]["epsilon"], lines[1]["charged_mu"], lines[2]["entries"]] == [3, 3.0, 0.1, 1]
     head = lines[2]["head"]
     out = tmp_path / "ledger.jsonl"
     assert call("ledger", "export", file, "--out", out).stdout == ""
     assert out.read_text().count("\n") == 3
+    assert verify_export(out.read_text().splitlines(), head)
     assert "could not be written" in refused("ledger", "export", file, "--out", out)
     call("ledger", "spend", file, "--mu", "0.1")
     assert "whole" in call("ledger", "verify", file, "--head", head).stdout
     assert "does not contain" in refused("ledger", "verify", file, "--head", "0" * 64)
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("UPDATE entries SET mu = 0.01 WHERE number = 1")
+        connection.execute("UPDATE documents SET content = replace(content, '0.1', '0.01')")
         connection.commit()
     assert "changed by other means" in refused("ledger", "verify", file)
 
@@ -152,8 +200,9 @@ def test_a_release_is_charged(call, refused, file, people, tmp_path):
     result = call(*released, "2", "--output", tmp_path / "first.npy")
     assert result.exit_code == 0, result.stderr
     (entry,) = Ledger(file).history()
-    written = json.loads((tmp_path / "first.certificate.json").read_text())
-    assert (entry.note, entry.profile.mu) == ("second-moment", written["mu"])
+    written = Certificate.load(tmp_path / "first.certificate.json")
+    assert (entry.note, entry.profile) == ("second-moment", written.profile)
+    assert entry.certificate.verify()
     assert np.load(tmp_path / "first.npy").shape == (2, 2)
     assert "nothing was spent" in refused(*released, "2.9", "--output", tmp_path / "second.npy")
     assert not (tmp_path / "second.npy").exists()

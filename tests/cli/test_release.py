@@ -12,15 +12,17 @@ import pyarrow.parquet
 import pytest
 from scipy.stats import chi2
 
-from matrixdp import queries
+from matrixdp import Accountant, Budget, Certificate, Frobenius, Ledger, certify, queries
 from matrixdp.cli import files
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy import gaussian
 
 BUDGET = ("--epsilon", "1", "--delta", "1e-6")
 QUERIES = {
     "second-moment": (("--norm", "1"), (2, 2)),
-    "covariance": (("--norm", "1"), (2, 2)),
+    "covariance": (("--norm", "1", "--relation", "replace"), (2, 2)),
     "mean": (("--norm", "1", "--size", "50"), (2,)),
     "sum": (("--norm", "1"), (2,)),
     "histogram": (("--edges", "0:1:4", "--edges", "0,0.5,1"), (4, 2)),
@@ -48,12 +50,13 @@ def test_every_query_to_every_format(call, people, query, ending):
     assert value.size == np.prod(shape)
     assert np.isfinite(value).all()
     certificate = json.loads(people.with_name("out.certificate.json").read_text(), parse_constant=pytest.fail)
-    assert certificate["query"] == query
-    assert certificate["shape"] == list(shape)
-    assert certificate["file"] == output.name
-    assert certificate["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
-    assert certificate["epsilon"] <= 1.0
-    assert certificate["delta"] == 1e-6
+    assert certificate["query"]["name"] == query
+    assert certificate["facts"]["shape"] == list(shape)
+    assert certificate["released"] == {"file": output.name, "sha256": hashlib.sha256(output.read_bytes()).hexdigest()}
+    assert certificate["guarantee"]["epsilon"] <= 1.0
+    assert certificate["guarantee"]["at_delta"] == 1e-6
+    verified = call("verify", people.with_name("out.certificate.json"), "--value", output)
+    assert (verified.exit_code, "verified" in verified.stdout) == (0, True), verified.stdout
     assert not [path for path in people.parent.iterdir() if path.name.startswith(".matrixdp")]
 
 
@@ -94,10 +97,10 @@ def test_columns_relation_mechanism_and_options(call, people):
                   "--output", output, "--json")  # fmt: skip
     found = json.loads(result.stdout)
     assert np.load(output).shape == (1, 1)
-    assert found["relation"] == "replace"
-    assert found["source"].startswith("imgm")
-    assert found["options"] == ["releases=4"]
-    assert gaussian.mu(1.0, 1e-6) / 2 * (1 - 1e-6) <= found["mu"] <= gaussian.mu(1.0, 1e-6) / 2
+    assert found["guarantee"]["adjacency"] == "replace"
+    assert found["law"]["source"].startswith("imgm")
+    half = gaussian.mu(1.0, 1e-6) / 2
+    assert half * (1 - 1e-6) <= found["guarantee"]["mu"] <= half
 
 
 def test_the_rest_of_the_options(call, people):
@@ -113,7 +116,7 @@ def test_the_rest_of_the_options(call, people):
         result = call("release", people, "--query", query, *given, *BUDGET, "--output", output, "--json")
         assert result.exit_code == 0, result.stderr
         if radius is not None:
-            assert f"norm at most {radius:g}" in json.loads(result.stdout)["sensitivity"]
+            assert f"norm at most {radius:g}" in json.loads(result.stdout)["facts"]["change"]
     assert np.load(people.with_name("histogram.npy")).shape == (10,)
 
 
@@ -121,10 +124,13 @@ def test_the_certificate_says_what_was_asked(call, people):
     given = ("--columns", "age,1", "--edges", "0:1:2", "--edges", "0,0.25,1", "--relation", "replace")
     call("release", people, "--query", "histogram", *given, *BUDGET, "--output", people.with_name("out.npy"))
     certificate = json.loads(people.with_name("out.certificate.json").read_text())
-    assert certificate["parameters"] == {
-        "edges": [[0, 0.5, 1], [0, 0.25, 1]],
-        "columns": ["age", 1],
-        "relation": "replace",
+    assert certificate["query"] == {
+        "name": "histogram",
+        "parameters": {
+            "edges": [{"array": [0, 0.5, 1]}, {"array": [0, 0.25, 1]}],
+            "columns": ["age", 1],
+            "adjacency": "replace",
+        },
     }
 
 
@@ -136,7 +142,7 @@ def test_warnings_are_one_line_and_leave_json_alone(call, people):
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: with delta 0.01")
     assert result.stderr.count("\n") == 1
-    assert json.loads(result.stdout)["query"] == "sum"
+    assert json.loads(result.stdout)["query"]["name"] == "sum"
 
 
 def test_an_empty_list_of_columns_is_not_all_of_them(refused, people):
@@ -156,9 +162,13 @@ def test_nothing_is_overwritten(refused, people, taken):
     assert sorted(path.name for path in people.parent.iterdir()) == before
 
 
-def write(output, value, content):
-    with files.reserved(output, value.shape, content) as place:
-        place.publish(value, content)
+def stated(shape, std=1.0):
+    return certify(Gaussian(Isotropic(shape, std)), Frobenius(1.0))
+
+
+def write(output, value, std=1.0):
+    with files.reserved(output, stated(value.shape, std)) as place:
+        place.publish(value)
 
 
 @pytest.mark.parametrize("step", ["_write_matrix", "_write_certificate"])
@@ -170,7 +180,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, step, failure):
 
     monkeypatch.setattr(files, step, fail)
     with pytest.raises(MatrixDPError if isinstance(failure, OSError) else KeyboardInterrupt):
-        write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+        write(tmp_path / "out.csv", np.zeros((2, 2)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,11 +196,11 @@ def test_a_failed_write_is_one_line(refused, people, monkeypatch):
 
 @pytest.mark.parametrize("lost", [".csv", ".json"])
 def test_a_name_taken_after_the_reservation_leaves_neither_file(tmp_path, lost):
-    with files.reserved(tmp_path / "out.csv", (2, 2), {}) as place:
-        taken = place.output if lost == ".csv" else place.beside
+    with files.reserved(tmp_path / "out.csv", stated((2, 2))) as place:
+        taken = place.output if lost == ".csv" else files.certificate_path(place.output)
         taken.write_text("precious")
         with pytest.raises(MatrixDPError, match="could not be written"):
-            place.publish(np.zeros((2, 2)), {})
+            place.publish(np.zeros((2, 2)))
     (left,) = tmp_path.iterdir()
     assert (left.suffix, left.read_text()) == (lost, "precious")
 
@@ -205,7 +215,7 @@ def test_a_second_rename_that_fails_takes_the_certificate_away_again(tmp_path, m
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(MatrixDPError, match="could not be written"):
-        write(tmp_path / "out.csv", np.zeros((2, 2)), {})
+        write(tmp_path / "out.csv", np.zeros((2, 2)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -216,7 +226,7 @@ def test_of_many_writers_one_wins_with_its_own_certificate(tmp_path):
     def attempt(number):
         start.wait()
         try:
-            write(tmp_path / "out.npy", np.full((2, 2), float(number)), {"number": number})
+            write(tmp_path / "out.npy", np.full((2, 2), float(number)), std=number + 1.0)
         except MatrixDPError:
             return
         won.append(number)
@@ -228,13 +238,13 @@ def test_of_many_writers_one_wins_with_its_own_certificate(tmp_path):
         thread.join()
     (winner,) = won
     assert np.load(tmp_path / "out.npy")[0, 0] == winner
-    assert json.loads((tmp_path / "out.certificate.json").read_text())["number"] == winner
+    assert Certificate.load(tmp_path / "out.certificate.json").law.std == winner + 1.0
 
 
 def test_every_digit_survives(tmp_path):
     value = np.random.default_rng(0).standard_normal((3, 4)) * 1e-7
     for ending in files.FORMATS:
-        write(tmp_path / f"{ending[1:]}{ending}", value, {})
+        write(tmp_path / f"{ending[1:]}{ending}", value)
         np.testing.assert_array_equal(read(tmp_path / f"{ending[1:]}{ending}"), value)
 
 
@@ -273,7 +283,7 @@ def test_bad_records_are_named_by_their_line(refused, tmp_path, content, place):
         (("--query", "histogram", "--edges", "0:1"), "edges must look like"),
         (("--query", "sum", "--norm", "-1"), "norm"),
         (("--query", "sum", "--norm", "1", "--columns", "height"), "height"),
-        (("--query", "sum", "--norm", "1", "--relation", "swap"), "relation"),
+        (("--query", "sum", "--norm", "1", "--relation", "swap"), "adjacency"),
         (("--query", "sum", "--norm", "1", "--mechanism", "gauss"), "mechanism must be one of"),
         (("--query", "sum", "--norm", "1", "--option", "speed=1"), "speed"),
     ],
@@ -349,3 +359,35 @@ def test_a_scheduler_that_does_not_answer_is_named(call, folder):
                   "--scheduler", "nonsense://nowhere")  # fmt: skip
     assert result.exit_code == 2
     assert "nonsense://nowhere" in result.stderr
+
+
+def test_verify_says_no_to_another_value_and_to_a_changed_number(call, people):
+    output, certificate = people.with_name("out.csv"), people.with_name("out.certificate.json")
+    call("release", people, "--query", "sum", "--norm", "1", *BUDGET, "--output", output)
+    assert call("verify", certificate).exit_code == 0
+    told = call("verify", certificate, "--value", people)
+    assert (told.exit_code, "released.sha256" in told.stdout) == (1, True)
+    text = certificate.read_text()
+    std = json.loads(text)["law"]["covariance"]["std"]
+    certificate.write_text(text.replace(str(std), str(std).replace("4", "5", 1)))
+    told = call("verify", certificate, "--json")
+    assert (told.exit_code, json.loads(told.stdout)["verified"]) == (1, False)
+    certificate.write_text("{")
+    assert call("verify", certificate).exit_code == 1
+    assert call("verify", people.with_name("nowhere.json")).exit_code == 2
+
+
+def test_verify_reads_compositions_and_exported_ledgers(call, tmp_path):
+    accountant = Accountant()
+    accountant.add(stated((3,), std=9.0), 10, sampling_rate=0.1)
+    composition = tmp_path / "composition.json"
+    composition.write_text(accountant.composition(Budget(1.0, 1e-6)).to_json())
+    assert call("verify", composition).exit_code == 0
+    composition.write_text(composition.read_text().replace('"count": 10', '"count": 9'))
+    assert call("verify", composition).exit_code == 1
+    Ledger(tmp_path / "budget.db", Budget(1.0, 1e-6)).spend(stated((3,), std=9.0))
+    exported = tmp_path / "ledger.jsonl"
+    assert call("ledger", "export", tmp_path / "budget.db", "--out", exported).exit_code == 0
+    assert call("verify", exported).exit_code == 0
+    exported.write_text(exported.read_text().replace("9.0", "8.0"))
+    assert call("verify", exported).exit_code == 1

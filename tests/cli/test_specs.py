@@ -82,7 +82,7 @@ def test_bad_sensitivity(text, message):
 
 
 def test_bad_relation():
-    with pytest.raises(InvalidInput, match="relation must be one of add/remove, replace"):
+    with pytest.raises(InvalidInput, match="adjacency must be one of add/remove, replace"):
         specs.sensitivity("counts:1", "swap")
 
 

@@ -17,15 +17,16 @@ import pytest
 
 from distributed import Client, LocalCluster, wait
 from matrixdp import Budget, Ledger, queries
-from matrixdp.covariance import Isotropic
-from matrixdp.distributed import histogram, noise, release, second_moment
+from matrixdp.accounting.filter import RESERVE
+from matrixdp.backends import dask as noise
+from matrixdp.distributed import histogram, release, second_moment
 from matrixdp.distributed import sum as sum_query
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.entropy import Key
-from matrixdp.noise.grid import Grid
-from matrixdp.noise.kernels import add_noise
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.filter import RESERVE
+from matrixdp.secure.entropy import Key
+from matrixdp.secure.grid import Grid
+from matrixdp.secure.kernels import add_noise
 from matrixdp.sensitivity import Frobenius
 
 BUDGET = Budget(1.0, 1e-6)

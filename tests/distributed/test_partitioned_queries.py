@@ -18,12 +18,12 @@ FRAME = pd.DataFrame(RECORDS, columns=list("abcde"))
 CASES = [
     ("sum", {"norm": 1.0}),
     ("sum", {"low": -1.0, "high": [1.0, 2.0, 0.5, 1.0, 1.0], "relation": "replace"}),
-    ("mean", {"norm": 1.5}),
+    ("mean", {"adjacency": "replace", "norm": 1.5}),
     ("mean", {"low": -1.0, "high": 1.0, "relation": "add/remove", "size": 1000}),
     ("second_moment", {"norm": 1.0, "columns": [3, 0]}),
     ("second_moment", {"norm": 1.0, "average": True, "relation": "replace"}),
-    ("covariance", {"norm": 1.0, "center": [0.1, 0.0, 0.0, 0.0, 0.2]}),
-    ("covariance", {"norm": 1.5}),
+    ("covariance", {"adjacency": "replace", "norm": 1.0, "center": [0.1, 0.0, 0.0, 0.0, 0.2]}),
+    ("covariance", {"adjacency": "replace", "norm": 1.5}),
     ("covariance", {"norm": 1.0, "relation": "add/remove", "size": 1000, "columns": [4, 1]}),
     ("histogram", {"edges": np.linspace(-2, 2, 9), "columns": [2]}),
     ("histogram", {"edges": [[-1, 0, 1], [-2, 0, 2]], "columns": [1, 4], "relation": "replace"}),
@@ -105,12 +105,12 @@ def test_columns_of_several_types_are_read_alike(tmp_path):
 def test_a_covariance_about_the_mean_keeps_its_digits():
     """Records far from 0 and close together, where sum x x^T - s s^T/n loses most."""
     norm, records = 200.0, 60.0 + RECORDS / 1000
-    got = distributed.covariance(da.from_array(records, chunks=(100, 5)), norm=norm)
-    want = queries.covariance(records, norm=norm)
+    got = distributed.covariance(da.from_array(records, chunks=(100, 5)), adjacency="replace", norm=norm)
+    want = queries.covariance(records, adjacency="replace", norm=norm)
     assert np.array_equal(got.value, want.value)
     assert np.abs(got.value - np.cov(RECORDS.T, bias=True) / 1e6).max() <= 1e-9
     with pytest.raises(InvalidInput, match="at least 2 records"):
-        distributed.covariance(da.ones((1, 2)), norm=1.0)
+        distributed.covariance(da.ones((1, 2)), adjacency="replace", norm=1.0)
 
 
 def test_columns_that_are_not_chosen_may_hold_anything(tmp_path):
@@ -129,8 +129,8 @@ def test_files_may_order_their_columns_differently(tmp_path):
 def test_empty_partitions_count_for_nothing(folder):
     frame = dd.from_pandas(FRAME, npartitions=4)
     kept = frame[frame.a > 2.0]  # some partitions may be left with no record
-    want = queries.mean(FRAME[FRAME.a > 2.0], norm=1.0)
-    assert np.array_equal(distributed.mean(kept, norm=1.0).value, want.value)
+    want = queries.mean(FRAME[FRAME.a > 2.0], adjacency="replace", norm=1.0)
+    assert np.array_equal(distributed.mean(kept, adjacency="replace", norm=1.0).value, want.value)
     with pytest.raises(InvalidInput, match="every partition is empty"):
         distributed.sum(frame[frame.a > 100], norm=1.0)
     with pytest.raises(InvalidInput, match="every partition is empty"):
@@ -186,10 +186,10 @@ def test_blocks_and_partitions_are_named():
         (lambda: distributed.sum("nowhere", norm=1.0), "no file or folder"),
         (lambda: distributed.sum(da.zeros((9, 2)), columns=[2], norm=1.0), "no column 2"),
         (lambda: distributed.sum(da.zeros((9, 2))), "either norm"),
-        (lambda: distributed.mean(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "needs a size"),
+        (lambda: distributed.mean(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "size is missing"),
         (lambda: distributed.second_moment(da.zeros((9, 2)), norm=1.0, size=5), "only when average=True"),
-        (lambda: distributed.covariance(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "needs a size"),
-        (lambda: distributed.covariance(da.zeros((9, 2)), norm=-1.0), "norm"),
+        (lambda: distributed.covariance(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "size is missing"),
+        (lambda: distributed.covariance(da.zeros((9, 2)), adjacency="replace", norm=-1.0), "norm"),
         (lambda: distributed.histogram(da.zeros((9, 3)), edges=[0, 1]), "1 or 2 dimensions"),
         (lambda: distributed.identity(da.zeros((9, 2)), norm=1.0, relation="add/remove"), "replace"),
         (lambda: distributed.identity(dd.from_pandas(FRAME), norm=1.0, records_are="columns"), "for Dask arrays"),

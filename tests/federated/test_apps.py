@@ -16,11 +16,11 @@ from torch import nn
 from matrixdp import Budget, Ledger
 from matrixdp.errors import InvalidInput
 from matrixdp.federated import ClientLevel, LocalTraining, RecordLevel, SplitPlan, horizontal, vertical
-from matrixdp.federated.messages import FAILED
+from matrixdp.federated.flower import FAILED
 
 try:
     from flwr.supercore.task_identity import TaskIdentity
-except ModuleNotFoundError:  # Flower before 1.41, the last for Python 3.10, needs none
+except ModuleNotFoundError:  # Flower before 1.41 needs none
     TaskIdentity = None
 
 BUDGET = Budget(3.0, 1e-5)
@@ -252,11 +252,11 @@ def split(folder, epochs=2, run=7, silent=(), **settings):
         torch.manual_seed(number)
         return nn.Linear(2, 3)
 
-    def halves(number):
+    def attributes(number):
         x, _ = data(0)
         return x[:, 2 * number : 2 * number + 2], x[:5, 2 * number : 2 * number + 2]
 
-    made, epochs_done = vertical.client_app(network, halves, plan=plan, folder=folder), []
+    made, epochs_done = vertical.client_app(network, attributes, plan=plan, folder=folder), []
     grid = HereGrid(made, 2, silent=silent, run=run)
     server = vertical.server_app(
         lambda: nn.Linear(6, 2), lambda: data(0)[1], plan=longer, on_epoch=epochs_done.append, **settings
@@ -313,5 +313,5 @@ def test_where_a_process_has_died_the_participant_is_asked_again(tmp_path, monke
 
 def test_evaluation_of_networks_that_are_not_private_is_refused():
     plan = SplitPlan(records=30, epochs=1, batch_size=10, budget=BUDGET, unit="participant")
-    with pytest.raises(InvalidInput, match="would give them away"):
+    with pytest.raises(InvalidInput, match="would reveal them"):
         vertical.server_app(model, lambda: data(0)[1], plan=plan, evaluate=lambda outputs: {})

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget, calibrate, certify
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, LedgerError
 from matrixdp.federated import participant as module
 from matrixdp.federated.participant import Charge, Declined, Participant, Stored
-from matrixdp.privacy.ledger_file import LedgerError
 from matrixdp.sensitivity import Frobenius
 
 BUDGET = Budget(3.0, 1e-5)
@@ -174,7 +173,7 @@ def test_threads_that_ask_at_the_same_time_get_one_reply(tmp_path):
 def test_steps_go_forward_only(tmp_path):
     made = Participant(tmp_path, BUDGET)
     ask(made, step=3)
-    with pytest.raises(Declined, match="lies behind"):
+    with pytest.raises(Declined, match="out of order"):
         ask(made, step=2)
     assert notes(made) == ["run a round 3"]
 

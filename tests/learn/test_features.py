@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from matrixdp import Budget
+from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.learn import PrivateFeatures
 from matrixdp.privacy.gaussian import mu as largest_mu
-from matrixdp.privacy.ledger import Ledger
 from matrixdp.sensitivity import OneRow
 
 BUDGET = Budget(4.0, 1e-5)

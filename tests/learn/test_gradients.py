@@ -10,10 +10,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from matrixdp.errors import InvalidInput
-from matrixdp.learn import layers
-from matrixdp.learn import patches as patches_of
-from matrixdp.learn import pieces as pieces_of
 from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.layers import base, normalization, rounding
+from matrixdp.learn.layers import convolution as convolutions
 
 BATCH = 5
 
@@ -186,7 +185,7 @@ def seed():
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("case", CASES)
 def test_sum_matches_a_loop_over_records(case, norm, monkeypatch):
-    monkeypatch.setattr(pieces_of, "CANCELLATION", 0.0)  # it counts a little more than the norm, of which none is left
+    monkeypatch.setattr(rounding, "CANCELLATION", 0.0)  # it counts a little more than the norm, of which none is left
     model, inputs = CASES[case]()
     model.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
@@ -226,20 +225,20 @@ def test_float32_contribution_of_a_record_is_within_the_clip(case):
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
     for name_of_limit, limit in {"CHUNK": 3000, "TERMS": 20, "WIDE_CHUNK": 2000, "CANCELLATION": 0.0}.items():
-        for module in (patches_of, pieces_of):  # several parts
+        for module in (base, convolutions, rounding):  # several parts
             if hasattr(module, name_of_limit):
                 monkeypatch.setattr(module, name_of_limit, limit)
     layer = convolution(dimensions, **CONVOLUTIONS[name]).double()
     inputs = torch.randn(BATCH, 4, *[7] * dimensions, dtype=torch.float64)
     outputs = torch.randn_like(layer(inputs))
-    piece = layers._convolution(layer, inputs, outputs, frozenset(["weight"]))["weight"]
-    samples, weights = piece.samples(), torch.rand(BATCH, dtype=torch.float64)
-    torch.testing.assert_close(piece.squared_norm(), samples.flatten(1).norm(dim=1) ** 2, rtol=1e-9, atol=0)
+    gradients = convolutions.convolution(layer, inputs, outputs, frozenset(["weight"]))["weight"]
+    samples, weights = gradients.explicit(), torch.rand(BATCH, dtype=torch.float64)
+    torch.testing.assert_close(gradients.squared_norm(), samples.flatten(1).norm(dim=1) ** 2, rtol=1e-9, atol=0)
     expected = 1 + torch.einsum("b,b...->...", weights, samples)
     for slow in (False, True):
-        monkeypatch.setattr(patches_of, "slow_products", lambda tensor, slow=slow: slow)
+        monkeypatch.setattr(convolutions, "slow_products", lambda tensor, slow=slow: slow)
         total = torch.ones_like(layer.weight.detach())
-        piece.add(weights, total)
+        gradients.add(weights, total)
         torch.testing.assert_close(total, expected)
 
 
@@ -248,13 +247,13 @@ def test_both_ways_through_a_convolution_agree(dimensions, name, monkeypatch):
 def test_norms_of_inputs_far_from_zero(layer, one_pass, monkeypatch):
     """A mean of a hundred standard deviations, in float32 against float64."""
     if one_pass:
-        monkeypatch.setattr(layers, "_moments", layers._moments_in_one_pass)
+        monkeypatch.setattr(normalization, "_moments", normalization._moments_in_one_pass)
     inputs, outputs = 100 + numbers(8, 6, 6), numbers(8, 6, 6)
-    pieces = layers._channels(layer, inputs, outputs, frozenset(["weight", "bias"]))
+    found = normalization.channels(layer, inputs, outputs, frozenset(["weight", "bias"]))
     normal = functional.group_norm(inputs.double(), 4 if isinstance(layer, nn.GroupNorm) else 8, eps=layer.eps)
     expected = {"weight": (normal * outputs).sum((2, 3)), "bias": outputs.double().sum((2, 3))}
-    for name, piece in pieces.items():
-        error = (piece.samples() - expected[name]).norm(dim=1) / expected[name].norm(dim=1)
+    for name, gradients in found.items():
+        error = (gradients.explicit() - expected[name]).norm(dim=1) / expected[name].norm(dim=1)
         assert error.max() < 1e-4
 
 
@@ -263,7 +262,7 @@ def test_norms_of_long_rows(entries):
     """65537 is a prime, which has no blocks."""
     values = torch.randn(2, entries)
     true = values.double().square().sum(1)
-    ratio = pieces_of.squared_norm(values).double() / true
+    ratio = rounding.squared_norm(values).double() / true
     assert (ratio >= 1).all()
     assert (ratio < 1.002).all()
 
@@ -281,8 +280,9 @@ def test_norms_of_long_rows(entries):
 def test_which_convolutions_are_explicit(shape, explicit):
     width, height, kernel, side = shape
     layer = nn.Conv2d(width, height, kernel, padding=kernel // 2)
-    piece = patches_of.Patches(layer, torch.randn(1, width, side, side), torch.randn(1, height, side, side))
-    assert isinstance(piece.smaller(), pieces_of.Samples) == explicit
+    inputs, outputs = torch.randn(1, width, side, side), torch.randn(1, height, side, side)
+    gradients = convolutions.ConvolutionGradients(layer, inputs, outputs)
+    assert isinstance(gradients.smaller(), base.ExplicitGradients) == explicit
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_shortened_factors_leave_room(case, precision):
         gradients.accumulate(inputs[:1], torch.ones(1))
     finally:
         torch.set_float32_matmul_precision(usual)
-    assert 0.8e-3 < float(gradients.flat.double().norm()) < (1 - pieces_of._SHORT_FACTORS[precision]) * 1e-3
+    assert 0.8e-3 < float(gradients.flat.double().norm()) < (1 - rounding._SHORT_FACTORS[precision]) * 1e-3
 
 
 def test_bound_survives_underflow():
@@ -508,7 +508,7 @@ def test_bad_norm():
 
 
 @pytest.mark.parametrize("loss", [lambda o, t: o.sum(), lambda o, t: o, lambda o, t: 3.0, lambda o, t: o.sum(1).long()])
-def test_losses_that_do_not_have_one_value_a_record(loss):
+def test_losses_that_do_not_have_one_value_per_record(loss):
     with pytest.raises(InvalidInput, match="reduction"):
         ClippedGradients(nn.Linear(3, 2), loss, clip=1.0).accumulate(torch.randn(4, 3), None)
 

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset
 from matrixdp import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn import PrivateFeatures, PrivateSGD
+from matrixdp.learn.probe.state import configuration
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -131,10 +132,10 @@ def test_keeping_is_refused(monkeypatch, name):
 
 
 def test_a_model_too_large_to_look_through_is_refused(monkeypatch):
-    monkeypatch.setattr("matrixdp.learn.kept.MOST_OBJECTS", 500)
+    monkeypatch.setattr("matrixdp.learn.probe.state.MOST_OBJECTS", 500)
     model = Does()
     model.table = [(float(i),) for i in range(500)]
-    with pytest.raises(InvalidInput, match="too many to see"):
+    with pytest.raises(InvalidInput, match="too many to check"):
         trainer(model).probe()
 
 
@@ -256,7 +257,7 @@ def test_steps_do_not_overlap():
     private.probe()
     first, second = next(private.batches()), next(private.batches())
     model.first.register_forward_pre_hook(wait)
-    private.gradients._probed.add(private.gradients._make_up())
+    private.gradients._probed.add(configuration(model, private.gradients.loss))
     thread = threading.Thread(target=private.step, args=(first,))
     thread.start()
     assert inside.wait(20)

@@ -11,12 +11,13 @@ from scipy.linalg import block_diag
 
 from cases import orthogonal, spd
 from matrixdp import Budget, certify, release
-from matrixdp.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.noise import ParameterNoise, as_matrix, propose, with_mu
+from matrixdp.learn.noise import ParameterNoise, as_matrix, balanced, propose
 from matrixdp.mechanisms import RECIPES
-from matrixdp.noise.laws import Gaussian, Spherical
+from matrixdp.pipeline import sized_for_mu
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius
 
 SHAPES = [(3, 4), (3,), (2, 3), (2,)]
@@ -79,10 +80,9 @@ def test_directions_that_cost_something_are_refused():
 @sets
 def test_mu_is_reached_from_below(name, by_layer, mu, sensitivity):
     law = propose(name, SHAPES, sensitivity, by_layer=by_layer, **OPTIONS.get(name, {}))
-    sized, sampling = with_mu(law, sensitivity, mu)
-    found = certify(sized, sensitivity, sampling=sampling).mu
-    assert mu * (1 - 1e-6) <= found <= mu
-    assert sampling.float_safe
+    found = sized_for_mu(balanced(law, sensitivity), sensitivity, mu)
+    assert mu * (1 - 1e-6) <= found.mu <= mu
+    assert found.float_safe
 
 
 @pytest.mark.parametrize("name", ["mvg", "idn", "analytic"])
@@ -101,8 +101,8 @@ def test_layers_are_weighed_for_the_least_error(name, sensitivity):
     starts = [np.zeros(2), np.array([0.5, -0.5]), np.array([-0.5, 0.5])]
     options = {"xatol": 1e-7, "fatol": 1e-10, "maxiter": 1000}
     least = min(optimize.minimize(error, start, method="Nelder-Mead", options=options).fun for start in starts)
-    found, sampling = with_mu(law, sensitivity, 1.0)
-    assert found.expected_squared_error() * (1 - sampling.enlargement) ** 2 == pytest.approx(least, rel=1e-5)
+    found = sized_for_mu(balanced(law, sensitivity), sensitivity, 1.0)
+    assert found.law.expected_squared_error() * (1 - found.drawing.enlargement) ** 2 == pytest.approx(least, rel=1e-5)
     if name != "analytic" or isinstance(sensitivity, Entrywise):
         assert error(np.zeros(2)) > 1.05 * least
 
@@ -112,7 +112,7 @@ def test_the_joint_certificate_against_a_dense_oracle(sensitivity):
     """Two layers, 2 x 2 and 2, with turned rows: six entries, so that every corner of the box can be tried."""
     law = propose("mvg", [(2, 2), (2,)], sensitivity, by_layer=True, gamma=3.0, directions=orthogonal(2, 1),
                   precision="binary")  # fmt: skip
-    law, _ = with_mu(law, sensitivity, 0.8)
+    law = sized_for_mu(balanced(law, sensitivity), sensitivity, 0.8).law
     first, second = (part.rows for part in law.covariance.parts)
     matrices = [(side.directions * side.variances) @ side.directions.T for side in (first, second)]
     oracle = block_diag(np.kron(matrices[0], np.eye(2)), matrices[1])
@@ -214,7 +214,7 @@ def test_the_law_is_drawn_in_place(covariance, oracle, dtype, device):
 @devices
 def test_a_seed_repeats_the_noise_which_has_the_same_law(covariance, oracle, device):
     seeded = [noise_for(Gaussian(covariance), torch.Generator(device).manual_seed(seed)) for seed in (8, 8, 9)]
-    assert seeded[0].certificate.sampling.reproducible
+    assert seeded[0].certificate.drawing.reproducible
     assert not seeded[0].certificate.float_safe
     drawn = draws(seeded[0], device=device)
     assert not alarms(drawn, oracle)
@@ -259,7 +259,7 @@ def test_what_is_released_lies_on_the_grid():
     noise = noise_for(Gaussian(Isotropic((24,), 1.7)))
     released = torch.tensor(VALUE)
     noise.add_(released)
-    unit = 1.7 * noise.sampling.grid.step
+    unit = 1.7 * noise.drawing.grid.step
     assert np.array_equal(np.rint(released.numpy() / unit) * unit, released.numpy())
     assert not np.any(np.rint(VALUE[1:] / unit) * unit == VALUE[1:])  # the value itself was not there
 

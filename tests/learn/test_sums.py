@@ -13,12 +13,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from matrixdp import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.learn import ClippedGradients, PrivateSGD
-from matrixdp.learn import patches as patches_of
-from matrixdp.learn import pieces as pieces_of
-from matrixdp.learn.pieces import Lookup, Samples, Tokens, sum_error
-from matrixdp.noise.laws import Gaussian
+from matrixdp.learn.layers import convolution, linear, rounding
+from matrixdp.learn.layers.base import ExplicitGradients
+from matrixdp.learn.layers.convolution import ConvolutionGradients
+from matrixdp.learn.layers.embedding import EmbeddingGradients
+from matrixdp.learn.layers.linear import LinearGradients
+from matrixdp.learn.layers.rounding import sum_error
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, Frobenius
 
@@ -87,11 +90,11 @@ LAYERS = {
 def summed_in_float32(monkeypatch):
     """The fault that this file is about: contributions are added up one after the other in float32."""
 
-    def add(piece, weights, total):
-        values = piece.samples() * weights.float().view(-1, *[1] * total.ndim)
+    def add(gradients, weights, total):
+        values = gradients.explicit() * weights.float().view(-1, *[1] * total.ndim)
         total.copy_(torch.from_numpy(np.cumsum(torch.cat([total.float().unsqueeze(0), values]).numpy(), axis=0)[-1]))
 
-    for kind in (Samples, Tokens, Lookup, patches_of.Patches):
+    for kind in (ExplicitGradients, LinearGradients, EmbeddingGradients, ConvolutionGradients):
         monkeypatch.setattr(kind, "add", add)
 
 
@@ -153,21 +156,23 @@ def cancelling_records(records, tokens, dtype, scale):
 
 
 KINDS = {
-    "tokens": lambda inputs, outputs: Tokens(inputs, outputs),
-    "patches": lambda inputs, outputs: patches_of.Patches(
+    "tokens": lambda inputs, outputs: LinearGradients(inputs, outputs),
+    "patches": lambda inputs, outputs: ConvolutionGradients(
         nn.Conv1d(1, 1, 1), inputs.transpose(1, 2), outputs.transpose(1, 2)
     ),
-    "lookup": lambda inputs, outputs: Lookup(torch.zeros(inputs.shape[:2], dtype=torch.long), inputs * outputs, 1),
+    "lookup": lambda inputs, outputs: EmbeddingGradients(
+        torch.zeros(inputs.shape[:2], dtype=torch.long), inputs * outputs, 1
+    ),
 }
 
 
 def error_of_sum(kind, dtype, tokens, scale, records=200):
     inputs, outputs = cancelling_records(records, tokens, dtype, scale)
-    piece = KINDS[kind](inputs, outputs)
+    gradients = KINDS[kind](inputs, outputs)
     factors = (inputs * outputs, torch.ones_like(inputs)) if kind == "lookup" else (outputs, inputs)
-    weights = (CLIP / piece.squared_norm().sqrt()).clamp(max=1).double()
+    weights = (CLIP / gradients.squared_norm().sqrt()).clamp(max=1).double()
     total = torch.zeros({"tokens": (1, 1), "patches": (1, 1, 1), "lookup": (1, 1)}[kind], dtype=torch.float64)
-    piece.add(weights, total)
+    gradients.add(weights, total)
     return float(abs(Fraction(float(total)) - exact_sum(weights, factors)))
 
 
@@ -186,9 +191,9 @@ def test_products_that_cancel_within_a_record(kind, dtype, tokens, scale):
 @pytest.mark.parametrize("tokens", [2, 64, 5000])
 def test_norms_count_what_cancels(kind, dtype, tokens, planted, monkeypatch):
     """The bound on the error of a sum rests on this; float32 counts as much anyway, unless there are many tokens."""
-    least = pieces_of.CANCELLATION * max(1, tokens / pieces_of.TERMS)
+    least = rounding.CANCELLATION * max(1, tokens / rounding.TERMS)
     if planted:
-        monkeypatch.setattr(pieces_of, "CANCELLATION", 0.0)
+        monkeypatch.setattr(rounding, "CANCELLATION", 0.0)
     torch.manual_seed(tokens)
     inputs, outputs = cancelling_records(10 if tokens < 100 else 1, tokens, dtype, 1e3)
     sizes = (inputs.double() * outputs.double()).abs().sum((1, 2))
@@ -200,14 +205,14 @@ def test_norms_count_what_cancels(kind, dtype, tokens, planted, monkeypatch):
 @pytest.mark.parametrize("kind", ["tokens", "patches"])
 def test_gradients_formed_one_by_one_are_within_the_norm(kind, slow, monkeypatch):
     """Where float64 is slow; they round in float32, which the norm must count."""
-    for module in (pieces_of, patches_of):
+    for module in (linear, convolution):
         monkeypatch.setattr(module, "slow_products", lambda tensor: slow)
     torch.manual_seed(0)
     inputs, outputs = cancelling_records(50, 64, torch.float32, 1e8)
     for i in range(50):
-        piece = KINDS[kind](inputs[i : i + 1], outputs[i : i + 1])
+        gradients = KINDS[kind](inputs[i : i + 1], outputs[i : i + 1])
         total = torch.zeros((1, 1, 1) if kind == "patches" else (1, 1), dtype=torch.float64)
-        piece.add((CLIP / piece.squared_norm().sqrt()).double() * (1 - 1e-6), total)
+        gradients.add((CLIP / gradients.squared_norm().sqrt()).double() * (1 - 1e-6), total)
         assert float(total.abs()) <= CLIP
 
 

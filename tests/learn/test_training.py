@@ -16,14 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from matrixdp import Budget, calibrate
-from matrixdp.covariance import Blocks, Isotropic
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions.covariance import Blocks, Isotropic
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
 from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateSGD
 from matrixdp.learn.sampling import Turn
-from matrixdp.noise.laws import Gaussian, Spherical
-from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.gaussian import mu as largest_mu
-from matrixdp.privacy.ledger import Ledger
 from matrixdp.sensitivity import Frobenius
 
 RECORDS, SIZE = 40, 42
@@ -259,7 +259,7 @@ def test_without_planned_steps_a_law_is_used_as_long_as_it_lasts():
 def test_a_seeded_training_is_marked():
     with pytest.warns(UserWarning, match="whoever knows it can remove the noise"):
         run = seeded(0)
-    assert run.certificate.sampling.reproducible
+    assert run.certificate.drawing.reproducible
     assert "REPRODUCIBLE" in str(run)
     runs = [seeded(4), seeded(4), seeded(5)]
     for one in runs:
@@ -343,7 +343,7 @@ def test_a_training_that_does_not_fit_the_ledger_takes_no_step(tmp_path):
 
 
 def test_noise_that_cannot_be_drawn_costs_nothing(tmp_path, monkeypatch):
-    from matrixdp.noise import kernels
+    from matrixdp.secure import kernels
 
     def fails(*given, **options):
         raise ImportError("no compiler")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget, calibrate, certify, compare, release
+from matrixdp.distributions import Gaussian
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.mechanisms import RECIPES
-from matrixdp.noise.laws import Gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 SETTINGS = [

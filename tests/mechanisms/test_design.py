@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from matrixdp.errors import InvalidInput, NumericalFailure
-from matrixdp.mechanisms import design, workloads
-from matrixdp.mechanisms.design import combined_gap, solve, solve_kronecker
+from matrixdp.mechanisms.solvers import design, workloads
+from matrixdp.mechanisms.solvers.design import combined_gap, solve, solve_kronecker
 
 
 def gaussian(*shape, seed):

@@ -96,7 +96,7 @@ def test_mvg_directions_from_a_private_release_are_charged_to_the_same_budget():
     with pytest.raises(BudgetExceeded, match="nothing is left"):
         calibrate("mvg", shape=(4, 9), sensitivity=OneColumn(1.0), budget=small, gamma=3.0, directions=pca)
     added = release(value @ value.T, RankOne(1.0), Budget(0.5, 1e-6), "optimal")
-    with pytest.raises(InvalidInput, match="relation 'add/remove'"):
+    with pytest.raises(InvalidInput, match="adjacency add/remove"):
         calibrate("mvg", shape=(4, 9), sensitivity=OneColumn(1.0), budget=whole, gamma=3.0, directions=added)
     with pytest.raises(InvalidInput, match="5 x 5"):
         calibrate("mvg", shape=(5, 9), sensitivity=OneColumn(1.0), budget=whole, gamma=3.0, directions=pca)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget, calibrate, certify, compare, release
-from matrixdp.covariance import Diagonal, Kronecker
+from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions.covariance import Diagonal, Kronecker
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms import RECIPES, workloads
+from matrixdp.mechanisms import RECIPES
 from matrixdp.mechanisms.matrix_mechanism import workload_error
-from matrixdp.noise.laws import Gaussian, Spherical
+from matrixdp.mechanisms.solvers import workloads
 from matrixdp.sensitivity import Counts, Frobenius
 
 BUDGET = Budget(0.5, 1e-6)
@@ -131,7 +132,7 @@ def test_what_does_not_fit_is_refused():
     for bad in ("suffix", np.ones((2, 5)), np.zeros((2, 4)), workloads.prefix(5), np.full((1, 4), np.nan)):
         with pytest.raises(InvalidInput):
             calibrate("matrix-mechanism", workload=bad, **given)
-    with pytest.raises(InvalidInput, match="one row a query"):
+    with pytest.raises(InvalidInput, match="one row per query"):
         calibrate("matrix-mechanism", **given)
     with pytest.raises(NotApplicable, match="Counts"):
         calibrate("matrix-mechanism", shape=(4,), sensitivity=Frobenius(1.0), budget=BUDGET, workload="prefix")

@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import kstest, norm
 
 from matrixdp import Budget, calibrate, certify, compare
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.noise.laws import Gaussian, Spherical
 from matrixdp.sensitivity import Counts, Frobenius, RankOne
 
 

@@ -6,10 +6,13 @@ import math
 import numpy as np
 import pytest
 
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
 from matrixdp.errors import InvalidInput, NotApplicable, NumericalFailure
-from matrixdp.mechanisms import workloads
-from matrixdp.mechanisms.design import solve
-from matrixdp.mechanisms.workloads import (
+from matrixdp.mechanisms.matrix_mechanism import workload_error
+from matrixdp.mechanisms.solvers import workloads
+from matrixdp.mechanisms.solvers.design import solve
+from matrixdp.mechanisms.solvers.workloads import (
     Workload,
     all_ranges,
     given,
@@ -148,14 +151,28 @@ def test_expected_squared_error():
     rng = np.random.default_rng(0)
     covariances = [gram(rng.normal(size=(side + 1, side))) for side in (2, 3)]
     workload = union(tensor(prefix(2), identity(3)), marginals((2, 3), 1))
-    dense = np.kron(*covariances)
-    assert workload.expected_squared_error(covariances) == pytest.approx(np.sum(workload.gram() * dense), rel=1e-12)
+    exact = np.sum(workload.gram() * np.kron(*covariances))
+    assert workload_error(workload, Gaussian(Kronecker(*covariances))) == pytest.approx(exact, rel=1e-12)
+    std = rng.uniform(1, 2, (2, 3))
+    exact = np.diag(workload.gram()) @ std.ravel() ** 2
+    assert workload_error(workload, Gaussian(Diagonal(std))) == pytest.approx(exact, rel=1e-12)
     found = solve(prefix(5).gram())
-    assert prefix(5).expected_squared_error([found.covariance]) == pytest.approx(found.value, rel=1e-9)
-    with pytest.raises(InvalidInput, match="one square matrix"):
-        workload.expected_squared_error(covariances[::-1])
-    with pytest.raises(InvalidInput, match="one square matrix"):
-        workload.expected_squared_error(covariances[:1])
+    assert workload_error(prefix(5), Gaussian(Dense(found.covariance))) == pytest.approx(found.value, rel=1e-9)
+    for other in (Kronecker(*covariances[::-1]), Dense(covariances[0])):
+        with pytest.raises(InvalidInput, match=r"histogram of shape \(2, 3\)"):
+            workload_error(workload, Gaussian(other))
+
+
+def test_expected_squared_error_of_symmetric_noise():
+    """Against its covariance written out, which takes as many rows as the value has entries."""
+    noise = Symmetric(4, 1.3, 0.4)
+    workload = union(tensor(prefix(4), all_ranges(4)), marginals((4, 4), 1))
+    factor = np.stack([noise.color(row.reshape(4, 4)).ravel() for row in np.eye(16)], axis=1)
+    exact = np.sum(workload.gram() * (factor @ factor.T))
+    assert workload_error(workload, Gaussian(noise)) == pytest.approx(exact, rel=1e-12)
+    assert workload_error(given(np.eye(16)), Gaussian(noise)) == pytest.approx(noise.trace(), rel=1e-12)
+    large = workload_error(tensor(prefix(300), prefix(300)), Gaussian(Symmetric(300, 1.0)))
+    assert 0 < large < workload_error(tensor(prefix(300), prefix(300)), Gaussian(Isotropic((300, 300), 1.0)))
 
 
 def test_other_tasks_have_no_closed_form():

@@ -11,12 +11,12 @@ from scipy.optimize import minimize
 
 from cases import COVARIANCES, SETS, SHAPE, spd
 from matrixdp import Budget, certify
-from matrixdp.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotCertifiable
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import epsilon_with_sampling_error, with_sampling_error
+from matrixdp.privacy.guarantee import epsilon_with_total_variation, with_total_variation
 from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
@@ -166,7 +166,7 @@ def test_printing_is_for_people_and_never_rounds_the_guarantee_down():
         assert word in text
     printed = float(text.split("epsilon = ")[1].split()[0])
     assert certificate.epsilon(1e-6) <= printed <= certificate.epsilon(1e-6) * 1.002
-    assert json.loads(json.dumps(certificate.to_dict()))["relation"] == "replace"
+    assert json.loads(certificate.to_json())["guarantee"]["adjacency"] == "replace"
 
 
 def test_a_set_that_does_not_fit_is_refused():
@@ -184,7 +184,7 @@ def test_a_set_that_does_not_fit_is_refused():
 
 def test_skewed_directions_never_lower_mu():
     """Directions that are off orthonormal by rounding, with variances far apart, against the law that is sampled."""
-    from matrixdp.covariance import Spectrum
+    from matrixdp.distributions.covariance import Spectrum
 
     skewed = np.array([[1.0, 5e-9], [0.0, 1.0]])
     covariance = Dense(Spectrum(np.array([1e-18, 1.0]), skewed))
@@ -264,7 +264,7 @@ def test_the_error_of_a_block_of_the_inverse_is_in_its_supremum(sensitivity, mon
 
 def test_the_slack_of_a_line_counts():
     rng = np.random.default_rng(3)
-    from matrixdp.covariance import Spectrum
+    from matrixdp.distributions.covariance import Spectrum
 
     for _ in range(20):
         W = np.linalg.qr(np.eye(8) + 1e-5 * rng.standard_normal((8, 8)))[0]
@@ -296,7 +296,7 @@ def test_a_box_is_for_replacing_records():
 
 
 def test_epsilon_with_the_samplers_error_ends_even_where_it_can_hardly_be_met():
-    from matrixdp.privacy.certificate import epsilon_with_sampling_error, with_sampling_error
+    from matrixdp.privacy.guarantee import epsilon_with_total_variation, with_total_variation
 
     calls = []
     for mu in (3.5720383, 3.57203837, 3.5720384, 3.6, 0.2):
@@ -305,20 +305,20 @@ def test_epsilon_with_the_samplers_error_ends_even_where_it_can_hardly_be_met():
             calls.append(delta)
             return gaussian.epsilon(mu, delta)
 
-        epsilon = epsilon_with_sampling_error(epsilon_at, 1e-6, 4.2e-17)
+        epsilon = epsilon_with_total_variation(epsilon_at, 1e-6, 4.2e-17)
         if np.isfinite(epsilon):
-            assert with_sampling_error(gaussian.delta(mu, epsilon), epsilon, 4.2e-17) <= 1e-6 * (1 + 1e-9)
+            assert with_total_variation(gaussian.delta(mu, epsilon), epsilon, 4.2e-17) <= 1e-6 * (1 + 1e-9)
     assert len(calls) <= 5 * 101
 
 
 @pytest.mark.parametrize("bad", [-1e-3, np.nan])
 def test_a_sampling_cannot_give_budget_back(bad):
-    from matrixdp.noise.sampler import Sampling
+    from matrixdp.privacy.drawing import Drawing
 
     with pytest.raises(InvalidInput):
-        Sampling(total_variation=bad)
+        Drawing(total_variation=bad)
     with pytest.raises(InvalidInput):
-        Sampling(enlargement=bad)
+        Drawing(enlargement=bad)
 
 
 def test_the_smallest_error_of_a_sampler_is_not_rounded_away():
@@ -331,7 +331,7 @@ def test_the_smallest_error_of_a_sampler_is_not_rounded_away():
             float(10 ** rng.uniform(-26, -17)),
         )
         least = Fraction(delta) + (1 + Fraction(math.exp(epsilon)) * (1 - Fraction(1, 2**50))) * Fraction(t)
-        assert Fraction(with_sampling_error(delta, epsilon, t)) >= least
+        assert Fraction(with_total_variation(delta, epsilon, t)) >= least
         asked = Mock(return_value=epsilon)
-        epsilon_with_sampling_error(asked, delta, t)
+        epsilon_with_total_variation(asked, delta, t)
         assert Fraction(asked.call_args.args[0]) <= 2 * Fraction(delta) - least

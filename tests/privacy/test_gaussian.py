@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from matrixdp.errors import InvalidInput, NumericalFailure
-from matrixdp.privacy import gaussian
+from matrixdp.privacy import arithmetic, gaussian
 
 TOLERANCE = Fraction(1, 10**12)
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "gaussian.json").read_text())
@@ -250,7 +250,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("arguments", [(1.0, 1e-6), ([1.0, 2.0], 1e-6)], ids=["scalar", "array"])
 def test_an_unconverged_root_is_never_returned(monkeypatch, arguments):
-    monkeypatch.setattr(gaussian, "_ITERATIONS", 1)
+    monkeypatch.setattr(arithmetic, "_ITERATIONS", 1)
     with pytest.raises(NumericalFailure):
         gaussian.mu(*arguments)
     with pytest.raises(NumericalFailure):

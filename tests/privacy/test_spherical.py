@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from matrixdp.distributions import radius_moment
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.spherical import Profile, best_member, radius_moment, scale_for
+from matrixdp.privacy.spherical import Profile, best_member, scale_for
 
 TOLERANCE = 1e-8
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "spherical.json").read_text())

@@ -138,16 +138,16 @@ FROM_DATA = {
     "norm": lambda: queries.second_moment(X, norm=LONGEST),
     "norm of a sum": lambda: queries.sum(X, norm=max(math.hypot(*row) for row in X)),
     "norm about a center": lambda: queries.covariance(
-        X, norm=float(np.linalg.norm(X - [1, 2], axis=1).max()), center=[1.0, 2.0]
+        X, norm=float(np.linalg.norm(X - [1, 2], axis=1).max()), center=[1.0, 2.0], size=50
     ),
     "low and high": lambda: queries.identity(X, low=X.min(axis=0), high=X.max(axis=0)),
-    "low and high of all": lambda: queries.mean(X, low=X.min(), high=X.max()),
+    "low and high of all": lambda: queries.mean(X, adjacency="replace", low=X.min(), high=X.max()),
     "only high": lambda: queries.sum(X, low=-10, high=X.max()),
     "only low": lambda: queries.sum(X, low=X.min(axis=0), high=10),
     "columns": lambda: queries.identity(X.T, low=X.min(axis=0), high=5, records_are="columns"),
     "edges": lambda: queries.histogram(X[:, 0], edges=np.linspace(X[:, 0].min(), X[:, 0].max(), 5)),
     "second edges": lambda: queries.histogram(X, edges=([-1, 0, 1], np.linspace(-9, X[:, 1].max(), 5))),
-    "center": lambda: queries.covariance(X, norm=3.0, center=X.mean(axis=0)),
+    "center": lambda: queries.covariance(X, adjacency="replace", norm=3.0, center=X.mean(axis=0)),
     "size": lambda: queries.mean(np.ones(1234), norm=1.0, relation="add/remove", size=1234),
 }
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from matrixdp import queries
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.grid import Grid
 from matrixdp.queries import exact_sums
 from matrixdp.queries.clipping import Ball, Box, region
 from matrixdp.queries.exact_sums import Integers, moments, truncated, vector
+from matrixdp.secure.grid import Grid
 
 EXTREMES = [0.0, -0.0, 1e308, -1.7e308, 1e155, 1e-155, 5e-324, -1e-310, 1.0, -0.5, 1e-100, 0.1, 0.7]
 entries = st.one_of(st.sampled_from(EXTREMES), st.floats(-2, 2), st.floats(allow_nan=False, allow_infinity=False))
@@ -79,7 +79,7 @@ def test_a_sum_is_that_of_the_truncated_records(X, bounds):
     options = {"norm": bounds.norm} if isinstance(bounds, Ball) else {"low": bounds.low, "high": bounds.high}
     exact = [total * step for total, step in zip(added(rows), steps(bounds, 53), strict=True)]
     assert queries.sum(X, **options).value.tolist() == [float(x) for x in exact]
-    assert queries.mean(X, **options, size=7).value.tolist() == [float(x / 7) for x in exact]
+    assert queries.mean(X, adjacency="replace", **options, size=7).value.tolist() == [float(x / 7) for x in exact]
 
 
 @settings(max_examples=150, deadline=None)
@@ -96,7 +96,7 @@ def test_moments_are_those_of_the_truncated_records(X, norm):
         [x - Fraction(z, count) for x, z in zip(*lines, strict=True)]
         for lines in zip(total, outer(vector), strict=True)
     ]
-    value = queries.covariance(X, norm=norm, size=7).value
+    value = queries.covariance(X, adjacency="replace", norm=norm, size=7).value
     assert value.tolist() == [[float(x * step**2 / 7) for x in line] for line in about]
 
 
@@ -161,11 +161,11 @@ def hostile():
 ORDERED = {
     "sum": lambda X: queries.sum(X, norm=2.0),
     "sum box": lambda X: queries.sum(X, low=-1, high=1),
-    "mean": lambda X: queries.mean(X, norm=2.0),
+    "mean": lambda X: queries.mean(X, adjacency="replace", norm=2.0),
     "second moment": lambda X: queries.second_moment(X, norm=2.0),
     "second moment clipped": lambda X: queries.second_moment(X, norm=0.7),
-    "covariance": lambda X: queries.covariance(X, norm=2.0),
-    "covariance center": lambda X: queries.covariance(X, norm=0.3, center=[0.1, 0.9]),
+    "covariance": lambda X: queries.covariance(X, adjacency="replace", norm=2.0),
+    "covariance center": lambda X: queries.covariance(X, adjacency="replace", norm=0.3, center=[0.1, 0.9]),
 }
 
 
@@ -232,7 +232,7 @@ def test_the_grids_displacement_covers_the_rounding_of_a_mean(levels):
     rng, grid, size = np.random.default_rng(levels), Grid(levels), 1_000_003
     X = rng.uniform(0.9, 1, (40, 500))
     exact = [Fraction(total, 2**53 * size) for total in vector(X, Box(np.array(0.0), np.array(1.0))).exact()]
-    values = queries.mean(X, low=0, high=1, size=size).value
+    values = queries.mean(X, adjacency="replace", low=0, high=1, size=size).value
     std = float(exact[0]) / (grid.step * 2.0**48.9)
     unit = std * grid.step
     errors = [abs(Fraction(np.rint(v * (1 / unit))) - x / Fraction(unit)) for v, x in zip(values, exact, strict=True)]

@@ -35,20 +35,29 @@ REFUSED = {
     "identity add/remove": (lambda: queries.identity(X, norm=1.0, relation="add/remove"), "changes the shape"),
     "identity records_are": (lambda: queries.identity(X, norm=1.0, records_are="cells"), "records_are"),
     "identity chosen records": (lambda: queries.identity(X, norm=1.0, records_are="columns", columns=[0]), "columns"),
-    "sum relation": (lambda: queries.sum(X, norm=1.0, relation="swap"), "relation"),
-    "mean without size": (lambda: queries.mean(X, norm=1.0, relation="add/remove"), "needs a size.*private"),
-    "mean size 0": (lambda: queries.mean(X, norm=1.0, size=0), "size"),
-    "mean size 2.5": (lambda: queries.mean(X, norm=1.0, size=2.5), "size"),
-    "mean size NaN": (lambda: queries.mean(X, norm=1.0, size=np.nan), "size"),
-    "moment without size": (lambda: queries.second_moment(X, norm=1.0, average=True), "needs a size.*private"),
+    "sum relation": (lambda: queries.sum(X, norm=1.0, relation="swap"), "adjacency"),
+    "mean without size": (lambda: queries.mean(X, norm=1.0, relation="add/remove"), "size is missing.*private"),
+    "mean size 0": (lambda: queries.mean(X, adjacency="replace", norm=1.0, size=0), "size"),
+    "mean size 2.5": (lambda: queries.mean(X, adjacency="replace", norm=1.0, size=2.5), "size"),
+    "mean size NaN": (lambda: queries.mean(X, adjacency="replace", norm=1.0, size=np.nan), "size"),
+    "moment without size": (lambda: queries.second_moment(X, norm=1.0, average=True), "size is missing.*private"),
     "moment size unused": (lambda: queries.second_moment(X, norm=1.0, size=5), "average=True"),
     "moment norm": (lambda: queries.second_moment(X, norm=np.nan), "norm"),
-    "moment relation": (lambda: queries.second_moment(X, norm=1.0, relation=None), "relation"),
-    "covariance without size": (lambda: queries.covariance(X, norm=1.0, relation="add/remove"), "needs a size"),
-    "covariance of one": (lambda: queries.covariance(X[:1], norm=1.0), "2 records"),
-    "covariance center shape": (lambda: queries.covariance(X, norm=1.0, center=[1.0, 2.0, 3.0]), "center"),
-    "covariance center NaN": (lambda: queries.covariance(X, norm=1.0, center=[np.nan, 0.0]), "center"),
-    "covariance center huge": (lambda: queries.covariance(X, norm=1.0, center=[1e200, 0.0]), "center"),
+    "moment relation": (lambda: queries.second_moment(X, norm=1.0, relation=None), "adjacency"),
+    "covariance without size": (lambda: queries.covariance(X, norm=1.0, relation="add/remove"), "size is missing"),
+    "covariance of one": (lambda: queries.covariance(X[:1], adjacency="replace", norm=1.0), "2 records"),
+    "covariance center shape": (
+        lambda: queries.covariance(X, adjacency="replace", norm=1.0, center=[1.0, 2.0, 3.0]),
+        "center",
+    ),
+    "covariance center NaN": (
+        lambda: queries.covariance(X, adjacency="replace", norm=1.0, center=[np.nan, 0.0]),
+        "center",
+    ),
+    "covariance center huge": (
+        lambda: queries.covariance(X, adjacency="replace", norm=1.0, center=[1e200, 0.0]),
+        "center",
+    ),
     "edges number": (lambda: queries.histogram(X[:, 0], edges=10), "from the data"),
     "edges rule": (lambda: queries.histogram(X[:, 0], edges="auto"), "from the data"),
     "edges none": (lambda: queries.histogram(X[:, 0], edges=None), "from the data"),
@@ -80,9 +89,9 @@ RECORDS = [np.array([[1.0, np.nan]]), np.array([[np.inf, 1.0]]), np.zeros((0, 2)
 EVERY = {
     "identity": lambda records: queries.identity(records, norm=1.0),
     "sum": lambda records: queries.sum(records, low=0, high=1),
-    "mean": lambda records: queries.mean(records, norm=1.0),
+    "mean": lambda records: queries.mean(records, adjacency="replace", norm=1.0),
     "second_moment": lambda records: queries.second_moment(records, norm=1.0),
-    "covariance": lambda records: queries.covariance(records, norm=1.0),
+    "covariance": lambda records: queries.covariance(records, adjacency="replace", norm=1.0),
     "histogram": lambda records: queries.histogram(records, edges=([0, 1], [0, 1])),
 }
 
@@ -114,8 +123,10 @@ def test_every_query_reads_files_and_columns(tmp_path):
     path = tmp_path / "records.csv"
     path.write_text("a,b,name\n1,2,Ann\n3,4,Bob\n")
     assert queries.sum(path, low=0, high=10, columns=["b"]).value == pytest.approx([6.0])
-    assert queries.mean(path, low=0, high=10, columns=[0, 1]).value == pytest.approx([2.0, 3.0])
+    assert queries.mean(path, adjacency="replace", low=0, high=10, columns=[0, 1]).value == pytest.approx([2.0, 3.0])
     assert queries.second_moment(path, norm=99.0, columns="a").value == pytest.approx(np.array([[10.0]]))
-    assert queries.covariance(path, norm=99.0, columns="a").value == pytest.approx(np.array([[1.0]]))
+    assert queries.covariance(path, adjacency="replace", norm=99.0, columns="a").value == pytest.approx(
+        np.array([[1.0]])
+    )
     assert queries.histogram(path, columns="a", edges=[0, 2, 4]).value == pytest.approx([1, 1])
     assert queries.identity(path, low=0, high=10, columns=["a"]).value == pytest.approx(np.array([[1.0], [3.0]]))

@@ -29,17 +29,17 @@ QUERIES = {
     "sum box": (lambda X: queries.sum(X, low=LOW, high=HIGH), ADD),
     "sum box replace": (lambda X: queries.sum(X, low=LOW, high=HIGH, relation=REPLACE), REPLACE),
     "sum one box for all": (lambda X: queries.sum(X, low=-0.1, high=0.3), ADD),
-    "mean norm": (lambda X: queries.mean(X, norm=NORM), REPLACE),
-    "mean box": (lambda X: queries.mean(X, low=LOW, high=HIGH), REPLACE),
+    "mean norm": (lambda X: queries.mean(X, adjacency="replace", norm=NORM), REPLACE),
+    "mean box": (lambda X: queries.mean(X, adjacency="replace", low=LOW, high=HIGH), REPLACE),
     "mean norm add": (lambda X: queries.mean(X, norm=NORM, relation=ADD, size=7), ADD),
     "mean box add": (lambda X: queries.mean(X, low=LOW, high=HIGH, relation=ADD, size=7), ADD),
     "second moment": (lambda X: queries.second_moment(X, norm=NORM), ADD),
     "second moment replace": (lambda X: queries.second_moment(X, norm=NORM, relation=REPLACE), REPLACE),
     "second moment average": (lambda X: queries.second_moment(X, norm=NORM, relation=REPLACE, average=True), REPLACE),
     "second moment size": (lambda X: queries.second_moment(X, norm=NORM, average=True, size=7), ADD),
-    "covariance": (lambda X: queries.covariance(X, norm=NORM), REPLACE),
+    "covariance": (lambda X: queries.covariance(X, adjacency="replace", norm=NORM), REPLACE),
     "covariance add": (lambda X: queries.covariance(X, norm=NORM, relation=ADD, size=7), ADD),
-    "covariance center": (lambda X: queries.covariance(X, norm=NORM, center=CENTER), REPLACE),
+    "covariance center": (lambda X: queries.covariance(X, adjacency="replace", norm=NORM, center=CENTER), REPLACE),
     "covariance center add": (lambda X: queries.covariance(X, norm=NORM, center=CENTER, relation=ADD, size=7), ADD),
     "histogram": (lambda X: queries.histogram(X, columns=[0], edges=EDGES), ADD),
     "histogram replace": (lambda X: queries.histogram(X, columns=[0], edges=EDGES, relation=REPLACE), REPLACE),
@@ -146,11 +146,15 @@ def test_the_covariance_set_in_frobenius_norm():
     for _ in range(300):
         mean, one, other = (v / max(1, np.linalg.norm(v)) for v in rng.standard_normal((3, 3)) * 3)
         X = np.tile(mean, (n - 1, 1))
-        values = [queries.covariance(np.vstack([X, v]), norm=1.0, size=1).value for v in (one, other)]
+        values = [
+            queries.covariance(np.vstack([X, v]), adjacency="replace", norm=1.0, size=1).value for v in (one, other)
+        ]
         worst = max(worst, float(np.linalg.norm(values[0] - values[1])))
     bound = 4 * (n - 1) / n
     assert 0.8 * bound < worst <= bound * (1 + 1e-9)
-    radius = queries.covariance(np.vstack([X, one]), norm=1.0, size=1).sensitivity.frobenius_radius((3, 3))
+    radius = queries.covariance(
+        np.vstack([X, one]), adjacency="replace", norm=1.0, size=1
+    ).sensitivity.frobenius_radius((3, 3))
     assert radius == pytest.approx(np.sqrt(2) * bound)
 
 
@@ -175,16 +179,20 @@ def test_radii_in_numbers():
     assert queries.identity(X, norm=2.0).sensitivity.radius == 4.0
     assert queries.sum(X, norm=2.0).sensitivity.radius == 2.0
     assert queries.sum(X, norm=2.0, relation=REPLACE).sensitivity.radius == 4.0
-    assert queries.mean(X, norm=2.0).sensitivity.radius == 0.5
-    assert queries.mean(X, norm=2.0, size=16).sensitivity.radius == 0.25
+    assert queries.mean(X, adjacency="replace", norm=2.0).sensitivity.radius == 0.5
+    assert queries.mean(X, adjacency="replace", norm=2.0, size=16).sensitivity.radius == 0.25
     assert queries.sum(X, low=-3, high=1).sensitivity.bound == 3.0
     assert queries.sum(X, low=-3, high=1, relation=REPLACE).sensitivity.bound == 4.0
-    assert queries.mean(X, low=[0, 0, 1], high=8).sensitivity.bound == pytest.approx([1, 1, 7 / 8])
+    assert queries.mean(X, adjacency="replace", low=[0, 0, 1], high=8).sensitivity.bound == pytest.approx([1, 1, 7 / 8])
     assert queries.second_moment(X, norm=3.0).sensitivity.radius == 3.0
     assert queries.second_moment(X, norm=3.0, average=True, size=9).sensitivity.radius == 1.0
-    assert queries.covariance(X, norm=1.0).sensitivity.radius == pytest.approx(2 * np.sqrt(7) / 8, rel=1e-15)
+    assert queries.covariance(X, adjacency="replace", norm=1.0).sensitivity.radius == pytest.approx(
+        2 * np.sqrt(7) / 8, rel=1e-15
+    )
     assert queries.covariance(X, norm=1.0, relation=ADD, size=4).sensitivity.radius == 1.0
-    assert queries.covariance(X, norm=1.0, center=[0.0, 0.0, 0.0], size=4).sensitivity.radius == 0.5
+    assert (
+        queries.covariance(X, adjacency="replace", norm=1.0, center=[0.0, 0.0, 0.0], size=4).sensitivity.radius == 0.5
+    )
 
 
 def test_values_where_nothing_is_clipped():
@@ -193,15 +201,19 @@ def test_values_where_nothing_is_clipped():
     np.testing.assert_array_equal(queries.identity(X, **wide).value, X)
     np.testing.assert_array_equal(queries.identity(X, low=-50, high=50, records_are="columns").value, X)
     np.testing.assert_allclose(queries.sum(X, **wide).value, X.sum(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(queries.mean(X, **wide).value, X.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(queries.mean(X, low=-50, high=50).value, X.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(queries.mean(X, adjacency="replace", **wide).value, X.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(queries.mean(X, adjacency="replace", low=-50, high=50).value, X.mean(axis=0), rtol=1e-12)
     step = 64 * 2.0**-42  # records are truncated to it; rounding of numpy's sums is far below
     moved = 2 * 700 * 5 * step  # no entry is above 5
     np.testing.assert_allclose(queries.second_moment(X, **wide).value, X.T @ X, rtol=0, atol=moved)
-    np.testing.assert_allclose(queries.covariance(X, **wide).value, np.cov(X.T, bias=True), rtol=0, atol=moved / 700)
+    np.testing.assert_allclose(
+        queries.covariance(X, adjacency="replace", **wide).value, np.cov(X.T, bias=True), rtol=0, atol=moved / 700
+    )
     about = np.einsum("ni,nj->ij", X - CENTER, X - CENTER) / 700
-    np.testing.assert_allclose(queries.covariance(X, center=CENTER, **wide).value, about, rtol=0, atol=moved / 700)
-    for value in (queries.second_moment(X, norm=1.0).value, queries.covariance(X, norm=1.0).value):
+    np.testing.assert_allclose(
+        queries.covariance(X, adjacency="replace", center=CENTER, **wide).value, about, rtol=0, atol=moved / 700
+    )
+    for value in (queries.second_moment(X, norm=1.0).value, queries.covariance(X, adjacency="replace", norm=1.0).value):
         np.testing.assert_array_equal(value, value.T)
 
 

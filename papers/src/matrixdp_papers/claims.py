@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.compare import COLOURS, verdict
+from matrixdp.comparison import COLOURS, verdict
 from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms import calibrate
 from matrixdp.privacy.certificate import certify
@@ -63,7 +63,7 @@ SETTINGS = (
         "R1SMG",
         "Uber histogram (figures 4 and 5)",
         (89, 89),
-        Counts(2, relation="replace"),
+        Counts(2, adjacency="replace"),
         Budget(0.5, 1e-7),
         gamma=3829.0,
         r1smg_epsilon=1e-5,
@@ -87,7 +87,7 @@ SETTINGS = (
         "MVG",
         "second moment, Movement (4 x 2021)",
         (4, 4),
-        RankOne(2 / math.sqrt(2021), relation="replace"),
+        RankOne(2 / math.sqrt(2021), adjacency="replace"),
         Budget(1.0, 1 / 2021),
         gamma=4.0,
     ),

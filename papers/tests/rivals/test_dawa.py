@@ -8,7 +8,7 @@ import pytest
 
 from matrixdp.audit import audit
 from matrixdp.errors import InvalidInput
-from matrixdp.mechanisms import workloads
+from matrixdp.mechanisms.solvers import workloads
 from matrixdp_papers.rivals import dawa as module
 from matrixdp_papers.rivals.dawa import bucket_deviations, dawa, least_cost_partition, private_partition
 from matrixdp_papers.rivals.greedy import greedy_hierarchy
@@ -70,8 +70,8 @@ def test_the_least_cost_partition_is_the_best_of_all(n):
         assert found in set(partitions(n))
 
 
-@pytest.mark.parametrize(("spent", "condemned"), [(3.0, False), (6.0, True)])
-def test_audit_of_the_partition(spent, condemned):
+@pytest.mark.parametrize(("spent", "rejected"), [(3.0, False), (6.0, True)])
+def test_audit_of_the_partition(spent, rejected):
     """The claim epsilon 3 stands, and falls when the noise is half as large (false alarms: 1e-6).
 
     A high charge leaves two partitions of three cells; one record changes the costs of both, in opposite directions.
@@ -82,7 +82,7 @@ def test_audit_of_the_partition(spent, condemned):
         np.array([0.0, 5.0, 10.0]), np.array([0.0, 6.0, 10.0]), 3.0, 0.0,
         samples=8_000, statistic=lambda outputs: outputs,
     )  # fmt: skip
-    assert found.condemned is condemned
+    assert found.rejected is rejected
     assert found.epsilon_lower > 0.45 * spent
 
 
@@ -244,7 +244,7 @@ def test_the_hilbert_curve_on_other_grids(shape):
         ({"charge": np.nan}, "charge"),
         ({"workload": "ranges"}, "workload"),
         ({"workload": np.ones((2, 5))}, "workload"),
-        ({"relation": "swap"}, "relation"),
+        ({"relation": "swap"}, "adjacency"),
         ({"rng": 0}, "rng"),
     ],
 )

@@ -8,9 +8,9 @@ import pytest
 
 from matrixdp import Budget, certify
 from matrixdp.audit import audit
-from matrixdp.covariance import Dense
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Dense
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts
 from matrixdp_papers.rivals.hb import best_branching, consistent, hb, height, range_variance
@@ -124,15 +124,15 @@ def test_the_certificate_of_gaussian_noise_is_the_budget():
         assert certify(Gaussian(covariance), Counts(1)).delta(0.8) == pytest.approx(1e-6, rel=1e-6)
 
 
-@pytest.mark.parametrize(("spent", "condemned"), [(3.0, False), (6.0, True)])
-def test_audit(spent, condemned):
+@pytest.mark.parametrize(("spent", "rejected"), [(3.0, False), (6.0, True)])
+def test_audit(spent, rejected):
     """The claim epsilon 3 stands, and falls when the noise is half as large (false alarms: 1e-6)."""
     rng = np.random.default_rng(5)
     found = audit(
         lambda x: hb(x, spent, branching=2, rng=rng), np.array([0, 1, 0, 2]), np.array([1, 1, 0, 2]), 3.0, 0.0,
         samples=12_000, statistic="linear",
     )  # fmt: skip
-    assert found.condemned is condemned
+    assert found.rejected is rejected
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_audit(spent, condemned):
         ({"noise": "gaussian"}, "delta"),
         ({"noise": "gaussian", "delta": 1.0}, "delta"),
         ({"noise": "uniform"}, "noise"),
-        ({"relation": "swap"}, "relation"),
+        ({"relation": "swap"}, "adjacency"),
         ({"branching": 1}, "branching"),
         ({"branching": 2.0}, "branching"),
         ({"rng": 0}, "rng"),

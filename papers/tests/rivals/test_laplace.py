@@ -47,15 +47,15 @@ def test_noise_has_the_laplace_law():
     assert stats.kstest(noise, stats.laplace(scale=3.6).cdf).pvalue < 1e-6
 
 
-@pytest.mark.parametrize(("spent", "condemned"), [(1.0, False), (2.0, True)])
-def test_audit(spent, condemned):
+@pytest.mark.parametrize(("spent", "rejected"), [(1.0, False), (2.0, True)])
+def test_audit(spent, rejected):
     """The claim epsilon 1 stands, and falls when the noise is half as large (false alarms: 1e-6)."""
     rng = np.random.default_rng(2)
     found = audit(
         lambda x: laplace(x, Counts(1), spent, rng=rng), np.array([3.0, 0.0]), np.array([4.0, 0.0]), 1.0, 0.0,
         samples=20_000, statistic="linear",
     )  # fmt: skip
-    assert found.condemned is condemned
+    assert found.rejected is rejected
     assert found.epsilon_lower > 0.8 * spent
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget, calibrate
-from matrixdp.compare import verdict
+from matrixdp.comparison import verdict
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.sensitivity import RankOne
 from matrixdp_papers.claims import wishart as wishart_claim

@@ -131,7 +131,7 @@ def test_many_features_are_fast():
         ({"epsilon": np.nan}, "epsilon"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"norm": -1.0}, "norm"),
-        ({"relation": "swap"}, "relation"),
+        ({"relation": "swap"}, "adjacency"),
         ({"sweeps": 0}, "sweeps"),
         ({"rng": 1}, "rng"),
         ({"records": [[np.nan, 1.0]]}, "records"),

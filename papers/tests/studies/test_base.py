@@ -94,6 +94,7 @@ def test_the_command_runs_a_study_and_writes_its_results(call, tmp_path, monkeyp
     assert (tmp_path / "out" / "report.md").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mvg", "histogram", "pca"])
 def test_every_study_runs_on_the_real_data(name, folder, tmp_path):
     study = STUDIES[name]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import NotApplicable
-from matrixdp.noise.laws import Gaussian
-from matrixdp.privacy import composition
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
+from matrixdp_papers import composition
 from matrixdp_papers.datasets import Graph, Labelled
 from matrixdp_papers.studies import dpsgd, imgm_gradients, splits
 from matrixdp_papers.studies.base import Mean, plain, silent
@@ -68,6 +68,7 @@ def numbers(value):
         yield value
 
 
+@pytest.mark.slow
 def test_it_runs_on_small_data(small_data, tmp_path):
     found = dpsgd.run(small_data, True, silent)
     assert set(found.figures) == {"figures-7-and-8", "lots"}

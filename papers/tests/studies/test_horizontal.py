@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from matrixdp.covariance import Isotropic
-from matrixdp.noise.laws import Gaussian
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import horizontal
 from matrixdp_papers.studies.base import Mean, silent
@@ -17,7 +17,8 @@ from matrixdp_papers.studies.splits import Split
 torch = pytest.importorskip("torch")
 
 from matrixdp.budget import Budget  # noqa: E402
-from matrixdp.federated.updates import LocalTraining, flat, load  # noqa: E402
+from matrixdp.federated.local_training import LocalTraining  # noqa: E402
+from matrixdp.federated.tensors import flat, load  # noqa: E402
 from matrixdp_papers import networks  # noqa: E402
 from matrixdp_papers.studies import federated_noise, parallel_training, training  # noqa: E402
 
@@ -43,6 +44,7 @@ def uploads():
     return federated_noise.Uploads(network, 0.015, 10, 1e-5, 64 / 6512, training.generator(1))
 
 
+@pytest.mark.slow
 def test_it_runs_on_small_data(small):
     found = horizontal.run(small, True, silent)
     assert set(found.figures) == {"figure-2"}

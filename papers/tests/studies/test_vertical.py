@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic, Kronecker
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic, Kronecker
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Entrywise
 from matrixdp_papers.datasets import Labelled

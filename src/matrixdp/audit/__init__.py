@@ -4,7 +4,7 @@ An audit can refute a claim, with a stated probability of a false alarm; it can 
 certificate's work.
 """
 
-from matrixdp.audit.bench import audit, audit_law, audit_scores
+from matrixdp.audit.auditing import audit, audit_law, audit_scores
 from matrixdp.audit.result import AuditResult
 
 __all__ = ["AuditResult", "audit", "audit_law", "audit_scores"]

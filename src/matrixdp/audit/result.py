@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from matrixdp._rounding import rounded_down
 
 METHODS = {
     "clopper-pearson": "Clopper-Pearson bounds on how often an event occurs; assumes nothing about the mechanism",
@@ -16,9 +17,9 @@ METHODS = {
 class AuditResult:
     """A claim, and the lower bounds that samples put on the truth.
 
-    Guarantee: if the mechanism keeps the claim, it is condemned with probability at most 1 - confidence; both bounds
-    lie at or below the truth with probability at least `confidence`, together. An acquittal proves nothing: these
-    samples did not refute the claim.
+    Guarantee: if the mechanism keeps the claim, it is rejected with probability at most 1 - confidence; both bounds
+    lie at or below the truth with probability at least `confidence`, together. A claim that is not rejected is not
+    proven: these samples did not refute it.
 
     Attributes:
         epsilon, delta: the claim.
@@ -40,14 +41,14 @@ class AuditResult:
     method: str
 
     @property
-    def condemned(self) -> bool:
+    def rejected(self) -> bool:
         """Whether the claim is refuted."""
         return self.epsilon_lower > self.epsilon or self.delta_lower > self.delta
 
     @property
     def verdict(self) -> str:
-        """ "condemned" or "acquitted"."""
-        return "condemned" if self.condemned else "acquitted"
+        """ "rejected" or "not rejected"."""
+        return "rejected" if self.rejected else "not rejected"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -55,11 +56,11 @@ class AuditResult:
 
     def lines(self) -> list[tuple[str, str]]:
         """What is printed: a word and a text each."""
-        meaning = "the claim is false" if self.condemned else "these samples do not refute the claim"
+        meaning = "the claim is false" if self.rejected else "these samples do not refute the claim"
         return [
             ("claim", f"epsilon {self.epsilon:g}, delta {self.delta:g}"),
-            ("measured", f"epsilon at least {_down(self.epsilon_lower)} at delta {self.delta:g}"),
-            ("", f"delta at least {_down(self.delta_lower)} at epsilon {self.epsilon:g}"),
+            ("measured", f"epsilon at least {rounded_down(self.epsilon_lower)} at delta {self.delta:g}"),
+            ("", f"delta at least {rounded_down(self.delta_lower)} at epsilon {self.epsilon:g}"),
             ("from", f"{self.samples:,} outputs for each of two neighbours, judged by: {self.statistic}"),
             ("method", METHODS[self.method]),
             ("verdict", f"{self.verdict}: {meaning} (false alarms: at most {1 - self.confidence:.2g})"),
@@ -67,11 +68,3 @@ class AuditResult:
 
     def __str__(self) -> str:
         return "\n".join(["Audit", *(f"  {name:<10} {text}" for name, text in self.lines())])
-
-
-def _down(value: float, digits: int = 4) -> str:
-    """A number rounded down to a few digits, for a lower bound must not grow in print."""
-    if not 1e-300 < value < math.inf:
-        return "0" if value < 1 else f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return f"{math.floor(value / unit * (1 + 1e-9)) * unit:.{digits}g}"

@@ -19,9 +19,9 @@ from threadpoolctl import threadpool_limits
 
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.covariance import FullCovariance
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions.covariance import FullCovariance
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
 
 Statistic = Callable[[Array], Array]
 
@@ -32,7 +32,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """Outputs to learn from, one a row, and where outputs on each input are centred."""
+    """Outputs to learn from, one per row, and where outputs on each input are centred."""
 
     on_value: Array
     on_neighbour: Array
@@ -142,7 +142,7 @@ class Coordinates:
 
     Attributes:
         name: what the outputs are judged by in them.
-        read: from a stack of outputs to their coordinates, one output a row.
+        read: from a stack of outputs to their coordinates, one output per row.
         weights: the likelihood ratio in these coordinates.
     """
 

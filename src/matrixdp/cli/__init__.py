@@ -1,6 +1,7 @@
 """The command line. One file per command; a new one is its file and its line in COMMANDS.
 
-Another distribution adds commands by entry points in the group `matrixdp.commands`.
+Another distribution adds commands by entry points in the group `matrixdp.commands`, and noise laws and mechanisms by
+modules in the group `matrixdp.plugins`, which register them when they are imported.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from matrixdp.cli.demo import demo
 from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
+from matrixdp.cli.verify import verify
 from matrixdp.errors import MatrixDPError
 
-COMMANDS = (demo, compare, calibrate, release, audit)
+COMMANDS = (demo, compare, calibrate, release, verify, audit)
 
 
 class _Commands(TyperGroup):
@@ -72,6 +74,8 @@ def start(
     """Release matrices under differential privacy, with an exact certificate of what each release guarantees."""
 
 
+for plugin in entry_points(group="matrixdp.plugins"):
+    plugin.load()
 for command in (*COMMANDS, *(point.load() for point in entry_points(group="matrixdp.commands"))):
     app.command()(command)
 app.add_typer(ledger, name="ledger")

@@ -12,10 +12,13 @@ Shape = Annotated[str, typer.Option(help="Shape of the value to release: 89x89, 
 Sensitivity = Annotated[str, typer.Option(help=f"What one record can change: {FORMS}.")]
 Epsilon = Annotated[float, typer.Option(help="The epsilon to keep, above 0.")]
 Delta = Annotated[float, typer.Option(help="The delta to keep, between 0 and 1; well below 1/records.")]
-Relation = Annotated[
+Adjacency = Annotated[
     str | None,
     typer.Option(
-        help="What makes two datasets neighbours: add/remove or replace.", show_default="the query's or set's"
+        "--adjacency",
+        "--relation",
+        help="What makes two data sets neighbours: add/remove, replace or zero-out.",
+        show_default="the query's or set's",
     ),
 ]
 Options = Annotated[

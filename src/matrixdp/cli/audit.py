@@ -17,7 +17,7 @@ def audit(
     sensitivity: arguments.Sensitivity,
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
-    relation: arguments.Relation = None,
+    adjacency: arguments.Adjacency = None,
     samples: Annotated[int, typer.Option(help="How many outputs to draw for each of two neighbours.")] = 10_000,
     confidence: Annotated[float, typer.Option(help="The probability that the bounds hold.")] = 0.999999,
     method: Annotated[
@@ -29,7 +29,7 @@ def audit(
 ) -> None:
     """Audit one mechanism: draw its noise on the worst two neighbours, and see whether the outputs refute its claim.
 
-    Exit code 0: acquitted, these samples do not refute the claim. 1: condemned, the claim is false.
+    Exit code 0: not rejected, these samples do not refute the claim. 1: rejected, the claim is false.
 
     Example: matrixdp audit r1smg --shape 10x10 --sensitivity frobenius:1 --epsilon 0.005 --delta 1e-5
     """
@@ -40,7 +40,7 @@ def audit(
     from matrixdp.mechanisms import calibrate
     from matrixdp.privacy.certificate import certify
 
-    differences, budget = specs.sensitivity(sensitivity, relation), Budget(epsilon, delta)
+    differences, budget = specs.sensitivity(sensitivity, adjacency), Budget(epsilon, delta)
     law = calibrate(
         mechanism,
         shape=specs.shape(shape),
@@ -73,7 +73,7 @@ def audit(
         bound = about if certificate.exact else f"{about} (an upper bound)"
         for name, text in (("change", str(differences)), claim, ("truth", truth + bound), *found):
             console.print(f"  {name:<10} {text}", markup=False, soft_wrap=True)
-        style = "bold red" if result.condemned else "green"
+        style = "bold red" if result.rejected else "green"
         console.print(f"  {verdict[0]:<10} {verdict[1]}", markup=False, soft_wrap=True, style=style)
-    if result.condemned:
+    if result.rejected:
         raise typer.Exit(1)

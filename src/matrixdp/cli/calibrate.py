@@ -17,7 +17,7 @@ def calibrate(
     sensitivity: arguments.Sensitivity,
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
-    relation: arguments.Relation = None,
+    adjacency: arguments.Adjacency = None,
     option: arguments.Options = None,
     json: arguments.Json = False,
 ) -> None:
@@ -27,10 +27,10 @@ def calibrate(
     """
     from matrixdp.budget import Budget
     from matrixdp.mechanisms import calibrate
-    from matrixdp.noise.sampler import has_safe_sampler
     from matrixdp.privacy.certificate import certify
+    from matrixdp.privacy.drawing import has_safe_sampler
 
-    differences, budget = specs.sensitivity(sensitivity, relation), Budget(epsilon, delta)
+    differences, budget = specs.sensitivity(sensitivity, adjacency), Budget(epsilon, delta)
     noise = calibrate(
         mechanism,
         shape=specs.shape(shape),

@@ -14,7 +14,7 @@ def compare(
     sensitivity: arguments.Sensitivity,
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
-    relation: arguments.Relation = None,
+    adjacency: arguments.Adjacency = None,
     mechanism: Annotated[
         list[str] | None, typer.Option(help="Compare only this one. Repeatable.", show_default="all")
     ] = None,
@@ -26,11 +26,11 @@ def compare(
     Example: matrixdp compare --shape 89x89 --sensitivity counts:1 --epsilon 0.5 --delta 1e-7
     """
     from matrixdp.budget import Budget
-    from matrixdp.compare import compare
+    from matrixdp.comparison import compare
 
     table = compare(
         specs.shape(shape),
-        specs.sensitivity(sensitivity, relation),
+        specs.sensitivity(sensitivity, adjacency),
         Budget(epsilon, delta),
         mechanism or None,
         **specs.mechanism_options(option or []),
@@ -42,7 +42,7 @@ def compare(
         {
             "shape": list(table.shape),
             "sensitivity": table.sensitivity.describe(),
-            "relation": table.sensitivity.relation,
+            "adjacency": table.sensitivity.adjacency,
             "budget": {"epsilon": epsilon, "delta": delta},
             "mechanisms": table.to_dicts(),
         }

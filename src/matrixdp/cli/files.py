@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.records import digest
+from matrixdp.privacy.verification import beside as arrays_path
+from matrixdp.privacy.verification import written
 
 # Bytes of an entry in each format, from above: CSV has up to 24 characters and a separator; Parquet may write an entry
 # into a dictionary, with an index to it, and 4096 bytes more for each column and for the file.
 FORMATS = {".csv": 25, ".npy": 8, ".parquet": 16}
 _MORE = 4096
-# Bytes of a certificate beyond what was asked for, from above.
-_CERTIFICATE = 1 << 16
 
 
 def certificate_path(output: Path) -> Path:
@@ -38,7 +38,7 @@ def check_free(output: Path) -> None:
         raise InvalidInput(f"output must end in {', '.join(FORMATS)}, got {str(output)!r}")
     if not output.parent.is_dir():
         raise InvalidInput(f"output must lie in a folder that exists, got {str(output)!r}; create the folder first")
-    for path in (output, certificate_path(output)):
+    for path in _names(output):
         if path.exists() or path.is_symlink():
             raise _taken(path)
     if output.suffix == ".parquet":
@@ -50,8 +50,14 @@ def check_free(output: Path) -> None:
             ) from None
 
 
+def _names(output: Path) -> tuple[Path, Path, Path]:
+    """The released matrix, its certificate, and the arrays of a certificate that has large ones."""
+    beside = certificate_path(output)
+    return output, beside, arrays_path(beside)
+
+
 @contextmanager
-def reserved(output: Path, shape: Sequence[int], asked: dict[str, Any]) -> Iterator[Place]:
+def reserved(output: Path, certificate: Certificate) -> Iterator[Place]:
     """Reserves the names and the space of a matrix and its certificate, until it has been published or has failed.
 
     The names are reserved by empty files, of which only one of several writers can be the maker; the space by drafts of
@@ -60,15 +66,17 @@ def reserved(output: Path, shape: Sequence[int], asked: dict[str, Any]) -> Itera
 
     Args:
         output: where the matrix goes.
-        shape: its shape.
-        asked: what the certificate will say besides the guarantee.
+        certificate: what it will guarantee.
 
     Raises:
         InvalidInput: if a name is taken, or the file cannot be written.
     """
     check_free(output)
-    beside = certificate_path(output)
-    sizes = _matrix_size(output.suffix, shape), len(_json(asked)) + _CERTIFICATE
+    text, arrays = written(replace(certificate, released=_released(output, b"")))
+    sizes = {output: _matrix_size(output.suffix, certificate.shape)}
+    sizes |= {
+        path: len(content) for path, content in zip(_names(output)[1:], (text.encode(), arrays), strict=True) if content
+    }
     names: list[Path] = []
     try:
         try:
@@ -76,11 +84,11 @@ def reserved(output: Path, shape: Sequence[int], asked: dict[str, Any]) -> Itera
         except OSError as reason:
             raise _not_writable(output, reason) from None
         with drafts as folder:
-            place = Place(output, beside, Path(folder, output.name), Path(folder, beside.name))
+            place = Place(output, certificate, {path: Path(folder, path.name) for path in sizes})
             try:
-                for draft, size in zip((place.matrix_draft, place.certificate_draft), sizes, strict=True):
-                    _fill(draft, size)
-                for path in (beside, output):  # the certificate's name decides between two writers
+                for path, size in sizes.items():
+                    _fill(place.drafts[path], size)
+                for path in reversed(sizes):  # the certificate's name decides between two writers
                     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
                     names.append(path)
             except FileExistsError:
@@ -95,36 +103,41 @@ def reserved(output: Path, shape: Sequence[int], asked: dict[str, Any]) -> Itera
 
 @dataclass(frozen=True)
 class Place:
-    """A reserved place for one matrix and its certificate."""
+    """A reserved place for one matrix and its certificate, and a draft for each of their files."""
 
     output: Path
-    beside: Path
-    matrix_draft: Path
-    certificate_draft: Path
+    certificate: Certificate
+    drafts: dict[Path, Path]
 
-    def publish(self, value: Array, certificate: dict[str, Any]) -> dict[str, Any]:
-        """Writes the matrix and its certificate, to which it adds the matrix's file name and checksum.
+    def publish(self, value: Array) -> Certificate:
+        """Writes the matrix and its certificate, to which it adds the matrix's file name and SHA-256.
 
-        Both are drafted and then renamed, the certificate first: no matrix ever stands without its certificate.
+        All are drafted and then renamed, the matrix last: no matrix ever stands without its certificate.
 
         Returns:
             The certificate as written.
         """
         try:
-            with _rewritten(self.matrix_draft) as file:
+            with _rewritten(self.drafts[self.output]) as file:
                 _write_matrix(file, self.output.suffix, value)
-            checksum = hashlib.sha256(self.matrix_draft.read_bytes()).hexdigest()
-            complete = {"file": self.output.name, "sha256": checksum, **certificate}
-            with _rewritten(self.certificate_draft) as file:
-                _write_certificate(file, complete)
-            for path in (self.beside, self.output):
+            content = self.drafts[self.output].read_bytes()
+            complete = replace(self.certificate, released=_released(self.output, content))
+            text, arrays = written(complete)
+            for path, part in zip(_names(self.output)[1:], (text.encode(), arrays), strict=True):
+                if path in self.drafts:
+                    with _rewritten(self.drafts[path]) as file:
+                        _write_certificate(file, part)
+            for path in self.drafts:
                 if not _is_reserved(path):
                     raise FileExistsError(f"{str(path)!r} was written by someone else meanwhile")
-            os.replace(self.certificate_draft, self.beside)
+            moved: list[Path] = []
             try:
-                os.replace(self.matrix_draft, self.output)
+                for path in reversed(self.drafts):
+                    os.replace(self.drafts[path], path)
+                    moved.append(path)
             except BaseException:
-                self.beside.unlink()
+                for path in moved:
+                    path.unlink()
                 raise
         except OSError as reason:
             raise MatrixDPError(
@@ -132,6 +145,10 @@ class Place:
                 "that was given has been charged"
             ) from None
         return complete
+
+
+def _released(output: Path, content: bytes) -> dict[str, str]:
+    return {"file": output.name, "sha256": digest(content)}
 
 
 def _taken(path: Path) -> InvalidInput:
@@ -199,9 +216,5 @@ def _write_matrix(file: BinaryIO, suffix: str, value: Array) -> None:
         pyarrow.parquet.write_table(table, file)
 
 
-def _write_certificate(file: BinaryIO, content: dict[str, Any]) -> None:
-    file.write(_json(content))
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+def _write_certificate(file: BinaryIO, content: bytes) -> None:
+    file.write(content)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from json import JSONDecodeError, dumps, loads
-from math import ceil, floor
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,12 +13,23 @@ from matrixdp.cli import arguments, show
 from matrixdp.errors import InvalidInput, MatrixDPError
 
 if TYPE_CHECKING:
+    from matrixdp.accounting.ledger.entries import Entry
     from matrixdp.privacy.certificate import Certificate
+    from matrixdp.privacy.guarantee import Guarantee
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger.", show_default=False)]
-Relation = Annotated[
-    str | None, typer.Option(help="add/remove or replace.", show_default="the ledger's, or that of the first spend")
+Adjacency = Annotated[
+    str | None,
+    typer.Option(
+        "--adjacency",
+        "--relation",
+        help="add/remove, replace or zero-out.",
+        show_default="the ledger's, or that of the first spend",
+    ),
 ]
+
+WIDTH = 80
+"""The longest line that is printed of an entry."""
 
 ledger = typer.Typer(no_args_is_help=True, help="Keep a budget in a file: every spend is on the disk before a release.")
 
@@ -28,25 +39,25 @@ def create(
     file: File,
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
-    relation: Relation = None,
+    adjacency: Adjacency = None,
 ) -> None:
     """Create a ledger with this budget.
 
     Example: matrixdp ledger create budget.db --epsilon 3 --delta 1e-6
     """
+    from matrixdp.accounting.ledger.ledger import Ledger
     from matrixdp.budget import Budget
-    from matrixdp.privacy.ledger import Ledger
 
     if file.exists() or file.is_symlink():
         raise InvalidInput(f"file {str(file)!r} exists already and is not replaced; choose another name")
-    created = Ledger(file, Budget(epsilon, delta), relation=relation)
+    created = Ledger(file, Budget(epsilon, delta), adjacency=adjacency)
     show.console().print(f"Created: {file}, {created.budget}", markup=False, soft_wrap=True)
 
 
 @ledger.command(name="show")
 def display(file: File, json: arguments.Json = False) -> None:
     """Show the budget, what is left of it, and every spend."""
-    from matrixdp.privacy.ledger import Ledger
+    from matrixdp.accounting.ledger.ledger import Ledger
 
     opened = Ledger(file)
     spent, remaining, entries = opened.spent(), opened.remaining(), opened.history()
@@ -54,38 +65,28 @@ def display(file: File, json: arguments.Json = False) -> None:
         show.document(
             {
                 "budget": {"epsilon": opened.budget.epsilon, "delta": opened.budget.delta},
-                "relation": opened.relation,
+                "adjacency": opened.adjacency,
                 "spent": spent,
                 "remaining": {"mu": remaining.mu, "epsilon": remaining.epsilon},
                 "entries": [entry.to_dict() for entry in entries],
             }
         )
         return
-    from rich.table import Table
-    from rich.text import Text
+    from matrixdp._rounding import rounded_down, rounded_up
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "time", "note", "guarantee", "uses", "rate", "source"):
-        table.add_column(column)
-    for entry in entries:
-        cells = (
-            str(entry.number),
-            entry.time[:19],
-            entry.note,
-            str(entry.profile),
-            str(entry.count) if entry.series is None else f"{entry.count} of {entry.planned}",
-            f"{entry.sampling_rate:g}",
-            entry.source,
-        )
-        table.add_row(*map(Text, cells))
     console = show.console()
-    console.print(f"Budget: {opened.budget}, relation {opened.relation or 'not fixed yet'}", markup=False)
+    console.print(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}", markup=False)
     # rounded to the private side: what was spent up, what is left down
-    used, mu, epsilon = ceil(spent * 1e4) / 1e4, floor(remaining.mu * 1e4) / 1e4, floor(remaining.epsilon * 1e4) / 1e4
-    console.print(f"Spent: epsilon {used} at delta {opened.budget.delta:g}, in {len(entries)} entries")
-    console.print(f"Left for one Gaussian release: mu {mu}, which is epsilon {epsilon}")
-    if entries:
-        console.print(table)
+    console.print(
+        f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {len(entries)} entries", markup=False
+    )
+    console.print(
+        f"Left for one Gaussian release: mu {rounded_down(remaining.mu)}, "
+        f"which is epsilon {rounded_down(remaining.epsilon)}",
+        markup=False,
+    )
+    for entry in entries:
+        console.print(_described(entry), markup=False, soft_wrap=True)
 
 
 @ledger.command()
@@ -98,24 +99,44 @@ def spend(
     note: Annotated[str, typer.Option(help="What to remember of it; never data.")] = "",
     count: Annotated[int, typer.Option(help="How many such releases.")] = 1,
     sampling_rate: Annotated[float, typer.Option(help="The rate, if each drew its own Poisson sample.")] = 1.0,
-    relation: Relation = None,
+    adjacency: Adjacency = None,
+    dataset: Annotated[str | None, typer.Option(help="The data set it was made from.", show_default="none")] = None,
+    analyst: Annotated[str | None, typer.Option(help="Who asked for it.", show_default="none")] = None,
+    purpose: Annotated[str | None, typer.Option(help="What it is for.", show_default="none")] = None,
+    unit: Annotated[str, typer.Option(help="Whom the guarantee protects: record, user, ...")] = "record",
+    key: Annotated[
+        str | None,
+        typer.Option(help="An idempotency key: the same spend is charged once, however often.", show_default="none"),
+    ] = None,
 ) -> None:
     """Record a spend that was, or will be, made elsewhere.
 
-    Example: matrixdp ledger spend budget.db --mu 0.2 --relation add/remove --note "histogram for the annual report"
+    Example: matrixdp ledger spend budget.db --mu 0.2 --adjacency add/remove --note "histogram for the annual report"
     """
-    from matrixdp.privacy.ledger import Ledger
+    from matrixdp.accounting.ledger.ledger import Ledger
 
     if (mu is None) == (certificate is None):
         raise InvalidInput("give either --mu or --certificate")
     opened = Ledger(file)
+    found: Guarantee
     if certificate is not None:
         found = _read(certificate)
     else:
-        found = _by_hand({"mu": mu, "relation": relation or opened.relation, "source": "recorded by hand"}, "--mu")
-    if relation not in (None, found.relation):
-        raise InvalidInput(f"--relation {relation} does not agree with the certificate, which says {found.relation}")
-    entry = opened.spend(found, note, count=count, sampling_rate=sampling_rate)
+        assert mu is not None
+        found = _by_hand(mu, adjacency or opened.adjacency)
+    if adjacency not in (None, found.adjacency):
+        raise InvalidInput(f"--adjacency {adjacency} does not agree with the certificate, which says {found.adjacency}")
+    entry = opened.spend(
+        found,
+        note,
+        count=count,
+        sampling_rate=sampling_rate,
+        dataset=dataset,
+        analyst=analyst,
+        purpose=purpose,
+        unit=unit,
+        key=key,
+    )
     show.console().print(f"Spent: entry {entry.number}, hash {entry.hash}", markup=False, soft_wrap=True)
 
 
@@ -127,7 +148,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check that no entry was changed, moved or removed."""
-    from matrixdp.privacy.ledger import Ledger
+    from matrixdp.accounting.ledger.ledger import Ledger
 
     found = Ledger(file).verify(head)
     show.console().print(f"The chain is whole. Head: {found}", markup=False, soft_wrap=True)
@@ -138,8 +159,11 @@ def export(
     file: File,
     out: Annotated[Path | None, typer.Option(help="A new file for it.", show_default="standard output")] = None,
 ) -> None:
-    """Export everything as JSON lines: the budget, each entry with its hash, and the head, which is worth keeping."""
-    from matrixdp.privacy.ledger import Ledger
+    """Export everything as JSON lines: the budget, each entry with its certificate, and the head; keep it elsewhere.
+
+    `matrixdp verify FILE.jsonl` computes everything in it again, without the ledger.
+    """
+    from matrixdp.accounting.ledger.ledger import Ledger
 
     lines = "".join(f"{dumps(line)}\n" for line in Ledger(file).export())
     if out is None:
@@ -152,42 +176,38 @@ def export(
         raise MatrixDPError(f"out {str(out)!r} could not be written ({reason}); choose another name") from None
 
 
+def _described(entry: Entry) -> str:
+    """An entry in lines of at most 80 characters: what it was for, what it guarantees, and what that rests on."""
+    releases = f"{entry.count} releases" if entry.count > 1 else ""
+    uses = releases if entry.series is None else f"{entry.count} of {entry.planned} releases"
+    rate = f"each on a sample at rate {entry.sampling_rate:g}" if entry.sampling_rate < 1 else ""
+    names = {"data set": entry.dataset, "analyst": entry.analyst, "purpose": entry.purpose, "unit": entry.unit}
+    given = ", ".join(f"{name} {value}" for name, value in names.items() if value not in (None, "record"))
+    origin = entry.source or ("stated" if entry.stated else "by a law that is not known here")
+    guarantee = ", ".join(part for part in (str(entry.profile), uses, rate) if part)
+    first = f"{entry.number:>4}  {entry.time[:10]}  {entry.note}"
+    lines = [first, *(f"      {line}" for line in (given, guarantee, origin) if line)]
+    return "\n".join(fill(line, WIDTH, subsequent_indent=" " * 8) for line in lines)
+
+
 def _read(path: Path) -> Certificate:
-    """The certificate in a file; only Gaussian ones can be rebuilt from what is printed there."""
+    """The certificate in a file, if it is true."""
+    from matrixdp.privacy.certificate import Certificate
+
     try:
-        content = loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, JSONDecodeError) as reason:
+        found = Certificate.load(path)
+    except OSError as reason:
         raise InvalidInput(f"certificate {str(path)!r} cannot be read ({type(reason).__name__})") from None
-    if not isinstance(content, dict):
-        raise InvalidInput(f"certificate {str(path)!r} must hold one JSON object")
-    if content.get("mu") is None:
-        raise InvalidInput(
-            f"certificate {str(path)!r} has no mu, so its noise is not Gaussian and what it uses cannot be read from "
-            "the file; charge such a release when it is made, with `matrixdp release --ledger`"
-        )
-    return _by_hand(content, f"certificate {str(path)!r}")
+    verification = found.verify()
+    if not verification:
+        raise InvalidInput(f"certificate {str(path)!r} is not true: {verification.findings[0]}")
+    return found
 
 
-def _by_hand(content: dict[str, Any], name: str) -> Certificate:
-    """A Gaussian certificate from the words and numbers that stand for it."""
+def _by_hand(mu: float, adjacency: str | None) -> Guarantee:
+    """A guarantee that was stated on the command line."""
     from matrixdp import _check
-    from matrixdp.noise.sampler import Sampling
-    from matrixdp.privacy.certificate import Certificate, GaussianProfile
-    from matrixdp.sensitivity import RELATIONS
+    from matrixdp.adjacency import checked
+    from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 
-    shape, variation = content.get("shape", []), content.get("total_variation", 0.0)
-    drawn = content.get("sampling") is not None
-    return Certificate(
-        profile=GaussianProfile(_check.positive(f"mu of {name}", content.get("mu"))),
-        exact=content.get("exact") is True,
-        relation=_check.choice(f"relation of {name}", content.get("relation"), RELATIONS),
-        sensitivity=str(content.get("sensitivity", "")),
-        noise=str(content.get("noise", "Gaussian")),
-        source=str(content.get("source", "")),
-        shape=_check.shape(shape) if shape else (),
-        sampling=Sampling(
-            total_variation=_check.at_least_zero(f"total_variation of {name}", variation),
-            float_safe=not drawn or content.get("float_safe") is True,
-            reproducible=str(content.get("sampling")).startswith("REPRODUCIBLE"),
-        ),
-    )
+    return Guarantee(GaussianProfile(_check.positive("--mu", mu)), checked(adjacency, "--adjacency"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable
@@ -10,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
+from matrixdp import _extras
 from matrixdp.cli import arguments, files, show, specs
 from matrixdp.errors import InvalidInput
 
@@ -23,7 +22,7 @@ QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity"
 
 def release(
     records: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Records, one a row: CSV, NPY, Parquet, or a folder of it.")
+        Path, typer.Argument(metavar="INPUT", help="Records, one per row: CSV, NPY, Parquet, or a folder of it.")
     ],
     query: Annotated[str, typer.Option(help=f"What to release: {', '.join(QUERIES)}.")],
     epsilon: arguments.Epsilon,
@@ -32,8 +31,8 @@ def release(
         Path, typer.Option(help="Where the noisy matrix goes (.csv, .npy, .parquet); the certificate lies next to it.")
     ],
     norm: Annotated[float | None, typer.Option(help="Clip every record to this norm.")] = None,
-    low: Annotated[str | None, typer.Option(help="Clip entries from below: a number, or one a column.")] = None,
-    high: Annotated[str | None, typer.Option(help="Clip entries from above: a number, or one a column.")] = None,
+    low: Annotated[str | None, typer.Option(help="Clip entries from below: a number, or one per column.")] = None,
+    high: Annotated[str | None, typer.Option(help="Clip entries from above: a number, or one per column.")] = None,
     edges: Annotated[
         list[str] | None,
         typer.Option(help="Bin edges: start:stop:count, or a comma list. Give it twice for two columns."),
@@ -41,10 +40,10 @@ def release(
     columns: Annotated[
         str | None, typer.Option(help="Use only these columns: names, or positions from 0, separated by commas.")
     ] = None,
-    relation: arguments.Relation = None,
+    adjacency: arguments.Adjacency = None,
     average: Annotated[bool, typer.Option("--average", help="Divide by --size, or by the number of records.")] = False,
     size: Annotated[int | None, typer.Option(help="A public number to divide by; add/remove needs it.")] = None,
-    center: Annotated[str | None, typer.Option(help="A public center for the covariance: one number a column.")] = None,
+    center: Annotated[str | None, typer.Option(help="A public center for the covariance, per column.")] = None,
     records_are: Annotated[str | None, typer.Option(help="For identity: rows or columns.")] = None,
     mechanism: Annotated[str, typer.Option(help="A mechanism's name, or auto for the least error.")] = "auto",
     option: arguments.Options = None,
@@ -62,9 +61,9 @@ def release(
 
     Example: matrixdp release people.csv --query second-moment --norm 1 --epsilon 1 --delta 1e-6 --output moment.csv
     """
+    from matrixdp.accounting.ledger.ledger import Ledger
     from matrixdp.budget import Budget
-    from matrixdp.privacy.ledger import Ledger
-    from matrixdp.release import release
+    from matrixdp.pipeline import prepare
 
     files.check_free(output)
     account = None if ledger is None else Ledger(ledger)
@@ -80,7 +79,7 @@ def release(
         "high": specs.bounds("high", high),
         "edges": _grid(edges) if edges else None,
         "columns": None if columns is None else specs.columns(columns),
-        "relation": relation,
+        "adjacency": adjacency,
         "average": average or None,
         "size": size,
         "center": specs.bounds("center", center),
@@ -90,18 +89,14 @@ def release(
     with _cluster(scheduler):
         answer = _query(query, chosen, on_dask=records.is_dir() or scheduler is not None)(records, **chosen)
     chosen_options = specs.mechanism_options(option or [])
-    parameters = {name: _plain(value) for name, value in chosen.items()}
-    asked = {"query": query, "parameters": parameters, "options": option or []}
-    with files.reserved(output, answer.value.shape, asked) as place:
-        released = release(
-            answer.value, answer.sensitivity, budget, mechanism, ledger=account, note=query, **chosen_options
-        )
-        certificate = place.publish(released.value, {**asked, **released.certificate.to_dict()})
+    prepared = prepare(answer.value, answer.sensitivity, budget, mechanism, query=answer.query, **chosen_options)
+    with files.reserved(output, prepared.certificate) as place:
+        certificate = place.publish(prepared.release(account, note=query).value)
     if json:
-        show.document(certificate)
+        show.document(certificate.to_dict())
         return
     console = show.console()
-    console.print(str(released.certificate), markup=False, soft_wrap=True)
+    console.print(str(certificate), markup=False, soft_wrap=True)
     console.print(f"Written: {output} and {files.certificate_path(output)}", markup=False, soft_wrap=True)
 
 
@@ -109,19 +104,14 @@ def _cluster(scheduler: str | None) -> AbstractContextManager[object]:
     """A client of the scheduler for a while; nothing without one."""
     if scheduler is None:
         return nullcontext()
-    distributed = _extra("distributed")
+    _extras.require("distributed", "distributed")
+    import distributed
+
     try:
         client: AbstractContextManager[object] = distributed.Client(scheduler, timeout="10s")
     except (OSError, ValueError) as reason:
         raise InvalidInput(f"no Dask scheduler answers at {scheduler!r} ({reason}); start one first") from None
     return client
-
-
-def _extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise InvalidInput("Parquet folders and --scheduler need Dask: pip install 'matrixdp[distributed]'") from None
 
 
 def _query(name: str, given: dict[str, Any], on_dask: bool) -> Callable[..., Any]:
@@ -133,7 +123,9 @@ def _query(name: str, given: dict[str, Any], on_dask: bool) -> Callable[..., Any
         raise InvalidInput(
             "identity gives a matrix as large as the data; for a folder use matrixdp.distributed in Python"
         )
-    room = _extra("matrixdp.distributed") if on_dask else queries
+    room: Any = queries
+    if on_dask:
+        from matrixdp import distributed as room
     function: Callable[..., Any] = getattr(room, name.replace("-", "_"))
     known = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     takes = ", ".join(map(_flag, known))
@@ -154,10 +146,3 @@ def _grid(texts: list[str]) -> Any:
     """The edges of one column, or the list of those of several."""
     found = [specs.edges(text) for text in texts]
     return found[0] if len(found) == 1 else found
-
-
-def _plain(value: Any) -> Any:
-    """A parameter as JSON knows it: arrays become lists."""
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return value.tolist() if isinstance(value, np.ndarray) else value

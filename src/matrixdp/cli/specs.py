@@ -35,8 +35,8 @@ def shape(text: str) -> Shape:
     return tuple(int(side) for side in sides)
 
 
-def sensitivity(text: str, relation: str | None = None) -> Sensitivity:
-    """A sensitivity set: `kind:numbers`, as FORMS lists them; without a relation, the set's own default holds."""
+def sensitivity(text: str, adjacency: str | None = None) -> Sensitivity:
+    """A sensitivity set: `kind:numbers`, as FORMS lists them; without an adjacency, the set's own default holds."""
     kind, _, rest = text.partition(":")
     if kind not in SETS:
         raise InvalidInput(f"sensitivity must start with one of {', '.join(SETS)}, got {text!r}; the forms: {FORMS}")
@@ -50,7 +50,7 @@ def sensitivity(text: str, relation: str | None = None) -> Sensitivity:
         given = numbers("sensitivity", rest) if rest else []
         if len(given) not in {len(form.split(",")) for form in forms}:
             raise InvalidInput(f"sensitivity {kind} is written {kind}:{' or '.join(forms)}, got {text!r}")
-    return build(*given) if relation is None else build(*given, relation=relation)
+    return build(*given) if adjacency is None else build(*given, adjacency=adjacency)
 
 
 def options(pairs: Sequence[str]) -> dict[str, Any]:

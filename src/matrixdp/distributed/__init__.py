@@ -17,7 +17,7 @@ from matrixdp import _extras
 
 _extras.require("distributed", "dask", "distributed", "pandas", "pyarrow")
 
-from matrixdp.distributed.noise import release
 from matrixdp.distributed.queries import covariance, histogram, identity, mean, second_moment, sum
+from matrixdp.pipeline import release
 
 __all__ = ["covariance", "histogram", "identity", "mean", "release", "second_moment", "sum"]

@@ -18,9 +18,9 @@ import numpy as np
 
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.kernels import Floats
 from matrixdp.queries import load
 from matrixdp.queries.records import FIRST, is_file, name_of
+from matrixdp.secure.kernels import Floats
 
 if TYPE_CHECKING:
     import pyarrow

@@ -19,12 +19,14 @@ import numpy as np
 
 from matrixdp import _check, queries
 from matrixdp._check import Array
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
 from matrixdp.distributed.partitions import Partitions, partitions, pieces
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import Answer, clipping, exact_sums
+from matrixdp.queries.answer import with_columns
 from matrixdp.queries.clipping import Ball, Box
 from matrixdp.queries.exact_sums import Integers
-from matrixdp.queries.moments import change_about_mean
+from matrixdp.queries.moments import change_in_covariance, covariance_query
 from matrixdp.queries.records import read
 
 FAN_IN = 8
@@ -36,6 +38,7 @@ Part = tuple[int, Any]  # how many records, and the sum over them: Integers, an 
 NO_RECORDS = "records: every partition is empty"
 
 
+@takes_relation
 def sum(
     records: Any,
     *,
@@ -43,17 +46,18 @@ def sum(
     low: Any = None,
     high: Any = None,
     columns: Any = None,
-    relation: str = "add/remove",
+    adjacency: str = ADD_REMOVE,
 ) -> Answer:
     """The sum of the clipped records: `matrixdp.queries.sum`, on `partitions`."""
-    query = partial(queries.sum, norm=norm, low=low, high=high, relation=relation)
+    query = partial(queries.sum, norm=norm, low=low, high=high, adjacency=adjacency)
     found = partitions(records, columns)
-    sensitivity = query(found.zeros()).sensitivity  # also refuses wrong arguments before anything is read
+    known = query(found.zeros())  # also refuses wrong arguments before anything is read
     bounds = clipping.region(norm, low, high, len(found.columns))
     total, _ = _total(found, partial(_vector, bounds=bounds))
-    return Answer(exact_sums.vector_value(total, bounds, 1), sensitivity)
+    return Answer(exact_sums.vector_value(total, bounds, 1), known.sensitivity, with_columns(known.query, columns))
 
 
+@takes_relation
 def mean(
     records: Any,
     *,
@@ -61,61 +65,67 @@ def mean(
     low: Any = None,
     high: Any = None,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = ADD_REMOVE,
     size: int | None = None,
 ) -> Answer:
     """The sum of the clipped records, divided by a public number: `matrixdp.queries.mean`, on `partitions`."""
-    query = partial(queries.mean, norm=norm, low=low, high=high, relation=relation)
+    query = partial(queries.mean, norm=norm, low=low, high=high, adjacency=adjacency)
     found = partitions(records, columns)
     query(found.zeros(), size=size)
     bounds = clipping.region(norm, low, high, len(found.columns))
     total, count = _total(found, partial(_vector, bounds=bounds))
-    divisor = clipping.divisor(size, count, relation)
-    return Answer(exact_sums.vector_value(total, bounds, divisor), query(found.zeros(), size=divisor).sensitivity)
+    divisor = clipping.divisor(size, count, adjacency)
+    known = query(found.zeros(), size=divisor)
+    return Answer(
+        exact_sums.vector_value(total, bounds, divisor), known.sensitivity, with_columns(known.query, columns)
+    )
 
 
+@takes_relation
 def second_moment(
     records: Any,
     *,
     norm: float,
     columns: Any = None,
-    relation: str = "add/remove",
+    adjacency: str = ADD_REMOVE,
     average: bool = False,
     size: int | None = None,
 ) -> Answer:
     """X^T X, for the matrix X with a clipped record in each row: `matrixdp.queries.second_moment`, on `partitions`."""
-    query = partial(queries.second_moment, norm=norm, relation=relation, average=average)
+    query = partial(queries.second_moment, norm=norm, adjacency=adjacency, average=average)
     found = partitions(records, columns)
     query(found.zeros(), size=size)
     ball = Ball(norm)
     total, count = _total(found, partial(_moments, ball=ball))
-    divisor = clipping.divisor(size, count, relation) if average else 1
-    sensitivity = query(found.zeros(), size=divisor if average else None).sensitivity
-    return Answer(exact_sums.moment_value(total, ball, divisor), sensitivity)
+    divisor = clipping.divisor(size, count, adjacency) if average else 1
+    known = query(found.zeros(), size=divisor if average else None)
+    return Answer(exact_sums.moment_value(total, ball, divisor), known.sensitivity, with_columns(known.query, columns))
 
 
+@takes_relation
 def covariance(
     records: Any,
     *,
     norm: float,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = ADD_REMOVE,
     center: Any = None,
     size: int | None = None,
 ) -> Answer:
     """The covariance, about a public center or their own mean: `matrixdp.queries.covariance`, on `partitions`."""
-    query = partial(queries.covariance, norm=norm, relation=relation, center=center)
+    query = partial(queries.covariance, norm=norm, adjacency=adjacency, center=center)
     found = partitions(records, columns)
     query(np.zeros((2, len(found.columns))), size=size)
     ball = Ball(norm)
     middle = None if center is None else _check.broadcast("center", center, (len(found.columns),))
     total, count = _total(found, partial(_moments, ball=ball, center=middle))
-    divisor = clipping.divisor(size, count, relation)
+    divisor = clipping.divisor(size, count, adjacency)
     if center is not None:
-        sensitivity = query(found.zeros(), size=divisor).sensitivity
-        return Answer(exact_sums.moment_value(total, ball, divisor), sensitivity)
-    change = change_about_mean(ball, count, divisor, relation)
-    return Answer(exact_sums.scatter_value(total, ball, count, divisor), change)
+        value = exact_sums.moment_value(total, ball, divisor)
+    else:
+        value = exact_sums.scatter_value(total, ball, count, divisor)
+    asked = covariance_query(columns, norm, checked(adjacency), center, divisor, count)
+    return Answer(value, change_in_covariance(value.shape, **asked["parameters"]), asked)
 
 
 def _vector(records: Any, bounds: Ball | Box) -> Integers:
@@ -127,19 +137,21 @@ def _moments(records: Any, ball: Ball, center: Array | None = None) -> Integers:
     return exact_sums.moments(rows if center is None else rows - center, ball)
 
 
-def histogram(records: Any, *, edges: Any, columns: Any = None, relation: str = "add/remove") -> Answer:
+@takes_relation
+def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str = ADD_REMOVE) -> Answer:
     """How many records fall into each cell of a grid: `matrixdp.queries.histogram`, on `partitions`."""
-    query = partial(queries.histogram, edges=edges, relation=relation)
+    query = partial(queries.histogram, edges=edges, adjacency=adjacency)
     found = partitions(records, columns)
-    sensitivity = query(found.zeros()).sensitivity
+    known = query(found.zeros())
     total, _ = _total(found, partial(_counts, query=query))
-    return Answer(total, sensitivity)
+    return Answer(total, known.sensitivity, with_columns(known.query, columns))
 
 
 def _counts(records: Any, query: Query) -> Array:
     return query(records).value  # whole numbers, which floats add up exactly
 
 
+@takes_relation
 def identity(
     records: Any,
     *,
@@ -148,22 +160,22 @@ def identity(
     norm: float | None = None,
     records_are: str = "rows",
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = REPLACE,
 ) -> Answer:
-    """The matrix of records, clipped: `matrixdp.queries.identity`, as a Dask array with a block a partition.
+    """The matrix of records, clipped: `matrixdp.queries.identity`, as a Dask array with one block per partition.
 
     Nothing is read before the array is computed, but for the lengths of the partitions of a Dask DataFrame.
 
     Guarantee: that of `matrixdp.queries.identity`, provided that the lengths of the partitions are public too: they are
         the blocks of the result.
     """
-    query = partial(queries.identity, low=low, high=high, norm=norm, relation=relation)
+    query = partial(queries.identity, low=low, high=high, norm=norm, adjacency=adjacency)
     upright = _check.choice("records_are", records_are, ("rows", "columns")) == "rows"
     if not upright and not (columns is None and isinstance(records, dask.array.Array)):
         raise InvalidInput('records_are="columns" is for Dask arrays, without columns=: that would choose records')
     found = partitions(records if upright else records.T, columns)
     record = found.zeros() if upright else found.zeros().T
-    sensitivity = query(record, records_are=records_are).sensitivity
+    known = query(record, records_are=records_are)
     blocks = [
         dask.array.from_delayed(
             dask.delayed(_clipped, pure=False)(part.content, part.place, found.columns, query, rows),
@@ -176,7 +188,7 @@ def identity(
     if not blocks:
         raise InvalidInput(NO_RECORDS)
     value = dask.array.concatenate(blocks)
-    return Answer(value if upright else value.T, sensitivity)
+    return Answer(value if upright else value.T, known.sensitivity, with_columns(known.query, columns))
 
 
 def _lengths(found: Partitions) -> Sequence[int]:

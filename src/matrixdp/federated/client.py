@@ -1,10 +1,20 @@
-"""One client of horizontal federated learning, and the server's average; both without Flower."""
+"""A client of horizontal federated learning and the server's average, without Flower.
+
+There are two units of privacy, each with its own kind of uploads:
+
+- `ClientLevel`: the client's whole data set is replaced. The update of the local epochs is clipped to a known box or
+  ball; noise calibrated to that set hides the client as a whole, and with it each of its records.
+- `RecordLevel`: one record of the client changes. Local training by DP-SGD gives this, and its result may be sent as it
+  is; it guarantees nothing for the client as a whole.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,25 +22,106 @@ import torch
 from torch import Tensor, nn
 
 from matrixdp import _check
+from matrixdp.adjacency import REPLACE
+from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.participant import Declined, Participant, Stored
-from matrixdp.federated.record_level import RecordLevel
-from matrixdp.federated.updates import ClientLevel, LocalTraining, device_of, flat
+from matrixdp.federated.local_training import LocalTraining
+from matrixdp.federated.noise import line
+from matrixdp.federated.participant import Charge, Declined, Participant, Stored
+from matrixdp.federated.tensors import checked, device_of, flat
+from matrixdp.sensitivity import Entrywise, Frobenius
 
 Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """The epsilon of all uploads of a client together, per unit of privacy; None where nothing is guaranteed."""
+
+    delta: float
+    rounds: int
+    client: float | None
+    record: float | None
+    adjacency: str = REPLACE
+
+    def __str__(self) -> str:
+        change = "replaced" if self.adjacency == REPLACE else "added or removed"
+        span = f"{self.rounds} rounds"
+        client = line(self.client, self.delta, span, "the whole data set of one client replaced")
+        record = line(self.record, self.delta, span, f"one record of one client {change}")
+        return f"client-level: {client}\nrecord-level: {record}"
+
+
+class Upload(Protocol):
+    """How one client makes its uploads: the charge of each, and the work before and after it is paid."""
+
+    guarantees: Guarantees
+
+    def charge(self, note: str) -> Charge:
+        """The charge of one upload."""
+
+    def compute(self, parameters: Tensor) -> Tensor:
+        """The work before the spend, from the global model; whether it fails must not depend on the records."""
+
+    def draw(self, value: Tensor) -> Tensor:
+        """The upload, from the result of `compute`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadPrivacy(ABC):
+    """The privacy of a client's uploads: ClientLevel or RecordLevel.
+
+    Args:
+        budget: for all rounds together.
+        rounds: the number of uploads that share the budget.
+        clip: the bound on what is clipped: the update (client-level) or the gradient of a record (record-level).
+        norm: "linf" bounds every entry by `clip`, "l2" the Euclidean norm.
+        mechanism: the mechanism's name.
+        by_layer: draw noise for each parameter tensor as a matrix of its own (weights as outputs x rest), instead of
+            for all parameters as one vector.
+        options: options of the mechanism.
+    """
+
+    adjacency: ClassVar[str]
+
+    budget: Budget
+    rounds: int
+    clip: float
+    norm: str
+    mechanism: str = "analytic"
+    by_layer: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget, Budget):
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
+        _check.count("rounds", self.rounds)
+        _check.length("clip", self.clip)
+        _check.choice("norm", self.norm, ("linf", "l2"))
+
+    def _ball(self, radius: float) -> Entrywise | Frobenius:
+        return (Entrywise if self.norm == "linf" else Frobenius)(radius, adjacency=self.adjacency)
+
+    @abstractmethod
+    def check(self, model: nn.Module) -> None:
+        """Raises what is wrong with these settings, or with such a model, whatever the records are."""
+
+    @abstractmethod
+    def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
+        """How a client with these records makes its uploads."""
 
 
 class Client:
     """A client with its own records, network and ledger.
 
-    Guarantee: what `privacy` says, for everything that `upload` has returned.
+    Guarantee: that of `privacy`, for everything that `upload` has returned.
 
     Args:
         model: the network; the server must have the same.
         inputs: the client's records; refused if they are not finite.
-        labels: one for each record.
+        labels: one per record.
         training: what the client does with them in a round.
-        privacy: what it uploads.
+        privacy: ClientLevel or RecordLevel.
         folder: the client's own folder, with its ledger and last replies.
     """
 
@@ -41,13 +132,16 @@ class Client:
         labels: Any,
         *,
         training: LocalTraining,
-        privacy: ClientLevel | RecordLevel,
+        privacy: UploadPrivacy,
         folder: str | os.PathLike[str],
     ) -> None:
-        self._upload = privacy.upload(model, training, *records(inputs, labels, device_of(model)))
+        x, y = checked("inputs", inputs, device_of(model)), checked("labels", labels, device_of(model))
+        if len(x) != len(y):
+            raise InvalidInput(f"inputs and labels must be of equal length, got {len(x)} and {len(y)}")
+        self._upload = privacy.upload(model, training, x, y)
         self._size = len(flat(model))
         self.guarantees = self._upload.guarantees
-        self.participant = Participant(folder, privacy.budget, relation=privacy.relation)
+        self.participant = Participant(folder, privacy.budget, adjacency=privacy.adjacency)
 
     def upload(self, run: str, number: int, parameters: Vector) -> Vector:
         """The noisy update of a round; the same again if the round was answered before.
@@ -58,7 +152,7 @@ class Client:
             parameters: the global model's trainable parameters.
 
         Raises:
-            Declined: if the budget is spent, the round lies behind, or there is no training from these parameters.
+            Declined: if the budget is spent, a later round was answered already, or the parameters cannot be used.
         """
         charge = self._upload.charge(f"run {run} round {number}")
 
@@ -70,7 +164,7 @@ class Client:
                     "server and clients must build the same model"
                 )
             if not bool(torch.isfinite(given).all()):
-                raise Declined("the global model has parameters that are not finite; nothing can be learned from there")
+                raise Declined("the global model has parameters that are not finite, so it cannot be trained further")
             return self._upload.compute(given)
 
         def draw(value: Tensor) -> Stored:
@@ -81,25 +175,11 @@ class Client:
 
 
 def average(parameters: Vector, updates: Sequence[Vector], *, min_replies: int = 1) -> Vector:
-    """The global model after a round: plus the mean of the updates, or as it was if fewer than `min_replies` came in.
+    """The global model after a round: moved by the mean update, or unchanged with fewer than `min_replies` updates.
 
-    The weights are equal, hence public; how many records a client has is its own business.
+    The weights are equal, so they reveal nothing about how many records a client has.
     """
     if len(updates) < min_replies:
         return parameters
     total = np.sum(np.stack(updates), axis=0, dtype=np.float64)
     return np.asarray(parameters + total / len(updates), dtype=np.float32)
-
-
-def records(inputs: Any, labels: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and labels as tensors on a device; single precision for the inputs if they are real numbers."""
-    with _check.withheld("reading inputs and labels as tensors"):
-        x, y = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (inputs, labels))
-    if x.dtype == torch.float64:
-        x = x.float()
-    if not len(x) > 0 or len(x) != len(y):
-        raise InvalidInput(f"inputs and labels must be as many, and not none, got {len(x)} and {len(y)}")
-    for name, values in (("inputs", x), ("labels", y)):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise InvalidInput(f"{name} must be finite; drop or fill the records that are not")
-    return x.to(device), y.to(device)

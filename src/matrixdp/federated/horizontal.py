@@ -4,8 +4,8 @@
     server = horizontal.server_app(model, clients=5, rounds=20, evaluate=accuracy)
     flwr.simulation.run_simulation(server, client, num_supernodes=5)
 
-A client sends its noisy update or declines, and nothing else: no loss, no number of records, no text of an error. How
-long it takes is not hidden. It has to trust the code of the app, which Flower brings from the server.
+A client sends its noisy update or declines, and nothing else: no loss, no number of records, no text of an error.
+Timing is not hidden. The client must trust the code of the app, which Flower delivers from the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _extras.require("federated", "flwr")
 
 import numpy as np
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -31,19 +31,16 @@ from torch import nn
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.client import Client, Vector, average
-from matrixdp.federated.messages import Reply, answered, ask, await_nodes, partition_of, request, unpack
+from matrixdp.federated.client import Client, UploadPrivacy, Vector, average
+from matrixdp.federated.flower import Reply, ask, await_nodes, handler, made_once, metrics_text, request
+from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.participant import Arrays
-from matrixdp.federated.record_level import RecordLevel
-from matrixdp.federated.updates import ClientLevel, LocalTraining, check_model, flat, load
-
-Model = Callable[[], nn.Module]
-Data = Callable[[int], tuple[Any, Any]]
+from matrixdp.federated.tensors import check_model, flat, load
 
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in a round: how many updates came in, why others did not, and what the evaluation found."""
+    """A round: the number of updates, why clients declined, who did not reply, and the metrics of the model."""
 
     number: int
     updates: int
@@ -52,56 +49,51 @@ class Round:
     metrics: Mapping[str, float]
 
     def __str__(self) -> str:
-        metrics = "".join(f", {name} {value:.4f}" for name, value in self.metrics.items())
         missing = f", {len(self.declined)} declined, {len(self.silent)} silent" if self.declined or self.silent else ""
-        return f"round {self.number}: {self.updates} updates{missing}{metrics}"
+        return f"round {self.number}: {self.updates} updates{missing}{metrics_text(self.metrics)}"
 
 
 def client_app(
-    model: Model,
-    data: Data,
+    model: Callable[[], nn.Module],
+    data: Callable[[int], tuple[Any, Any]],
     *,
     clients: int,
     training: LocalTraining,
-    privacy: ClientLevel | RecordLevel,
+    privacy: UploadPrivacy,
     folder: str | os.PathLike[str],
 ) -> ClientApp:
     """A Flower app that trains on a client's records and uploads what `privacy` allows.
 
     Args:
         model: makes the network; the same one as the server's.
-        data: the records and labels of the client with this number, which is its `partition-id`.
-        clients: how many clients there are.
+        data: the inputs and labels of the client with this number, which is its `partition-id`.
+        clients: the number of clients.
         training: what a client does in a round.
-        privacy: what it uploads, and under which budget.
+        privacy: ClientLevel or RecordLevel, with the budget of each client.
         folder: where each client keeps its ledger and last replies, in a folder `client-NUMBER`; an absolute path.
     """
     _check.count("clients", clients)
-    place = Path(folder)
-    privacy.check(model())  # what is wrong shows here already, not on the clients alone
-    known: dict[int, Client] = {}
-    app = ClientApp()
+    privacy.check(model())  # errors in the settings show here, not on the clients alone
+
+    def make(number: int) -> Client:
+        own = Path(folder) / f"client-{number}"
+        client = Client(model(), *data(number), training=training, privacy=privacy, folder=own)
+        log(INFO, "client %s\n%s", number, client.guarantees)
+        return client
+
+    client_of, app = made_once(clients, make), ClientApp()
 
     @app.train()
-    def train(message: Message, context: Context) -> Message:
-        def answer() -> Arrays:
-            number = partition_of(context, clients)
-            if number not in known:
-                inputs, labels = data(number)
-                known[number] = Client(
-                    model(), inputs, labels, training=training, privacy=privacy, folder=place / f"client-{number}"
-                )
-                log(INFO, "client %s\n%s", number, known[number].guarantees)
-            arrays, settings = unpack(message)
-            return {"update": known[number].upload(str(context.run_id), settings["round"], arrays["parameters"])}
-
-        return answered(message, answer)
+    @handler
+    def train(context: Context, arrays: Arrays, settings: Mapping[str, Any]) -> Arrays:
+        update = client_of(context).upload(str(context.run_id), settings["round"], arrays["parameters"])
+        return {"update": update}
 
     return app
 
 
 def server_app(
-    model: Model,
+    model: Callable[[], nn.Module],
     *,
     clients: int,
     rounds: int,
@@ -116,17 +108,17 @@ def server_app(
     """A Flower app that averages the noisy updates, with equal weights, and adds them to the global model.
 
     Args:
-        model: makes the network, with the parameters to start from.
-        clients: how many clients there are.
-        rounds: how many rounds to make.
-        min_replies: with fewer updates than these, a round leaves the model as it is.
-        timeout: seconds to wait for the updates of a round. A client that was silent in one round is asked again in
-            the next, but no longer waited for until it answers.
-        patience: seconds to wait for the others once `min_replies` updates are in; None for as long as there is.
+        model: makes the network, with the initial parameters.
+        clients: the number of clients.
+        rounds: the number of rounds.
+        min_replies: with fewer updates than this, a round leaves the model unchanged.
+        timeout: seconds to wait for the updates of a round. A client that did not reply in one round is asked again
+            in the next, but not waited for until it replies.
+        patience: seconds to wait for the others after `min_replies` updates; None for the whole timeout.
         wait: seconds to wait for the clients to connect.
         evaluate: metrics of the global model, on public records.
-        on_round: told of every round.
-        on_end: given the final model.
+        on_round: called after every round.
+        on_end: called with the final model.
     """
     for name, value in (("clients", clients), ("rounds", rounds), ("min_replies", min_replies)):
         _check.count(name, value)
@@ -145,18 +137,10 @@ def server_app(
         parameters: Vector = flat(network).cpu().numpy()
         silent: tuple[int, ...] = ()
         for number in range(1, rounds + 1):
-            nodes = sorted(grid.get_node_ids()) or nodes  # a client that has started again is a new node
-            sent = request({"parameters": parameters}, round=number)
-            replies = ask(
-                grid,
-                dict.fromkeys(nodes, sent),
-                timeout=timeout,
-                enough=min_replies,
-                patience=patience,
-                late=silent,
-                group=str(number),
-            )
-            updates, declined = _sorted(replies, parameters.shape)
+            nodes = sorted(grid.get_node_ids()) or nodes  # a client that was restarted is a new node
+            sent = dict.fromkeys(nodes, request({"parameters": parameters}, round=number))
+            replies = ask(grid, sent, str(number), timeout=timeout, enough=min_replies, patience=patience, late=silent)
+            updates, declined = _usable(replies, parameters.shape)
             parameters = average(parameters, updates, min_replies=min_replies)
             load(network, torch.from_numpy(parameters))
             silent = tuple(node for node in nodes if node not in replies)
@@ -167,7 +151,7 @@ def server_app(
             for node, reason in declined.items():
                 log(WARNING, "  node %s: %s", node, reason)
             if len(updates) < min_replies:
-                log(WARNING, "  fewer than %s updates: the model stays as it was", min_replies)
+                log(WARNING, "  fewer than %s updates: the model is unchanged", min_replies)
             if on_round is not None:
                 on_round(done)
         if on_end is not None:
@@ -176,7 +160,7 @@ def server_app(
     return app
 
 
-def _sorted(replies: Mapping[int, Reply], shape: tuple[int, ...]) -> tuple[list[Vector], dict[int, str]]:
+def _usable(replies: Mapping[int, Reply], shape: tuple[int, ...]) -> tuple[list[Vector], dict[int, str]]:
     """The updates that can be used, and why others cannot."""
     updates, declined = [], {}
     for node, reply in replies.items():
@@ -184,7 +168,7 @@ def _sorted(replies: Mapping[int, Reply], shape: tuple[int, ...]) -> tuple[list[
         if update is None:
             declined[node] = reply.reason or "a reply without an update"
         elif update.dtype.kind != "f" or update.shape != shape or not np.all(np.isfinite(update)):
-            declined[node] = f"an update of shape {update.shape} where it should be {shape}, or not of finite numbers"
+            declined[node] = f"an update of shape {update.shape} instead of {shape}, or not of finite numbers"
         else:
             updates.append(np.asarray(update, dtype=np.float32))
     return updates, declined

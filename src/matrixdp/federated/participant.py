@@ -1,16 +1,16 @@
-"""A participant's folder: its ledger, and the last reply it gave in each run, so that no reply is ever given twice.
+"""A participant's folder: its ledger, and its last reply in each run, so that every noisy reply is drawn and paid once.
 
-The server may ask again (a lost connection, a restart), and the participant may be killed at any moment. Replies go out
-in this order, and each step is on the disk before the next one begins:
+The server may ask again (a lost connection, a restart), and the participant may be killed at any moment. A reply is
+made in this order, and each stage is on the disk before the next one begins:
 
     spend -> draw -> store the noisy reply -> send it
 
-A stored reply may have left the machine, so the same request is answered with the same bytes. A spend without a stored
-reply is a crash in between: nothing has left, so noise may be drawn anew under that spend. Steps of a run only go
-forward, hence the last reply is all that has to be kept.
+A stored reply may have been sent, so the same request is answered with the same bytes. A spend without a stored reply
+means a crash in between: nothing was sent, so noise may be drawn anew under that spend. The steps of a run only go
+forward, so the last reply is all that has to be kept.
 
-That a request fails is an answer too, and may tell of the data. So what is done before the spend fails for what is in
-the request alone, and a step that fails after it is over.
+That a request fails is an answer too, and may reveal something about the data. So what is done before the spend may
+fail only for what is in the request, and a step that fails after the spend is not tried again.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
+from matrixdp.accounting.ledger.entries import Entry
+from matrixdp.accounting.ledger.file import sync_folder
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.adjacency import REPLACE
 from matrixdp.budget import Budget
-from matrixdp.errors import BudgetExceeded, InvalidInput, MatrixDPError
+from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError, MatrixDPError
 from matrixdp.privacy.certificate import Certificate
-from matrixdp.privacy.ledger import Ledger
-from matrixdp.privacy.ledger_entries import Entry
-from matrixdp.privacy.ledger_file import LedgerError, sync_folder
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-# The step before the first: the run is known, and nothing was released in it.
-BEFORE = -1
+BEFORE = -1  # the step before the first: the run has begun, and nothing was released in it
 
 
 class Declined(MatrixDPError):
-    """The participant does not answer this request; nothing was released. The text says why and holds no data."""
+    """The participant does not answer this request, and nothing was released; the text says why, without any data."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """Releases to be paid for: what each guarantees, and under which note the ledger remembers them.
+    """Releases to be paid for; the fields are the arguments of `Ledger.spend`.
 
-    The note begins with "run RUN ", so that all that a run has spent can be found. Releases that are planned as one
-    block, whatever runs they are made in, have the name of a series, and how many were planned.
+    The note begins with "run RUN ", so that everything that a run has spent can be found. Releases that were planned
+    together, in whatever runs they are made, have the name of a series and the planned number.
     """
 
     note: str
@@ -62,20 +62,20 @@ class Charge:
     planned: int | None = None
 
     def pays_for(self, entry: Entry) -> bool:
-        """Whether this is what a spend was made for."""
+        """Whether the entry was made for this charge."""
         mine = (self.certificate.profile, self.certificate.total_variation, self.count, self.sampling_rate)
         return mine == (entry.profile, entry.total_variation, entry.count, entry.sampling_rate)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a participant stands in a run.
+    """What a participant has stored of a run.
 
     Attributes:
         step: the last step that was answered, or BEFORE.
-        reply: what was sent then.
+        reply: the reply to it.
         state: what the participant keeps for itself, such as its own network; never sent.
-        failed: whether it failed, and nothing but that was said.
+        failed: whether the step failed, in which case there is no reply.
     """
 
     step: int = BEFORE
@@ -85,37 +85,37 @@ class Stored:
 
 
 class Participant:
-    """One participant: a folder of its own, with the ledger `budget.db` and a file for each run.
+    """One participant: a folder of its own, with the ledger `budget.db` and one file per run.
 
-    Guarantee: every noisy reply that leaves is charged to the ledger before its noise is drawn, and a charge pays for
-    one reply a step at most, through crashes, retries and concurrent requests. The plans of all runs (noise, rounds and
-    sampling rates) must not depend on what earlier runs have replied. The folder is part of the guarantee: a run whose
-    file is gone or damaged is over, but a file put back to an earlier state would be believed.
+    Guarantee: every noisy reply is charged to the ledger before its noise is drawn, and a charge pays for at most one
+    reply per step, through crashes, retries and concurrent requests. The plans of all runs (noise, rounds and sampling
+    rates) must not depend on the replies of earlier runs. The folder is part of the guarantee: a run whose file is
+    missing or damaged is over, but a file restored to an earlier state is not detected.
 
     Args:
-        folder: made if it does not exist; nobody else may write to it.
-        budget: what this participant may spend in all, over all runs; an existing ledger keeps its own.
-        relation: the relation of its certificates.
-        timeout: how many seconds to wait for another request that is being answered.
+        folder: created if it does not exist; nobody else may write to it.
+        budget: what this participant may spend over all runs; an existing ledger keeps its own.
+        adjacency: the adjacency of its certificates.
+        timeout: seconds to wait while another request is being answered.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], budget: Budget, *, relation: str = "replace", timeout: float = 600.0
+        self, folder: str | os.PathLike[str], budget: Budget, *, adjacency: str = REPLACE, timeout: float = 600.0
     ) -> None:
         if not Path(folder).expanduser().is_absolute():
             raise InvalidInput(
-                f"folder must be an absolute path, got {str(folder)!r}: a relative one is another folder, with another "
-                "budget for the same records, wherever the process starts"
+                f"folder must be an absolute path, got {str(folder)!r}: a relative one depends on where the process "
+                "starts, and another folder is another budget for the same records"
             )
         self.folder = Path(folder).expanduser().resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            # the noise of all steps is fixed by the plan of a run, which is sized for the whole budget
-            self.ledger = Ledger(self.folder / "budget.db", budget, relation=relation, adaptive=False)
+            # the plan of a run fixes the noise of all its steps in advance
+            self.ledger = Ledger(self.folder / "budget.db", budget, adjacency=adjacency, adaptive=False)
         except InvalidInput as reason:
             raise InvalidInput(
-                f"folder {self.folder} was made for another guarantee: {reason}. A folder has one budget for all runs, "
-                "and one unit of privacy; another folder is another budget for the same records, and both add up"
+                f"folder {self.folder} was made for another guarantee: {reason}. A folder has one budget and one unit "
+                "of privacy for all runs; another folder is another budget for the same records, and both add up"
             ) from None
         self._timeout = _check.positive("timeout", timeout)
 
@@ -127,33 +127,31 @@ class Participant:
         compute: Callable[[Stored], Any],
         draw: Callable[[Any], Stored],
     ) -> Arrays:
-        """The reply to a request, made now or, if it was answered before, as it was then.
+        """The reply to a request: made now or, if it was answered before, the stored one.
 
         Args:
             run: the run's name; letters, digits, dots and dashes.
             step: a whole number, 0 or above, that only grows within a run.
             charges: what this step costs. A charge whose note is in the ledger has been paid by an earlier step.
-            compute: the private value, from where the participant stands. Nothing is spent if it fails, so whether it
-                does must not depend on the data.
-            draw: adds the noise, once it is paid for: the new state of the run, whose reply goes out. If it fails, the
-                step is over, and its spend is lost.
+            compute: from what is stored, the private value. Nothing is spent if it fails, so whether it fails must not
+                depend on the data.
+            draw: adds the noise, after the spend; what it returns is stored, and its reply sent. If it fails, the spend
+                is lost and the step is not tried again.
 
         Raises:
-            Declined: if the budget is spent, or the step lies behind or has failed.
+            Declined: if the budget is spent, a later step was answered already, or the step has failed.
         """
         path = self._file(run)
         if not (isinstance(step, int) and not isinstance(step, bool) and BEFORE < step < 2**62):
             raise InvalidInput(f"step must be a whole number, 0 or above, got {step!r}")
-        with self._alone():
-            stored = self.stored(run)
-            if stored is None:
-                stored = self._begin(run)
-            if step == stored.step and not stored.failed:
-                return stored.reply
-            if step == stored.step:
-                raise Declined(f"step {step} has failed and is not tried again; the next one may be asked for")
+        with self._locked():
+            stored = self.stored(run) or self._begin(run)
             if step < stored.step:
-                raise Declined(f"step {step} lies behind: step {stored.step} was answered already")
+                raise Declined(f"step {step} is out of order: step {stored.step} was answered already")
+            if step == stored.step and stored.failed:
+                raise Declined(f"step {step} has failed and is not tried again; ask for the next one")
+            if step == stored.step:
+                return stored.reply
             unpaid = self._unpaid(charges)
             self._check_affordable(unpaid)
             value = compute(stored)
@@ -168,16 +166,16 @@ class Participant:
             return drawn.reply
 
     def stored(self, run: str) -> Stored | None:
-        """Where this participant stands in a run; None if it has not taken part."""
+        """What this participant has stored of a run; None if it has not taken part."""
         path = self._file(run)
         return _read(path) if path.exists() else None
 
     def _begin(self, run: str) -> Stored:
-        """Marks the beginning of a run, before anything is spent in it; a spend without this mark is a lost file."""
+        """Marks the beginning of a run before anything is spent in it, so that a lost file is detected."""
         if any(entry.note.startswith(f"run {run} ") for entry in self.ledger.history()):
             raise LedgerError(
-                f"{self._file(run)} is missing, though its run is in the ledger: what was sent is not known. Restore "
-                "the folder, or take part in a new run"
+                f"{self._file(run)} is missing, though its run is in the ledger: what was sent is unknown. Restore the "
+                "folder, or take part in a new run"
             )
         _write(self._file(run), Stored())
         return Stored()
@@ -193,24 +191,15 @@ class Participant:
         return unpaid
 
     def _check_affordable(self, charges: Sequence[Charge]) -> None:
-        """Declines before the work where the ledger is sure to refuse; its own answer at the spend is what counts."""
-        simple = (c.certificate.mu is not None and c.sampling_rate == 1 and c.series is None for c in charges)
-        if not charges or not all(simple):
-            return
-        squares = sum(charge.count * (charge.certificate.mu or 0.0) ** 2 for charge in charges)
-        if squares > self.ledger.remaining().mu ** 2 * (1 + 1e-6):
+        """Declines before the work where the ledger is certain to refuse; the spend itself decides in all cases."""
+        simple = all(c.certificate.mu is not None and c.sampling_rate == 1 and c.series is None for c in charges)
+        squares = sum(c.count * (c.certificate.mu or 0.0) ** 2 for c in charges)
+        if simple and charges and squares > self.ledger.remaining().mu ** 2 * (1 + 1e-6):
             raise Declined(f"the budget ({self.ledger.budget}) is spent")
 
     def _spend(self, charge: Charge) -> None:
         try:
-            self.ledger.spend(
-                charge.certificate,
-                charge.note,
-                count=charge.count,
-                sampling_rate=charge.sampling_rate,
-                series=charge.series,
-                planned=charge.planned,
-            )
+            self.ledger.spend(**vars(charge))
         except BudgetExceeded:
             raise Declined(f"the budget ({self.ledger.budget}) is spent") from None
 
@@ -220,8 +209,8 @@ class Participant:
         return self.folder / f"run-{run}.npz"
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Holds the folder's lock. It is SQLite's, so it works everywhere and is dropped when the process dies."""
+    def _locked(self) -> Iterator[None]:
+        """Holds the folder's lock: SQLite's, as it works on all systems and is released when the process dies."""
         with closing(sqlite3.connect(self.folder / "lock.db", self._timeout, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN EXCLUSIVE")
@@ -231,7 +220,7 @@ class Participant:
 
 
 def _write(path: Path, stored: Stored) -> None:
-    """Puts a file in place as a whole: after a crash there is the old one or the new one, and it is on the disk."""
+    """Replaces the file atomically and durably: after a crash there is either the old one or the new one."""
     named: dict[str, Any] = {f"reply.{name}": array for name, array in stored.reply.items()}
     named |= {f"state.{name}": array for name, array in stored.state.items()}
     draft = path.with_suffix(".draft")
@@ -244,16 +233,15 @@ def _write(path: Path, stored: Stored) -> None:
 
 
 def _read(path: Path) -> Stored:
-    parts: dict[str, dict[str, npt.NDArray[Any]]] = {"reply": {}, "state": {}}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                part, dot, rest = name.partition(".")
-                if dot:
-                    parts[part][rest] = arrays[name]
-            return Stored(int(arrays["step"]), parts["reply"], parts["state"], bool(arrays["failed"]))
+            reply, state = (
+                {name.removeprefix(part): arrays[name] for name in arrays.files if name.startswith(part)}
+                for part in ("reply.", "state.")
+            )
+            return Stored(int(arrays["step"]), reply, state, bool(arrays["failed"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as reason:
         raise LedgerError(
-            f"{path} cannot be read ({reason}): what was sent in its run is not known. Restore the folder, or take "
-            "part in a new run"
+            f"{path} cannot be read ({reason}): what was sent in its run is unknown. Restore the folder, or take part "
+            "in a new run"
         ) from None

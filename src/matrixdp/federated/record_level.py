@@ -1,95 +1,63 @@
-"""Uploads of a client that trains by DP-SGD: they hide each record, and not the client as a whole."""
+"""Uploads that hide each record of a client, and not the client as a whole: the client trains by DP-SGD."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from matrixdp import _check
-from matrixdp.budget import Budget
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.errors import InvalidInput
+from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
+from matrixdp.federated.local_training import LocalTraining, cross_entropy
 from matrixdp.federated.participant import Charge, Declined
-from matrixdp.federated.updates import (
-    NORMS,
-    Guarantees,
-    LocalTraining,
-    Upload,
-    check_model,
-    cross_entropy,
-    device_of,
-    flat,
-    load,
-    trainable,
-)
+from matrixdp.federated.tensors import check_model, device_of, flat, load, trainable
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import propose
 from matrixdp.learn.training import PrivateSGD
 from matrixdp.mechanisms import RECIPES
-from matrixdp.privacy.accountant import Accountant
-from matrixdp.sensitivity import Entrywise, Frobenius
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordLevel:
-    """Uploads that hide each record of a client: local training is DP-SGD, and its result is sent as it is.
+class RecordLevel(UploadPrivacy):
+    """Uploads that hide each record of a client: the result of local DP-SGD; the settings are those of `UploadPrivacy`.
 
-    Guarantee: record-level, relation "add/remove": all uploads of a client together keep the budget when one of its
-    records is added or removed; how many it has is public. Provided that model and loss treat each record on its own,
-    which is probed and not proved. No client-level guarantee. Model and loss must not raise
-    errors for what is in a record, since the server would learn that they did; those that do so for numbers that are
-    not finite are refused.
-
-    Args:
-        budget: for all rounds together.
-        rounds: how many rounds the noise is planned for.
-        clip: of the gradient of a record.
-        norm: "l2" or "linf", of that gradient.
-        mechanism: a mechanism's name.
-        by_layer: draw noise for each parameter tensor as a matrix of its own.
-        options: options of the mechanism.
+    Guarantee: record-level, adjacency add/remove: all uploads of a client together keep the budget when one of its
+    records is added or removed; the number of its records is public. Provided that model and loss treat each record on
+    its own, which is probed and not proved. No client-level guarantee. Model and loss must not raise errors that depend
+    on a record, since the server would learn of them; those that raise for numbers that are not finite are refused.
     """
 
-    relation: ClassVar[str] = "add/remove"
+    adjacency: ClassVar[str] = ADD_REMOVE
 
-    budget: Budget
-    rounds: int
-    clip: float
     norm: str = "l2"
-    mechanism: str = "analytic"
-    by_layer: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
-        _check.count("rounds", self.rounds)
-        _check.length("clip", self.clip)
-        _check.choice("norm", self.norm, NORMS)
+        super().__post_init__()
         _check.choice("mechanism", self.mechanism, RECIPES)
 
     def check(self, model: nn.Module) -> None:
-        """Raises what is wrong with these settings, or with such a model, whatever the records are."""
+        """Raises what is wrong with these settings, or with such a model, as far as it shows without records."""
         check_model(model)
         gradients = ClippedGradients(model, cross_entropy, clip=self.clip, norm=self.norm)
         shapes = [tuple(p.shape) for p in trainable(model)]
-        change = Frobenius(gradients.clip) if self.norm == "l2" else Entrywise(gradients.clip)
-        propose(self.mechanism, shapes, change, by_layer=self.by_layer, **self.options)
+        propose(self.mechanism, shapes, self._ball(gradients.clip), by_layer=self.by_layer, **self.options)
 
     def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
-        """How a client with these records makes its uploads."""
+        """Uploads of the result of DP-SGD."""
         return _PrivateUpload(self, model, training, inputs, labels)
 
 
 class _PrivateUpload:
-    """Trains in private, after the spend; the update is what came out."""
+    """Trains by DP-SGD after the spend, and uploads the result."""
 
     def __init__(
         self, privacy: RecordLevel, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor
@@ -110,31 +78,26 @@ class _PrivateUpload:
             by_layer=privacy.by_layer,
             **privacy.options,
         )
-        self.trainer.probe()  # now, before any other pass, and not after the first spend
+        self.trainer.probe()  # before any other pass, and before the first spend
         training.check(copy.deepcopy(model), inputs, labels)
-        _check_quiet(model, training, inputs[:1], labels[:1])
+        _check_never_raises(model, training, inputs[:1], labels[:1])
         self.steps = training.epochs * self.trainer.epoch_steps
-        total = Accountant(privacy.relation)
+        total = Accountant(privacy.adjacency)
         total.add(self.trainer.certificate, self.steps * privacy.rounds, self.trainer.rate)
-        self.guarantees = Guarantees(
-            privacy.budget.delta,
-            privacy.rounds,
-            client=None,
-            record=total.epsilon(privacy.budget.delta),
-            relation=privacy.relation,
-        )
+        delta, rounds = privacy.budget.delta, privacy.rounds
+        self.guarantees = Guarantees(delta, rounds, None, total.epsilon(delta), privacy.adjacency)
 
     def charge(self, note: str) -> Charge:
         certificate, planned = self.trainer.certificate, self.trainer.affordable
         kind = f"{certificate.profile!r} {certificate.total_variation!r} {self.trainer.rate!r} {planned}"
-        # rounds of all runs with these settings are one plan
+        # the rounds of all runs with these settings are one plan
         series = f"record-level rounds {hashlib.sha256(kind.encode()).hexdigest()[:16]}"
         return Charge(note, certificate, self.steps, self.trainer.rate, series, planned)
 
     def compute(self, parameters: Tensor) -> Tensor:
         self.trainer.check_process()
         if not self.trainer.steps + self.steps <= self.trainer.affordable:
-            raise Declined(f"the budget ({self.trainer.budget}) is spent: all steps that it was planned for are taken")
+            raise Declined(f"the budget ({self.trainer.budget}) is spent: all steps planned for it have been taken")
         return parameters.to(device_of(self.model))
 
     def draw(self, value: Tensor) -> Tensor:
@@ -145,12 +108,13 @@ class _PrivateUpload:
         return flat(self.model) - value
 
 
-def _check_quiet(model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> None:
-    """The server sends the parameters: where some records lead to an error from there, it could look for such records.
+def _check_never_raises(model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> None:
+    """Raises InvalidInput if model or loss raise errors for some parameters.
 
-    No noise hides that a batch has failed, and a record's part in that cannot be taken out. So errors must be excluded.
+    The server chooses the parameters, so it could search for records that lead to an error. Noise does not hide that a
+    batch failed, and one record's part in the failure cannot be bounded, so there must be no errors.
     """
-    tried = copy.deepcopy(model).cpu().eval()  # a GPU may be of no use to its process after an error
+    tried = copy.deepcopy(model).cpu().eval()  # after an error, a process may not be able to use its GPU any more
     for value in (math.nan, math.inf, 1e38):
         load(tried, torch.full_like(flat(tried), value))
         try:
@@ -159,6 +123,6 @@ def _check_quiet(model: nn.Module, training: LocalTraining, inputs: Tensor, labe
         except Exception as error:
             raise InvalidInput(
                 f"model and loss must work with any parameters, and with {value:g} for all of them they raise "
-                f"{type(error).__name__}: whether that happens would tell of the records. Use a loss without checks, "
-                "such as binary_cross_entropy_with_logits in place of binary_cross_entropy"
+                f"{type(error).__name__}: such an error would reveal something about the records. Use a loss without "
+                "checks, such as binary_cross_entropy_with_logits instead of binary_cross_entropy"
             ) from None

@@ -5,12 +5,12 @@
     server = vertical.server_app(top, labels, plan=plan, participants=2, evaluate=accuracy)
     flwr.simulation.run_simulation(server, client, num_supernodes=2)
 
-The server has the labels and the top network. It asks for the features of one batch after the other and sends along the
-gradient of the batch before. Without one of the participants it cannot go on: then the run ends, and says why. Between
-real SuperNodes, Flower starts a process for every message, so take few, large batches.
+The server has the labels and the top network. It asks for the features of one batch after the other, and sends along
+the gradient of the batch before. If a participant is missing, the run ends and says why. Between real SuperNodes,
+Flower starts a process for every message, so use few, large batches.
 
 A participant sends noisy features or declines, and nothing else; with unit "record" also features of public records.
-How long it takes is not hidden. It has to trust the code of the app, which Flower brings from the server.
+Timing is not hidden. The participant must trust the code of the app, which Flower delivers from the server.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from matrixdp import _extras
 _extras.require("federated", "flwr")
 
 import numpy as np
-import numpy.typing as npt
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -36,22 +35,23 @@ from torch import Tensor, nn
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.messages import Reply, answered, ask, await_nodes, partition_of, request, unpack
+from matrixdp.federated.flower import Reply, ask, await_nodes, handler, made_once, metrics_text, request
 from matrixdp.federated.participant import Arrays
-from matrixdp.federated.split import Half, SplitPlan, Top
+from matrixdp.federated.split_learning import SplitClient, SplitPlan, SplitServer
+from matrixdp.federated.split_learning.client import Features
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far a run has come: the epochs that are complete, what the evaluation found, and why the run ended early."""
+    """The progress of a run: the number of complete epochs, the metrics, and why the run ended early."""
 
     number: int
     metrics: Mapping[str, float]
     ended: str = ""
 
     def __str__(self) -> str:
-        metrics = "".join(f", {name} {value:.4f}" for name, value in self.metrics.items())
-        return f"epoch {self.number}{metrics}" + (f"; the run ends here: {self.ended}" if self.ended else "")
+        ending = f"; the run ends here: {self.ended}" if self.ended else ""
+        return f"epoch {self.number}{metrics_text(self.metrics)}{ending}"
 
 
 def client_app(
@@ -66,46 +66,37 @@ def client_app(
 
     Args:
         network: makes the network of the participant with this number, always the same one; tanh is applied to it.
-        data: the attributes that this participant has, of all records, and of the public records of the evaluation (or
-            None); the number is its `partition-id`.
-        plan: what all have agreed on.
-        participants: how many there are.
+        data: this participant's attributes of all records, and of the public records of the evaluation (or None); the
+            number is its `partition-id`.
+        plan: what server and participants agreed on.
+        participants: the number of participants.
         folder: where each participant keeps its ledger, network and last reply, in a folder `participant-NUMBER`; an
             absolute path.
     """
     _check.count("participants", participants)
-    place = Path(folder)
-    known: dict[int, tuple[Half, Any]] = {}
-    app = ClientApp()
 
-    def half(context: Context) -> tuple[int, Half, Any]:
-        number = partition_of(context, participants)
-        if number not in known:
-            inputs, public = data(number)
-            made = Half(network(number), inputs, plan=plan, folder=place / f"participant-{number}")
-            log(INFO, "participant %s\n%s", number, made.guarantees)
-            known[number] = made, public
-        return number, *known[number]
+    def make(number: int) -> tuple[int, SplitClient, Any]:
+        inputs, public = data(number)
+        client = SplitClient(network(number), inputs, plan=plan, folder=Path(folder) / f"participant-{number}")
+        log(INFO, "participant %s\n%s", number, client.guarantees)
+        return number, client, public
+
+    participant_of, app = made_once(participants, make), ClientApp()
 
     @app.train()
-    def train(message: Message, context: Context) -> Message:
-        def answer() -> Arrays:
-            number, participant, _ = half(context)
-            arrays, settings = unpack(message)
-            reply = participant.answer(str(context.run_id), settings["step"], arrays.get("gradient"))
-            return {"number": np.array(number), **reply}
-
-        return answered(message, answer)
+    @handler
+    def train(context: Context, arrays: Arrays, settings: Mapping[str, Any]) -> Arrays:
+        number, client, _ = participant_of(context)
+        reply = client.answer(str(context.run_id), settings["step"], arrays.get("gradient"))
+        return {"number": np.array(number), **reply}
 
     @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        def answer() -> Arrays:
-            number, participant, public = half(context)
-            if public is None:
-                raise InvalidInput("data gave no public records to evaluate on")
-            return {"number": np.array(number), "features": participant.evaluate(str(context.run_id), public)}
-
-        return answered(message, answer)
+    @handler
+    def evaluate(context: Context, arrays: Arrays, settings: Mapping[str, Any]) -> Arrays:
+        number, client, public = participant_of(context)
+        if public is None:
+            raise InvalidInput("data gave no public records to evaluate on")
+        return {"number": np.array(number), "features": client.evaluate(str(context.run_id), public)}
 
     return app
 
@@ -130,56 +121,53 @@ def server_app(
     Args:
         top: makes the top network, for the features of all participants, joined in the order of their numbers.
         labels: the labels of all records.
-        plan: what all have agreed on.
-        participants: how many there are.
+        plan: what server and participants agreed on.
+        participants: the number of participants.
         loss: (outputs, labels) -> the mean loss of a batch.
         learning_rate: of the top network.
         timeout: seconds to wait for the features of a batch.
-        retries: how often to ask again where no reply came, such as from a process that was killed; the answer to a
-            step is made once, however often it is asked for.
+        retries: how often to ask again where no reply arrived, such as from a process that was killed; a participant
+            draws the answer to a step once, however often it is asked.
         wait: seconds to wait for the participants to connect.
         evaluate: metrics, from the outputs for the public records, after every epoch.
-        on_epoch: told of every epoch.
-        on_end: given the top network.
+        on_epoch: called after every epoch.
+        on_end: called with the top network.
     """
     _check.count("participants", participants)
     if evaluate is not None and plan.unit == "participant":
         raise InvalidInput(
-            "evaluate needs unit 'record': with unit 'participant' the networks of the participants are not private, "
-            "and their features of public records would give them away"
+            "evaluate needs unit 'record': with unit 'participant' the participants' networks are not private, and "
+            "their features of public records would reveal them"
         )
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        server = Top(top(), labels(), plan=plan, loss=loss, learning_rate=learning_rate)
-        link = _Link(grid, await_nodes(grid, participants, wait), timeout, retries)
-        gradients: list[Any] = []
+        server = SplitServer(top(), labels(), plan=plan, loss=loss, learning_rate=learning_rate)
+        connected = _Participants(grid, await_nodes(grid, participants, wait), timeout, retries)
 
-        def report(epoch: int, metrics: Mapping[str, float], ended: str = "") -> None:
-            done = Epoch(epoch, metrics, ended)
+        def report(step: int, ended: str = "") -> None:
+            metrics: Mapping[str, float] = {}
+            if evaluate is not None and not ended:
+                metrics = evaluate(server.outputs(connected.features(step, [], MessageType.EVALUATE)))
+            done = Epoch(step // plan.batches, metrics, ended)
             log(ERROR if ended else INFO, "%s", done)
             if on_epoch is not None:
                 on_epoch(done)
 
-        step = 0
+        step, gradients = 0, list[Features]()
         try:
             for step in range(plan.steps):
-                features = link.features(step, gradients)
+                features = connected.features(step, gradients)
                 if step % plan.batches == 0 and step > 0:
-                    report(step // plan.batches, metrics_of(link, step, server))
+                    report(step)
                 gradients = server.learn(step, features)
-            link.send(plan.steps, gradients)
-            report(plan.epochs, metrics_of(link, plan.steps, server))
+            connected.send(plan.steps, gradients)
+            report(plan.steps)
         except (_Ended, InvalidInput) as reason:
-            report(step // plan.batches, {}, str(reason))
+            report(step, str(reason))
         if on_end is not None:
             on_end(server.network)
-
-    def metrics_of(link: _Link, step: int, server: Top) -> Mapping[str, float]:
-        if evaluate is None:
-            return {}
-        return evaluate(server.outputs(link.features(step, [], MessageType.EVALUATE)))
 
     return app
 
@@ -188,23 +176,20 @@ class _Ended(Exception):
     """A participant is missing, so the run is over; the text says which, and why."""
 
 
-class _Link:
-    """The way to the participants: which node is which, learned from the first replies."""
+class _Participants:
+    """The participants as the server sees them; which node has which number is learned from the first replies."""
 
     def __init__(self, grid: Grid, nodes: list[int], timeout: float, retries: int) -> None:
         self.grid, self.nodes, self.timeout, self.retries = grid, nodes, timeout, retries
         self.numbers: dict[int, int] = {}
 
-    def send(self, step: int, gradients: list[Any], kind: str = MessageType.TRAIN) -> dict[int, Arrays]:
-        """Sends each participant its own gradient; the replies by node."""
-        replies: dict[int, Reply] = {}
-        missing = self.nodes
+    def send(self, step: int, gradients: list[Features], kind: str = MessageType.TRAIN) -> dict[int, Arrays]:
+        """Sends each participant its own gradient; returns the replies by node."""
+        own = {node: {"gradient": gradients[self.numbers[node]]} if gradients else {} for node in self.nodes}
+        replies, missing = dict[int, Reply](), self.nodes
         for _ in range(1 + self.retries):
-            contents = {
-                node: request({"gradient": gradients[self.numbers[node]]} if gradients else {}, step=step)
-                for node in missing
-            }
-            replies |= ask(self.grid, contents, timeout=self.timeout, group=str(step), kind=kind)
+            contents = {node: request(own[node], step=step) for node in missing}
+            replies |= ask(self.grid, contents, str(step), timeout=self.timeout, kind=kind)
             missing = [node for node in self.nodes if node not in replies or replies[node].lost]
             if not missing:
                 break
@@ -219,19 +204,19 @@ class _Link:
             given[node] = arrays
         return given
 
-    def features(self, step: int, gradients: list[Any], kind: str = MessageType.TRAIN) -> list[Any]:
+    def features(self, step: int, gradients: list[Features], kind: str = MessageType.TRAIN) -> list[Features]:
         """The features of all participants, in the order of their numbers."""
         given = self.send(step, gradients, kind)
         if not all({"number", "features"} <= set(arrays) for arrays in given.values()):
             raise _Ended(f"no features for step {step}: a participant has another plan")
-        if not all(_is_block(arrays["features"]) and arrays["number"].size == 1 for arrays in given.values()):
-            raise _Ended("features that are no matrix of finite numbers")
+        for node, arrays in given.items():
+            block = arrays["features"]
+            if not (
+                arrays["number"].size == 1 and block.ndim == 2 and block.dtype.kind == "f" and np.isfinite(block).all()
+            ):
+                raise _Ended(f"node {node} sent features that are not a matrix of finite numbers")
         self.numbers = {node: int(arrays["number"].item()) for node, arrays in given.items()}
-        blocks = {self.numbers[node]: arrays["features"] for node, arrays in given.items()}
-        if sorted(blocks) != list(range(len(self.nodes))):
-            raise _Ended(f"the participants must be numbered from 0 to {len(self.nodes) - 1}, got {sorted(blocks)}")
-        return [blocks[number] for number in sorted(blocks)]
-
-
-def _is_block(features: npt.NDArray[Any]) -> bool:
-    return features.ndim == 2 and features.dtype.kind == "f" and bool(np.all(np.isfinite(features)))
+        by_number = {self.numbers[node]: arrays["features"] for node, arrays in given.items()}
+        if sorted(by_number) != list(range(len(self.nodes))):
+            raise _Ended(f"the participants must be numbered from 0 to {len(self.nodes) - 1}, got {sorted(by_number)}")
+        return [by_number[number] for number in sorted(by_number)]

@@ -7,33 +7,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import TensorDataset
 
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.independence import PROBED, check_independent, check_kept
-from matrixdp.learn.kept import copies, picture
-from matrixdp.learn.probe_records import LARGE
-from matrixdp.release import Release, Spends, release
+from matrixdp.learn.layers.normalization import refuse_batch_statistics
+from matrixdp.learn.probe.independence import PROBED, check_independent
+from matrixdp.learn.probe.records import LARGE
+from matrixdp.learn.probe.state import check_unchanged, copies, snapshot
+from matrixdp.pipeline import Release, Spends, release
 from matrixdp.sensitivity import OneRow
 
-# What passes through the front at a time.
+# The most records that pass through the front at a time.
 CHUNK = 1024
 
 
 class PrivateFeatures(nn.Module):
-    """An `nn.Sequential` split in two: a fixed front that makes features, and a top that is trained on noisy ones.
+    """An `nn.Sequential` split in two: a fixed front that computes features, and a top that is trained on noisy ones.
 
-    The front's features are bounded by tanh, so each lies in [-1, 1] whatever the record. `release` makes the features
-    of all records once, adds noise and gives a data set; what is trained on it is post-processing, for as many epochs
-    as you like.
+    The front's features are bounded by tanh, so each lies in [-1, 1] whatever the record. `release` computes the
+    features of all records once and adds noise; training on them is post-processing, for any number of epochs.
 
     Guarantee: the certificate of the release: one record replaced by another, the number of records public. It covers
     the features alone: the front must not have been trained on these records and must treat each on its own, which is
-    probed and not proved (see `independence`); and labels stay as they are, so they are protected only if they are
-    public or released by other means.
+    probed and not proved (see `probe.independence`); labels get no noise, so they must be public or released by
+    other means.
 
     Args:
         model: the network; its modules before `split` become the front, the rest the top.
@@ -52,13 +51,12 @@ class PrivateFeatures(nn.Module):
         super().__init__()
         modules = list(model)
         self.front = nn.Sequential(*modules[:split], nn.Flatten(), nn.Tanh()).requires_grad_(False)
-        if any(isinstance(module, _BatchNorm) and module.running_mean is None for module in self.front.modules()):
-            raise InvalidInput("model must not mix records: batch normalisation without running statistics does")
+        refuse_batch_statistics(self.front, "evaluation")
         self.top = nn.Sequential(*modules[split:])
 
     @_check.withheld("model")
     def features(self, inputs: Tensor) -> Tensor:
-        """The features without noise, one row a record; private."""
+        """The features without noise, one row per record; private."""
         self.front.eval()  # train() reaches it too, and batch normalisation would mix the records
         return _features(self.front, inputs)
 
@@ -72,18 +70,18 @@ class PrivateFeatures(nn.Module):
         note: str = "features",
         **options: Any,
     ) -> Release:
-        """The features of all records with noise, one row a record.
+        """The features of all records with noise, one row per record.
 
         Args:
             inputs: all records, on the device of the front; a record that is not finite is refused.
-            budget: the promise for the one release.
+            budget: the guarantee for the one release.
             mechanism: as for `matrixdp.release`.
             ledger: charged before the noise is drawn.
-            note: what the ledger remembers of this release; never data.
+            note: stored in the ledger with this release; never data.
             **options: further arguments of `matrixdp.release`, and options of the mechanism.
         """
         if not isinstance(inputs, Tensor):
-            raise InvalidInput(f"inputs must be a tensor with a row for each record, got {_check.kind(inputs)}")
+            raise InvalidInput(f"inputs must be a tensor with one row per record, got {_check.kind(inputs)}")
         if not bool(torch.isfinite(inputs).all()):
             raise InvalidInput(
                 "inputs must be finite; drop or fill the records that are not before you release features"
@@ -96,13 +94,13 @@ class PrivateFeatures(nn.Module):
             )
             found = copies(self.front, None)
             front = self.front if found is None else found[0]  # nothing of the records stays behind in a copy
-            kept = picture(model=front)
+            before = snapshot(model=front)
             rows = _features(front, inputs)
-            check_kept(kept, model=front)
+            check_unchanged(before, model=front)
         change = OneRow(low=-1.0, high=1.0)
         released = release(rows, change, budget, mechanism, ledger=ledger, note=note, **options)
         certificate = released.certificate
-        return replace(released, certificate=replace(certificate, source=f"{certificate.source}; {PROBED}"))
+        return replace(released, certificate=replace(certificate, remark=PROBED))
 
     def dataset(self, released: Release, targets: Tensor) -> TensorDataset:
         """Released features with their targets, to train the top on."""
@@ -110,7 +108,7 @@ class PrivateFeatures(nn.Module):
             return TensorDataset(released.value, targets)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the network answers for new records: their features without noise, then the top."""
+        """The network's output for new records: their features without noise, then the top."""
         with _check.withheld("model"):
             answers: Tensor = self.top(self.features(inputs))
         return answers

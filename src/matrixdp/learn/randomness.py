@@ -1,4 +1,4 @@
-"""Random numbers of torch: secret ones for masks, seeded ones for probes; the caller's own go on undisturbed."""
+"""Torch's random numbers: secret ones for dropout, seeded ones for probes; the caller's own state is restored."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 
 from matrixdp.errors import NumericalFailure
 
-# The state of torch's generator on the processor: where the 624 words of the Mersenne twister lie in it.
+# The state of torch's CPU generator: where the 624 words of the Mersenne twister lie in it.
 _STATE_BYTES, _FIRST, _WORDS = 5056, 24, 624
 
 
 @contextmanager
 def secret_randomness(device: torch.device) -> Iterator[None]:
-    """Random numbers of torch, on the processor and the device, that nobody else knows, for a while."""
+    """In this context, torch's random numbers on the CPU and the device come from a secret state."""
     with forked(device):
-        # a seed would leave 32 bits of secret here
+        # a seed would have 32 secret bits only
         state = torch.default_generator.manual_seed(0).get_state()
         if state.numel() != _STATE_BYTES:
             raise NumericalFailure(
-                f"the state of random numbers in torch {torch.__version__} has {state.numel()} bytes, not "
+                f"the state of the generator in torch {torch.__version__} has {state.numel()} bytes, not "
                 f"{_STATE_BYTES}, so that it cannot be made secret; use the torch of constraints.txt"
             )
         words = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32).astype(np.int64)
@@ -35,13 +35,13 @@ def secret_randomness(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def forked(device: torch.device) -> Iterator[None]:
-    """Afterwards torch's random numbers go on as if nothing had been drawn."""
+    """Afterwards torch's random numbers continue as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 def seed_all(device: torch.device, seed: int) -> None:
-    """Torch's random numbers, on the processor and the device, from a seed."""
+    """Seeds torch's random numbers on the CPU and the device."""
     torch.default_generator.manual_seed(seed)
     _seed_device(device, seed)
 

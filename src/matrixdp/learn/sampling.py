@@ -1,8 +1,8 @@
-"""Poisson sampling: every record joins a batch with the same probability, independently of all else.
+"""Poisson sampling: every record joins a batch with the same probability, independently of all others.
 
-A record must be in the data once: sampling and clipping bound what one index of the data set changes. Where repetitions
-can be seen, by indices of subsets or by rows that lie at the same place in memory, they are refused; copies of a record
-that are stored elsewhere cannot be told from other records.
+A record must be in the data once: sampling and clipping bound what one index of the data set changes. Duplicates that
+can be seen, by indices of subsets or by rows at the same place in memory, are refused; copies of a record that are
+stored elsewhere cannot be distinguished from other records.
 """
 
 from __future__ import annotations
@@ -13,38 +13,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Sampler,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils import data as datasets
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.probe_records import POOL, chance
+from matrixdp.learn.probe.records import POOL, chance
 from matrixdp.learn.randomness import secret_randomness
-from matrixdp.noise.entropy import Key
+from matrixdp.secure.entropy import Key
 
 _WORD = 1 << 64
 
 
-class PoissonSampler(Sampler[list[int]]):
+class PoissonSampler(datasets.Sampler[list[int]]):
     """Batches of indices, each index in each batch with the same probability.
 
     Guarantee: an index joins with a probability of at most `rate`, decided by a 64-bit word of a cryptographic stream
-    with a fresh key for every pass; who knows all other choices learns nothing about this one.
+    with a fresh key for every pass, independently of all other choices.
 
     Args:
         records: how many records there are.
         rate: the probability of each to join a batch.
         batches: how many batches a pass has.
-        generator: for reproducible studies only; sampling then hides nothing from those who know the seed.
+        generator: for reproducible studies only; seeded sampling is not private.
     """
 
     def __init__(self, records: int, rate: float, batches: int, generator: torch.Generator | None = None) -> None:
@@ -57,9 +47,10 @@ class PoissonSampler(Sampler[list[int]]):
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self.generator is not None:
+        if (seeded := self.generator) is not None:
             for _ in range(self.batches):
-                yield _seeded(self.records, self.generator).lt(self.rate).nonzero()[:, 0].tolist()
+                uniform = torch.rand(self.records, generator=seeded, device=seeded.device, dtype=torch.float64)
+                yield uniform.lt(self.rate).nonzero()[:, 0].tolist()
             return
         stream, words = Key().stream(), np.empty(self.records, dtype=np.uint64)
         for batch in range(self.batches):
@@ -69,22 +60,18 @@ class PoissonSampler(Sampler[list[int]]):
             yield np.flatnonzero(chosen).tolist()
 
 
-def _seeded(size: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(size, generator=generator, device=generator.device, dtype=torch.float64)
-
-
-def loader(data: Any, rate: float, batches: int, generator: torch.Generator | None = None) -> DataLoader[Any]:
+def loader(data: Any, rate: float, batches: int, generator: torch.Generator | None = None) -> datasets.DataLoader[Any]:
     """A loader of Poisson batches over a data set; tensors are gathered at once, other data sets record by record."""
     sampler = PoissonSampler(len(data), rate, batches, generator)
-    if type(data) is TensorDataset:  # what is derived from it may do more, and for one record
-        return DataLoader(data, sampler=sampler, batch_size=None)
+    if type(data) is datasets.TensorDataset:  # a subclass may do more, and per record
+        return datasets.DataLoader(data, sampler=sampler, batch_size=None)
     from opacus.data_loader import DPDataLoader  # seconds to load, and tensors do without
 
     poisson = DPDataLoader(data, sample_rate=rate)  # for its collation, which gives empty batches their shape
-    return DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=poisson.collate_fn)
+    return datasets.DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=poisson.collate_fn)
 
 
-class _OneByOne(Dataset[Any]):
+class _OneByOne(datasets.Dataset[Any]):
     """A data set without `__getitems__`, which makes a whole batch and so may mix or repeat records."""
 
     def __init__(self, data: Any) -> None:
@@ -98,7 +85,7 @@ class _OneByOne(Dataset[Any]):
 
 
 class Turn:
-    """The place of a batch among those of its trainer."""
+    """The position of a batch among those of its trainer."""
 
     def __init__(self, trainer: Any, before: Turn | None = None) -> None:
         self.trainer, self.before, self.used = trainer, before, False
@@ -111,13 +98,13 @@ class Turn:
 class PoissonBatch:
     """Records drawn for one step by `PrivateSGD.batches`, to be used as they are.
 
-    A batch that is cut, doubled, filled up or made by hand is no Poisson sample, and is refused: change records in the
-    data set, one at a time, or in the model.
+    A batch that is truncated, repeated, padded or made by hand is not a Poisson sample, and is refused: change records
+    in the data set, one at a time, or in the model.
     """
 
     def __init__(self, inputs: Any, targets: Any, *, turn: Turn | None = None) -> None:
         self.drawn = inputs, targets
-        """What the step uses; others see copies, so that whatever is done to those, the step is that of the draw."""
+        """What the step uses; callers see copies, so that nothing they do to those changes the step."""
         self._versions = _version(inputs), _version(targets)
         self.turn = Turn(None) if turn is None else turn
         self._shown: dict[str, tuple[Any, int]] = {}
@@ -140,7 +127,7 @@ class PoissonBatch:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing was written into it, as far as PyTorch counts writes."""
+        """Whether nothing was written into its tensors, as far as PyTorch counts writes."""
         drawn = (_version(self.drawn[0]), _version(self.drawn[1]))
         return drawn == self._versions and all(copied._version == was for copied, was in self._shown.values())
 
@@ -154,44 +141,43 @@ class PoissonBatch:
 
 
 def _version(part: Any) -> int | None:
-    """How often was written into a tensor, where that is counted."""
+    """How many writes into a tensor PyTorch has counted."""
     return part._version if isinstance(part, torch.Tensor) and not part.is_inference() else None
 
 
 def count_records(data: Any) -> int:
-    """How many records a data set has; refuses one that cannot be sampled, or repeats records."""
-    if isinstance(data, DataLoader):
+    """How many records a data set has; refuses one that cannot be sampled, or holds duplicates."""
+    if isinstance(data, datasets.DataLoader):
         raise InvalidInput(
             "data must be a data set, got a DataLoader: its sampler is not Poisson sampling, and the guarantee rests "
             "on that; pass loader.dataset and batch_size, and PrivateSGD draws the batches"
         )
-    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    if isinstance(data, datasets.IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidInput(f"data must be a data set with a length and records by index, got {type(data).__name__}")
     records = _check.count("the number of records", len(data))
     places = _places(data)
     if len(np.unique(places, axis=0)) < len(places):
         raise InvalidInput(
             "data must hold each record once: indices of a Subset, parts of a ConcatDataset or items of a list repeat "
-            "some, and a "
-            "record that is there k times changes a step k times as much as is paid for. Leave repetitions out; for "
-            "rare classes use weights in the loss that are public constants"
+            "some, and a record with k copies changes a step k times as much as is accounted for. Remove duplicates; "
+            "for rare classes use weights in the loss that are public constants"
         )
     return records
 
 
 def _places(data: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """For each record which data set it comes from, or which memory, and where it is there."""
-    if isinstance(data, Subset):
+    """For each record the data set, or memory, that it comes from, and its position there."""
+    if isinstance(data, datasets.Subset):
         inner = _places(data.dataset)
         return inner[np.asarray([int(index) for index in data.indices], dtype=np.int64)]
-    if isinstance(data, ConcatDataset):
+    if isinstance(data, datasets.ConcatDataset):
         return np.concatenate([_places(part) for part in data.datasets])
-    if isinstance(data, StackDataset):
+    if isinstance(data, datasets.StackDataset):
         return _places(next(iter(data.datasets.values() if isinstance(data.datasets, dict) else data.datasets)))
     if isinstance(data, (list, tuple)):
         return np.array([_item_place(item) for item in data], dtype=np.int64).reshape(-1, 2)
     source, where = id(data), np.arange(len(data), dtype=np.int64)
-    if isinstance(data, TensorDataset):
+    if isinstance(data, datasets.TensorDataset):
         # the first tensor whose rows differ; if none does, all records are one
         rows = next((t for t in data.tensors if len(t) < 2 or t.stride(0) != 0), data.tensors[0])
         if rows.layout == torch.strided and rows.numel():
@@ -201,7 +187,7 @@ def _places(data: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _item_place(item: Any) -> tuple[int, int]:
-    """The memory of the first tensor in an item and where it is there; the item itself if it has none."""
+    """The memory of the first tensor in an item and its position there; the item itself if it has no tensor."""
     parts = item if isinstance(item, (list, tuple)) else [item]
     rows = next((t for t in parts if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.numel()), None)
     if rows is None:
@@ -210,10 +196,10 @@ def _item_place(item: Any) -> tuple[int, int]:
 
 
 def some_records(data: Any, device: torch.device) -> tuple[Any, Any]:
-    """A few records for a probe, with many different targets, whatever batches will be drawn."""
+    """A few records for a probe, with many different targets, drawn apart from all batches."""
     everywhere = range(len(data))
     chosen = chance.sample(everywhere, min(POOL, len(data)))
-    if type(data) is TensorDataset:
+    if type(data) is datasets.TensorDataset:
         targets = data.tensors[-1]
         if targets.ndim == 1 and not targets.is_floating_point():
             values, kinds = torch.unique(targets, return_inverse=True)
@@ -222,6 +208,6 @@ def some_records(data: Any, device: torch.device) -> tuple[Any, Any]:
         found = data[chosen]
     else:
         with secret_randomness(device):
-            found = default_collate([data[index] for index in chosen])
+            found = datasets.default_collate([data[index] for index in chosen])
     inputs, targets = (part.to(device) for part in found)
     return inputs, targets

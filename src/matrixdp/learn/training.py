@@ -1,15 +1,13 @@
-"""Private SGD: Poisson batches, clipped gradients, noise from any law, and a budget that no step can pass."""
+"""Private SGD: Poisson batches, clipped gradients, noise from any law, and a budget that no step exceeds."""
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -17,28 +15,30 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from matrixdp import _check
+from matrixdp._rounding import rounded_up
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Budget
-from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NumericalFailure
-from matrixdp.learn.capture import CapturedGradients
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
+from matrixdp.learn.checkpoints import Charges
+from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.independence import noted
-from matrixdp.learn.noise import ParameterNoise, propose, with_mu
-from matrixdp.learn.pieces import sum_error
+from matrixdp.learn.layers.rounding import sum_error
+from matrixdp.learn.noise import ParameterNoise, balanced, propose
+from matrixdp.learn.probe.independence import noted
 from matrixdp.learn.randomness import secret_randomness
 from matrixdp.learn.sampling import PoissonBatch, Turn, count_records, loader, some_records
 from matrixdp.mechanisms import RECIPES
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
-from matrixdp.privacy.accountant import Accountant, noise_multiplier_for
-from matrixdp.privacy.certificate import Certificate, certify, refuse_unsafe_floats
-from matrixdp.privacy.ledger import Ledger
+from matrixdp.pipeline import sized_together
+from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
-# Shares of delta set aside for what the sampler of the noise is off over all steps; the first that suffices.
-SAMPLER_SHARES = (0.01, 0.2, 0.5)
-# What the guarantee rests on, and so stays as it was made.
+# Attributes that the guarantee rests on, which cannot be changed.
 FIXED = frozenset(
     {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
-     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping"}
+     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges"}
 )  # fmt: skip
 
 
@@ -49,23 +49,21 @@ class PrivateSGD:
     divides by the expected batch size (a public constant) and calls the optimizer. An empty batch gets noise all the
     same; a record whose gradient is not finite counts as zero.
 
-    Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, for whoever
-    sees every model on the way; the number of records is public. Provided that each record is in the data once, and
+    Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, even if every
+    intermediate model is published; the number of records is public. Provided that each record is in the data once, and
     that model and loss treat each on its own: this is probed before anything is spent, and not proved. A step that
-    would pass the budget raises BudgetExceeded before its gradients are computed; a process that was forked takes none.
-    Losses, accuracies on the training records and the attribute `dropped` are not covered: they are for the holder of
-    the data.
+    would exceed the budget raises BudgetExceeded before its gradients are computed; a forked process takes none.
+    Losses, accuracies on the training records and the attribute `dropped` are not covered: they are private.
 
     Args:
         model: any module that ClippedGradients knows.
         optimizer: any optimizer of torch over the model's parameters.
         data: a data set of (input, target) pairs; a TensorDataset is fastest. A DataLoader is refused: the sampling is
             part of the guarantee.
-        loss: (outputs, targets) -> one value a record, such as `nn.CrossEntropyLoss(reduction="none")`.
-        budget: the promise for the whole training.
+        loss: (outputs, targets) -> one value per record, such as `nn.CrossEntropyLoss(reduction="none")`.
+        budget: the guarantee for the whole training.
         batch_size: the expected size of a batch; each record joins with probability batch_size / len(data).
-        clip: the largest norm of a record's gradient, or its largest entry (clipping="linf"); it must not come from the
-            data.
+        clip: the largest norm of a record's gradient, or its largest entry (clipping="linf"); it must be public.
         epochs: how many passes the budget is planned for; or
         steps: how many steps.
         clipping: "l2" (the norm of the whole gradient) or "linf" (every entry).
@@ -76,16 +74,16 @@ class PrivateSGD:
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
             networks; the model must not wait for the device as it runs.
-        largest_batch: batches above this size go through the network in pieces, to save memory; no other effect.
-        generator: a seeded generator for reproducible studies, of batches and noise; the certificate is marked.
+        largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
+        generator: a seeded generator of batches and noise, for reproducible studies; the certificate says so.
         accept_violation: take the steps that are planned even if the law given does not keep the budget over them
-            (epsilon() says what they cost), or is not floating-point-safe (then nothing covers the numbers that come
-            out, and a ledger is not charged for it).
+            (epsilon() says what they cost), or is not floating-point-safe (then the guarantee does not cover the
+            released numbers, and no ledger can be charged).
         **options: options of the mechanism.
 
     Source: abadi2016deep, Algorithm 1.
-    Deviates: 1. any noise law; 2. the exact curve of each step in place of moments; 3. grid noise; 4. no gradient is
-        divided by the size of the batch that was drawn.
+    Deviates: 1. any noise law; 2. the exact privacy profile of each step in place of moments; 3. grid noise; 4. sums
+        are divided by the expected size of a batch, not by the size of the batch that was drawn.
     """
 
     def __init__(
@@ -110,43 +108,43 @@ class PrivateSGD:
         accept_violation: bool = False,
         **options: Any,
     ) -> None:
-        self._process = os.getpid()
-        self.data, records = data, count_records(data)
-        self._records, self._stepping = records, threading.Lock()
-        if not isinstance(budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
-        if not _check.count("batch_size", batch_size) <= records:
-            raise InvalidInput(f"batch_size must be at most the number of records, {records}, got {batch_size}")
-        if generator is not None:
-            if ledger is not None:
-                raise InvalidInput("generator and ledger exclude each other: what can be repeated is for studies only")
-            warnings.warn("training with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
+        self._process, self._stepping = os.getpid(), threading.Lock()
         self.model, self.optimizer, self.budget = model, optimizer, budget
         self.ledger, self.generator = ledger, generator
-        self.batch_size, self.rate = batch_size, batch_size / records
+        if not isinstance(budget, Budget):
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+        if generator is not None:
+            if ledger is not None:
+                raise InvalidInput("generator and ledger exclude each other: seeded noise is not private")
+            warnings.warn("training with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
+        # batches
+        self.data, self._records = data, count_records(data)
+        if not _check.count("batch_size", batch_size) <= self._records:
+            raise InvalidInput(f"batch_size must be at most the number of records, {self._records}, got {batch_size}")
+        self.batch_size, self.rate = batch_size, batch_size / self._records
         self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
-        self.epoch_steps = math.ceil(records / batch_size)
+        self.epoch_steps = math.ceil(self._records / batch_size)
         planned = _planned(epochs, steps, self.epoch_steps)
+        # gradients
         self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping)
         self._captured = CapturedGradients(self.gradients) if capture else None
         self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
         _check_optimizer(optimizer, model)
-        change = self.gradients.clip * (1 + 2 * sum_error(records + 1))  # a neighbour may have one record more
+        change = self.gradients.clip * (1 + 2 * sum_error(self._records + 1))  # a neighbour may have one record more
         self.sensitivity: Sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
+        # noise, and how many steps it allows
         self.noise = self._noise(noise, planned, by_layer, options)
         if accept_violation is not True or ledger is not None:
             how = "without accept_violation=True" if ledger is None else "on a ledger's account"
-            refuse_unsafe_floats(replace(self.certificate, source=self.noise.law.source), f"training {how}")
+            refuse_unsafe_floats(self.certificate, f"training {how}")
         self.affordable = self._affordable(planned, accept_violation is True)
+        # steps so far
+        self._charges = Charges(ledger, self.certificate, budget, self.rate, self.affordable, self.epoch_steps)
+        self._ready = False
         self.steps = 0
         """Steps taken."""
         self.dropped: Any = 0
-        """Records that were left out because their gradient was not finite; private, like the data."""
-        self._paid = 0
-        self._series = secrets.token_hex(8)
-        self._owed: dict[str, int] = {}  # steps before checkpoints, by their names, that are not charged yet
-        self._charged: tuple[str | None, int] = (self._ledger_id(), 0)  # without a ledger: what a checkpoint had paid
-        self._ready = False
+        """Records that were dropped because their gradient was not finite; private, like the data."""
 
     @property
     def certificate(self) -> Certificate:
@@ -158,13 +156,13 @@ class PrivateSGD:
         return self._accounts(self.steps).epsilon(self.budget.delta if delta is None else delta)
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
-        """Poisson batches for so many passes, on the device of the model; a pass has the steps of an ordinary epoch."""
+        """Poisson batches for so many epochs, on the model's device; an epoch has records / batch_size steps."""
         self.check_process()
         if count_records(self.data) != self._records:
             raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
         device, turn = self.gradients.flat.device, None
         # a data set of another kind may change its records at random
-        masks = nullcontext if type(self.data) is TensorDataset else self._secret_masks
+        masks = nullcontext if type(self.data) is TensorDataset else self._secret_dropout
         with masks(), _check.withheld("data"):
             drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator))
         while True:
@@ -178,7 +176,7 @@ class PrivateSGD:
             yield PoissonBatch(inputs, targets, turn=turn)
 
     def train(self, epochs: int = 1) -> None:
-        """Takes the steps of so many passes."""
+        """Takes the steps of so many epochs."""
         for batch in self.batches(_check.count("epochs", epochs)):
             self.step(batch)
 
@@ -186,10 +184,10 @@ class PrivateSGD:
         """Takes one step.
 
         Raises:
-            BudgetExceeded: if it would pass the budget, or the ledger's; nothing happened then.
+            BudgetExceeded: if it would exceed the budget, or the ledger's; nothing has happened then.
         """
         self.check_process()
-        if not self._stepping.acquire(blocking=False):  # two sums would come together, and get the noise of one
+        if not self._stepping.acquire(blocking=False):  # two sums would get the noise of one
             raise InvalidInput("another step of this trainer is under way; take one after the other")
         try:
             self._step(batch)
@@ -208,7 +206,10 @@ class PrivateSGD:
                 "the batch was changed after it was drawn; change records in the data set, one at a time, or in the "
                 "model: what is done to a batch as a whole is not covered by the guarantee"
             )
-        self._check_planned()
+        if not self.steps < self.affordable:
+            raise BudgetExceeded(
+                f"all {self.affordable} steps planned for the budget ({self.budget}) are taken; this one was refused"
+            )
         if batch.turn.before is not None and not batch.turn.before.used:
             raise InvalidInput(
                 "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
@@ -216,27 +217,27 @@ class PrivateSGD:
             )
         _check_optimizer(self.optimizer, self.model)
         self._prepare(batch)
-        self._pay()
+        self._charges.pay(self.steps)
         batch.turn.take()
         flat = self.gradients.flat
         try:
             self.gradients.zero()  # an empty batch moves the model too
-            with self._secret_masks():
-                for inputs, targets in self._pieces(batch):
+            with self._secret_dropout():
+                for inputs, targets in self._parts(batch):
                     self.dropped = self.dropped + self._accumulate(inputs, targets)
             self.steps += 1  # before the noise: a step that fails half way counts
             self.noise.add_(flat)
         except BaseException:
-            flat.zero_()  # or the sum would lie there without noise
+            flat.zero_()  # or the sum would stay there without noise
             raise
         flat.div_(self.batch_size)
         self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
         self.optimizer.step()
 
     def probe(self) -> None:
-        """Raises InvalidInput if some of the records show that the model mixes or keeps records; costs nothing.
+        """Raises InvalidInput if some of the records show that the model mixes or stores records; spends nothing.
 
-        The first step does this by itself. The records are drawn for this, apart from the batches.
+        The first step does this by itself. The records are drawn separately from the batches.
         """
         if not self.gradients.probed:
             with _check.withheld("data"):
@@ -246,7 +247,7 @@ class PrivateSGD:
             self.gradients.probe(inputs, targets, largest=min(likely, self.largest_batch or likely))
 
     def check_process(self) -> None:
-        """Raises InvalidInput in a process that was forked: it would take the steps that are paid for once more."""
+        """Raises InvalidInput in a forked process: it would take the steps that are paid for once more."""
         if os.getpid() != self._process:
             raise InvalidInput(
                 f"the trainer belongs to process {self._process} and was inherited by process {os.getpid()} through a "
@@ -254,44 +255,19 @@ class PrivateSGD:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer and what was spent, to go on later; for torch.save."""
-        ledger, charged = self._charged
-        if self.ledger is not None:
-            charged = max(0, self.steps - sum(self._owed.values()))
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "steps": self.steps,
-            "setting": self._setting(),
-            "checkpoint": secrets.token_hex(8),
-            "series": self._series,
-            "ledger": ledger,
-            "charged": charged,
-        }
+        """Model, optimizer and what was spent, to continue later; for torch.save."""
+        states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return states | self._charges.state(self.steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint; what it had spent stays spent, and the steps of this trainer are not forgotten.
+        """Continues from a checkpoint; what it had spent stays spent, and so does what this trainer has spent.
 
-        A checkpoint knows of the steps before it. To count those after it too, which a crash may have cut off, keep a
-        ledger. Steps before the checkpoint that this trainer's ledger was not charged for, as they were taken without
-        one or under another, are charged before the next step. Steps that are taken again use up what was planned.
+        A checkpoint knows of the steps before it. To count those after it too, which a crash may have lost, keep a
+        ledger. Steps before the checkpoint that this trainer's ledger was not charged for are charged before the next
+        step. Steps that are taken again use up what was planned.
         """
         self.check_process()
-        if state["setting"] != self._setting():
-            raise InvalidInput(
-                f"the checkpoint was made with {state['setting']}, this trainer has {self._setting()}: budget, noise "
-                "and sampling must be the same, or the steps do not add up"
-            )
-        taken = _check.count("steps", state["steps"] + 1) - 1
-        ledger, charged = state.get("ledger"), _check.count("charged", state.get("charged", 0) + 1) - 1
-        # first of all: a model that is loaded only in part has spent as much
-        self.steps = max(self.steps, taken)
-        self._paid = self.steps
-        self._series = str(state.get("series", self._series))
-        if self.ledger is None:
-            self._charged = ledger, min(charged, taken)
-        else:
-            self._owe(str(state.get("checkpoint", "")), taken - min(charged, taken) * (ledger == self._ledger_id()))
+        self.steps = self._charges.load(state, self.steps)  # first: a model loaded only in part has spent as much
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -305,21 +281,19 @@ class PrivateSGD:
         raise TypeError("a PrivateSGD cannot be copied or pickled: its steps are paid for once; use state_dict()")
 
     def __str__(self) -> str:
-        epsilon = self.epsilon()
-        shown = math.ceil(1000 * epsilon) / 1000 if epsilon < math.inf else epsilon  # never less than it is
-        spent = f"epsilon {shown:g} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
-        return "\n".join(
-            [
-                f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
-                "  relation   add/remove (one record added or removed)",
-                f"  change     {self.certificate.sensitivity}, in each gradient",
-                f"  budget     {self.budget}",
-                f"  sampling   Poisson, each record with probability {self.rate:.4g}",
-                f"  noise      {self.certificate.noise}",
-                f"  source     {self.certificate.source}",
-                f"  drawn with {self.noise.sampling}",
-            ]
-        )
+        epsilon = rounded_up(self.epsilon())
+        spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
+        lines = [
+            f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
+            "  adjacency  add/remove (one record added or removed)",
+            f"  change     {self.certificate.sensitivity}, in each gradient",
+            f"  budget     {self.budget}",
+            f"  sampling   Poisson, each record with probability {self.rate:.4g}",
+            f"  noise      {self.certificate.law.describe()}",
+            f"  source     {self.certificate.source}",
+            f"  drawn with {self.noise.drawing}",
+        ]
+        return "\n".join(lines)
 
     def _noise(
         self, noise: str | NoiseLaw, planned: int | None, by_layer: bool, options: dict[str, Any]
@@ -344,40 +318,10 @@ class PrivateSGD:
             raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
         shapes = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
         law = noted(propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options))
-        if isinstance(law, Spherical):
-            return ParameterNoise(self._sized(law, planned), self.sensitivity, largest, generator=self.generator)
-        assert isinstance(law, Gaussian)
-        for share in SAMPLER_SHARES:
-            delta = self.budget.delta * (1 - share)
-            mu = (1 - 1e-12) / noise_multiplier_for(self.budget.epsilon, delta, self.rate, planned)
-            sized, sampling = with_mu(law, self.sensitivity, mu)
-            found = ParameterNoise(sized, self.sensitivity, largest, sampling=sampling, generator=self.generator)
-            if self._accounts(planned, found.certificate).delta(self.budget.epsilon) <= self.budget.delta:
-                return found
-        raise NumericalFailure(
-            f"delta {self.budget.delta:g} is too small for what the sampler can be off on {size} parameters in "
-            f"{planned} steps; use a larger delta, a smaller epsilon, fewer steps or a smaller model"
-        )
-
-    def _sized(self, law: Spherical, planned: int) -> Spherical:
-        """Spherical noise of the least size, to a percent, that lets so many steps keep the budget."""
-
-        def fits(scale: float) -> bool:
-            certificate = certify(replace(law, scale=scale), self.sensitivity)
-            return self._accounts(planned, certificate).delta(self.budget.epsilon) <= self.budget.delta
-
-        multiplier = noise_multiplier_for(self.budget.epsilon, self.budget.delta, self.rate, planned)
-        gaussian_std = multiplier * self.sensitivity.frobenius_radius(law.shape)
-        high = law.scale * gaussian_std / law.std  # of the size of Gaussian noise, which is about what it takes
-        while not fits(high):
-            high *= 1.1
-        low = 0.9 * high
-        while fits(low):
-            low, high = 0.9 * low, low
-        while high > 1.01 * low:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return replace(law, scale=high)
+        if isinstance(law, Gaussian):
+            law = balanced(law, self.sensitivity)
+        sized = sized_together(law, self.sensitivity, self.budget, planned, self.rate)
+        return ParameterNoise(sized.law, self.sensitivity, largest, drawing=sized.drawing, generator=self.generator)
 
     def _affordable(self, planned: int | None, accept: bool) -> int:
         """How many steps fit into the budget; never more than were planned."""
@@ -387,7 +331,7 @@ class PrivateSGD:
             one = self._accounts(1).epsilon(self.budget.delta)
             raise BudgetExceeded(
                 f"budget ({self.budget}) is too small to take one step: it would cost epsilon {one:.4g} with the noise "
-                f"given ({self.certificate.noise}); use more noise, a larger budget or smaller batches"
+                f"given ({self.certificate.law.describe()}); use more noise, a larger budget or smaller batches"
             )
         low, high = 1, 2
         while self._fits(high):
@@ -405,86 +349,32 @@ class PrivateSGD:
     def _fits(self, steps: int) -> bool:
         return self._accounts(steps).delta(self.budget.epsilon) <= self.budget.delta
 
-    def _accounts(self, steps: int, certificate: Certificate | None = None) -> Accountant:
-        accountant = Accountant("add/remove", reproducible=self.generator is not None)
+    def _accounts(self, steps: int) -> Accountant:
+        accountant = Accountant(ADD_REMOVE, reproducible=self.generator is not None)
         if steps:
-            accountant.add(certificate or self.certificate, steps, self.rate)
+            accountant.add(self.certificate, steps, self.rate)
         return accountant
 
-    def _check_planned(self) -> None:
-        if not self.steps < self.affordable:
-            raise BudgetExceeded(
-                f"all {self.affordable} steps that the budget ({self.budget}) was planned for are taken; this one was "
-                "refused"
-            )
-
     def _prepare(self, batch: PoissonBatch) -> None:
-        """All that can fail for other reasons than the budget is done before anything is spent."""
+        """Everything that can fail for other reasons than the budget, before anything is spent."""
         self.probe()
         if not self._ready and self.generator is None:
-            self.noise.add_(torch.zeros_like(self.gradients.flat))  # imports and compiles what draws it
+            self.noise.add_(torch.zeros_like(self.gradients.flat))  # imports and compiles the sampler
         self._ready = True
         if self._captured is not None:
-            with self._secret_masks():
-                for inputs, targets in self._pieces(batch):
+            with self._secret_dropout():
+                for inputs, targets in self._parts(batch):
                     self._captured.prepare(inputs, targets)
 
-    def _pay(self) -> None:
-        """Makes sure that one more step is paid for, or raises BudgetExceeded."""
-        if self.ledger is None or self.steps < self._paid:
-            return
-        for name, steps in list(self._owed.items()):
-            self._spend(steps, f"private SGD, {steps} steps before the checkpoint {name}")
-            del self._owed[name]
-        count = min(self.epoch_steps, self.affordable - self.steps)
-        self._spend(count, f"private SGD, steps {self.steps + 1} to {self.steps + count}")
-        self._paid = self.steps + count
+    def _secret_dropout(self) -> AbstractContextManager[None]:
+        """Secret dropout masks: leaving a record out moves the masks of the others, so they must not be known."""
+        return secret_randomness(self.gradients.flat.device) if self.generator is None else nullcontext()
 
-    def _spend(self, count: int, note: str) -> None:
-        """The first spend of a training charges all its steps as one block, the later ones use them up."""
-        assert self.ledger is not None
-        self.ledger.spend(
-            self.certificate,
-            note,
-            count=count,
-            sampling_rate=self.rate,
-            series=self._series,
-            planned=self.affordable,
-        )
-
-    def _owe(self, name: str, steps: int) -> None:
-        """Notes the steps before a checkpoint that the ledger was not charged for, unless they were charged since."""
-        assert self.ledger is not None
-        paid = any(entry.note.endswith(f"before the checkpoint {name}") for entry in self.ledger.history())
-        if steps and not (name and paid):
-            self._owed[name] = steps
-
-    def _ledger_id(self) -> str | None:
-        return None if self.ledger is None else str(self.ledger.export()[0]["hash"])
-
-    def _secret_masks(self) -> AbstractContextManager[None]:
-        """Dropout from a secret seed: leaving a record out moves the masks of the others, so nobody may know them."""
-        if self.generator is not None:
-            return nullcontext()
-        return secret_randomness(self.gradients.flat.device)
-
-    def _pieces(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
+    def _parts(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
         inputs, targets = batch.drawn
         stride = self.largest_batch or max(len(targets), 1)
         for first in range(0, len(targets), stride):
             yield inputs[first : first + stride], targets[first : first + stride]
-
-    def _setting(self) -> dict[str, Any]:
-        """What must not change between checkpoints."""
-        certificate = self.certificate
-        return {
-            "budget": (self.budget.epsilon, self.budget.delta),
-            "rate": self.rate,
-            "steps": self.affordable,
-            "sensitivity": certificate.sensitivity,
-            "noise": certificate.noise,
-            "mu": certificate.mu,
-        }
 
 
 def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | None:
@@ -496,7 +386,7 @@ def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | N
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Every parameter that the optimizer moves gets its gradient here, and nowhere else."""
+    """Every parameter that the optimizer changes must get its gradient here, with noise."""
     private = {id(p) for p in model.parameters() if p.requires_grad}
     others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in private]
     if others:
@@ -506,4 +396,4 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
         )
     for group in optimizer.param_groups:
         if group.get("fused") and not all(p.is_contiguous() for p in group["params"]):
-            raise InvalidInput("a fused optimizer takes parameters in the usual memory format alone; leave fused out")
+            raise InvalidInput("a fused optimizer needs parameters in the usual memory format; leave fused out")

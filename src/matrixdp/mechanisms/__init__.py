@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from matrixdp import _check
 from matrixdp.budget import Budget
-from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
+from matrixdp.distributions import NoiseLaw
+from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.analytic import analytic
-from matrixdp.mechanisms.base import Recipe
+from matrixdp.mechanisms.base import Recipe, recipe
+from matrixdp.mechanisms.choice import expected_error, least_error
 from matrixdp.mechanisms.classic import classic
 from matrixdp.mechanisms.imgm import imgm
-from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism, workload_error
+from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism
 from matrixdp.mechanisms.mgm import idn, mgm, udn
 from matrixdp.mechanisms.mvg import mvg
 from matrixdp.mechanisms.optimal import optimal
 from matrixdp.mechanisms.r1smg import r1smg
 from matrixdp.mechanisms.spherical import l2, spherical
-from matrixdp.noise.laws import Gaussian, NoiseLaw
-from matrixdp.noise.sampler import has_safe_sampler
-from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Sensitivity
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        classic,
-        analytic,
-        mvg,
-        mgm,
-        udn,
-        idn,
-        imgm,
-        r1smg,
-        l2,
-        spherical,
-        optimal,
-        matrix_mechanism,
-    )
-}
+__all__ = ["RECIPES", "Recipe", "calibrate", "expected_error", "proposals", "recipe", "register"]
+
+RECIPES: dict[str, Recipe] = {}
 """Every mechanism by name; of two that are equally good, "auto" takes the one listed first."""
+
+
+def register(mechanism: Recipe) -> Recipe:
+    """Adds a mechanism, which then works by its name everywhere: in calibrate, release, compare, audit and the CLI.
+
+    Args:
+        mechanism: what `recipe` makes of a function; its name must be free. "auto" considers it unless it is slow.
+
+    Returns:
+        The mechanism itself, so that `register` can stand above `recipe` as a decorator.
+    """
+    if not isinstance(mechanism, Recipe):
+        raise InvalidInput(f"mechanism must be a Recipe, made with `recipe`, got {_check.kind(mechanism)}")
+    name = mechanism.name
+    if not (isinstance(name, str) and name.strip() and name.isprintable()):
+        raise InvalidInput(f"name must be printable text, got {_check.kind(name)}")
+    if name in (*RECIPES, "auto"):
+        raise InvalidInput(f"name must be free, {name!r} is taken; choose another")
+    RECIPES[name] = mechanism
+    return mechanism
+
+
+for _own in (classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, l2, spherical, optimal, matrix_mechanism):
+    register(_own)
 
 
 def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: Budget, **options: Any) -> NoiseLaw:
@@ -48,12 +57,13 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
 
     Args:
         mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget with
-            Gaussian noise that is floating-point-safe, and composes exactly. With few entries the ideal laws of "l2"
-            and "spherical" have less error, but no floating-point-safe sampler is known for them.
+            Gaussian noise that is floating-point-safe, and composes exactly (`choice` says how it is found). With few
+            entries the ideal laws of "l2" and "spherical" have less error, but no floating-point-safe sampler is known
+            for them.
         shape: the shape of the value to release.
         sensitivity: what a neighbour can change.
-        budget: the promise to keep.
-        **options: the recipe's own options; an unknown one is an error.
+        budget: the budget to keep.
+        **options: the recipe's own options; an unknown one is an error. "auto" gives each to the recipes that know it.
 
     Returns:
         A noise law; `certify` says what it guarantees.
@@ -66,10 +76,9 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)
     if mechanism == "auto":
-        return _least_error(shape, sensitivity, budget, options)
-    chosen = RECIPES[mechanism]
-    law = chosen.calibrate(shape, sensitivity, budget, **options)
-    return law.attributed_to(f"{chosen.name} [{chosen.source}]")
+        _check_options(options, RECIPES.values())
+        return least_error(RECIPES, shape, sensitivity, budget, options)
+    return RECIPES[mechanism].calibrate(shape, sensitivity, budget, **options)
 
 
 def proposals(
@@ -78,46 +87,24 @@ def proposals(
     """What each mechanism proposes, or why it has nothing to propose; options go to the recipes that know them."""
     named = [RECIPES[_check.choice("mechanism", name, RECIPES)] for name in names or ()]
     chosen = named or list(RECIPES.values())
-    for name in options:
-        if not any(name in recipe.options for recipe in chosen):
-            raise InvalidInput(f"no mechanism here has an option {name!r}")
-    for recipe in chosen:
-        known = {name: value for name, value in options.items() if name in recipe.options}
-        missing = [n for n, p in recipe.options.items() if p.default is p.empty and n not in known]
+    _check_options(options, chosen)
+    for mechanism in chosen:
+        missing = mechanism.missing(options)
         if missing:
-            yield recipe, NotApplicable(f"needs the option {missing[0]!r}")
+            yield mechanism, NotApplicable(f"needs the option {missing[0]!r}")
             continue
-        if recipe.slow and not named:
-            yield recipe, NotApplicable("takes seconds; ask for it by name")
+        if mechanism.slow and not named:
+            yield mechanism, NotApplicable("takes seconds; ask for it by name")
             continue
+        given = {"shape": shape, "sensitivity": sensitivity, "budget": budget, **mechanism.known(options)}
         try:
-            law = calibrate(recipe.name, shape=shape, sensitivity=sensitivity, budget=budget, **known)
+            yield mechanism, calibrate(mechanism.name, **given)
         except NotApplicable as reason:
-            yield recipe, reason
-        else:
-            yield recipe, law
+            yield mechanism, reason
 
 
-def expected_error(law: NoiseLaw, options: dict[str, Any]) -> float:
-    """What the noise costs the task that the options name: a workload, weights, or all entries alike."""
-    if options.get("workload") is not None:
-        return workload_error(options["workload"], law)
-    return law.expected_squared_error(options.get("weights"))
-
-
-def _least_error(shape: Any, sensitivity: Sensitivity, budget: Budget, options: dict[str, Any]) -> NoiseLaw:
-    best: tuple[float, NoiseLaw] | None = None
-    for recipe, law in proposals(shape, sensitivity, budget, options):
-        if recipe.refuted or not isinstance(law, Gaussian):
-            continue
-        try:
-            certificate = certify(law, sensitivity)
-            kept = certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
-        except NotCertifiable:
-            kept = False
-        error = expected_error(law, options)
-        if kept and (best is None or error < best[0] * (1 - 1e-9)):
-            best = error, law
-    if best is None:
-        raise NotCertifiable(f"no mechanism keeps {budget} on this set: {sensitivity}")
-    return best[1]
+def _check_options(options: Iterable[str], recipes: Iterable[Recipe]) -> None:
+    known = {name for mechanism in recipes for name in mechanism.options}
+    for name in options:
+        if name not in known:
+            raise InvalidInput(f"no mechanism here has an option {name!r}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Sensitivity
 

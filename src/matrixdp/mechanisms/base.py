@@ -1,16 +1,17 @@
-"""What a mechanism is here: a recipe that proposes a noise law, and claims nothing."""
+"""A mechanism: a recipe that proposes a noise law, and claims nothing about privacy."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
+from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.laws import NoiseLaw
 from matrixdp.sensitivity import Sensitivity
 
 # Recipes that are tight leave this much room for the certificate, which rounds mu up.
@@ -25,8 +26,8 @@ class Recipe:
         name: how users ask for it.
         source: the paper and the theorem it follows.
         propose: (shape, sensitivity, budget, **options) -> noise law; raises NotApplicable where it has no theorem.
-        refuted: its theorem is false; `release` refuses it even where its noise happens to suffice.
         slow: takes seconds, so that "auto" and a comparison of all mechanisms leave it out unless it is named.
+        refuted: its theorem is false; `release` refuses it even where its noise happens to suffice.
     """
 
     name: str
@@ -35,33 +36,36 @@ class Recipe:
     slow: bool = False
     refuted: bool = False
 
-    @property
+    @cached_property
     def options(self) -> Mapping[str, inspect.Parameter]:
         """The options that the recipe takes, by name."""
         parameters = inspect.signature(self.propose).parameters
         return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
+    def missing(self, options: Mapping[str, Any]) -> list[str]:
+        """The options without a default that are not among these."""
+        return [name for name, p in self.options.items() if p.default is p.empty and name not in options]
+
+    def known(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of these options that the recipe takes."""
+        return {name: value for name, value in options.items() if name in self.options}
+
     def calibrate(self, shape: Shape, sensitivity: Sensitivity, budget: Budget, **options: Any) -> NoiseLaw:
         """The noise that the recipe proposes."""
-        unknown = sorted(set(options) - set(self.options))
-        if unknown:
-            known = ", ".join(self.options) or "none"
-            raise InvalidInput(f"{self.name} has no option {unknown[0]!r}; its options: {known}")
-        missing = sorted(n for n, p in self.options.items() if p.default is p.empty and n not in options)
-        if missing:
-            raise InvalidInput(f"{self.name} needs the option {missing[0]!r}: {_summary(self.propose, missing[0])}")
-        return self.propose(shape, sensitivity, budget, **options)
+        for name in options:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise InvalidInput(f"{self.name} has no option {name!r}; its options: {known}")
+        for name in self.missing(options):
+            raise InvalidInput(f"{self.name} needs the option {name!r}: {_summary(self.propose, name)}")
+        return self.propose(shape, sensitivity, budget, **options).attributed_to(f"{self.name} [{self.source}]")
 
 
 def recipe(
     name: str, *, source: str, slow: bool = False, refuted: bool = False
 ) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
     """Makes a Recipe of the function that follows."""
-
-    def wrap(propose: Callable[..., NoiseLaw]) -> Recipe:
-        return Recipe(name=name, source=source, propose=propose, slow=slow, refuted=refuted)
-
-    return wrap
+    return lambda propose: Recipe(name, source, propose, slow, refuted)
 
 
 def _summary(function: Callable[..., Any], argument: str) -> str:

@@ -6,10 +6,10 @@ import math
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms.base import recipe
-from matrixdp.noise.laws import Gaussian
 from matrixdp.sensitivity import Sensitivity
 
 

@@ -1,4 +1,4 @@
-"""Pieces that the directional mechanisms share: the radius of the noise, and what the task looks at."""
+"""What the directional mechanisms share: the radius of the noise, and what the task looks at."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows_and_columns(mechanism: str, shape: Shape) -> tuple[int, int]:
 def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
     """The weight P_i of each noise direction for a task: columns of W times the directions, squared and summed.
 
-    The task is a matrix W with one column an entry, or the weights themselves; None weighs all alike. It must be
+    The task is a matrix W with one column per entry, or the weights themselves; None weighs all alike. It must be
     public. Weights of 0 are raised a little, since the optimum there is infinite.
     """
     if task is None:

@@ -10,10 +10,10 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic, Kronecker
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic, Kronecker
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Sensitivity
 

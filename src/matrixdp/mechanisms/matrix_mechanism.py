@@ -10,13 +10,12 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Dense, FullCovariance, Isotropic, Kronecker
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Dense, FullCovariance, Isotropic, Kronecker, Spectrum, Symmetric
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms import design, workloads
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.mechanisms.workloads import MOST_CELLS, Workload
-from matrixdp.noise.laws import Gaussian, NoiseLaw
+from matrixdp.mechanisms.solvers import design, workloads
+from matrixdp.mechanisms.solvers.workloads import MOST_CELLS, Workload
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Counts, Sensitivity
@@ -38,8 +37,8 @@ def matrix_mechanism(
     The law is noise for the histogram itself; the workload's answers are computed from the noisy histogram.
 
     Args:
-        workload: a Workload from matrixdp.mechanisms.workloads, a matrix with one row a query on the cells taken row
-            by row, or "identity", "total", "prefix", "all-ranges", which act along each axis.
+        workload: a Workload from matrixdp.mechanisms.solvers.workloads, a matrix with one row per query on the cells
+            taken row by row, or "identity", "total", "prefix", "all-ranges", which act along each axis.
         tolerance: the largest relative distance from the least error there is, as the duality gap proves it.
 
     Source: li2015matrix; the solver is matrixdp's own (design.py).
@@ -78,7 +77,7 @@ def _solve(task: Workload, shape: Shape, tolerance: float) -> tuple[FullCovarian
     if not task.cells <= MOST_CELLS:
         raise NotApplicable(
             f"matrix-mechanism needs a covariance of all {task.cells} cells for this workload, which is no product of "
-            f"one workload an axis; it does so for at most {MOST_CELLS}"
+            f"one workload per axis; it does so for at most {MOST_CELLS}"
         )
     if task.spectrum() is not None:
         found = workloads.solve_exchangeable(task, tolerance).dense()
@@ -94,14 +93,18 @@ def workload_error(workload: Any, law: NoiseLaw) -> float:
     if covariance is None or isinstance(covariance, Isotropic):
         return law.std**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
     if isinstance(covariance, Kronecker) and task.shape == law.shape:
-        sides = (covariance.rows, covariance.columns)
         return sum(
-            math.prod(_trace_product(gram, side) for gram, side in zip(term, sides, strict=True)) for term in task.terms
+            _trace_product(rows, covariance.rows) * _trace_product(columns, covariance.columns)
+            for rows, columns in task.terms
         )
+    if isinstance(covariance, Symmetric) and task.shape == law.shape:
+        return sum(_symmetric_error(rows, columns, covariance) for rows, columns in task.terms)
+    if isinstance(covariance, FullCovariance) and covariance.independent:
+        return float(task.diagonal() @ covariance.variances().ravel())
     if isinstance(covariance, Dense):
         return _trace_product(task.gram(), covariance.matrix)
-    rows = np.stack([covariance.color(row.reshape(law.shape)).ravel() for row in np.eye(task.cells)])
-    return float(np.sum((rows @ task.gram()) * rows))
+    factor = np.stack([covariance.color(row.reshape(law.shape)).ravel() for row in np.eye(task.cells)])
+    return float(np.sum((factor @ task.gram()) * factor))
 
 
 def _trace_product(gram: Array, covariance: Spectrum) -> float:
@@ -109,3 +112,14 @@ def _trace_product(gram: Array, covariance: Spectrum) -> float:
     if covariance.directions is None:
         return float(np.diag(gram) @ covariance.variances)
     return float(np.sum(covariance.directions * (gram @ covariance.directions), axis=0) @ covariance.variances)
+
+
+def _symmetric_error(rows: Array, columns: Array, covariance: Symmetric) -> float:
+    """tr(P S) for P = rows (x) columns and S = std^2 (I + T)/2 + (trace_std^2 - std^2) e e^T.
+
+    T is the transposition, with tr(P T) = <rows, columns>, and e the direction of the identity, with
+    e^T P e = <rows, columns>/d.
+    """
+    both, inner = float(np.trace(rows)) * float(np.trace(columns)), float(np.sum(rows * columns))
+    on_trace = (covariance.trace_std**2 - covariance.std**2) / covariance.dimension
+    return float(covariance.std**2 * (both + inner) / 2 + on_trace * inner)

@@ -10,11 +10,11 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Kronecker
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Kronecker
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.mechanisms.base import recipe
 from matrixdp.mechanisms.directions import largest_root, rows_and_columns, squared_radius, utility
-from matrixdp.noise.laws import Gaussian
 from matrixdp.sensitivity import Sensitivity
 
 
@@ -32,7 +32,7 @@ def mgm(
     """Row and column covariances with ||U1^-1||_F ||U2^-1||_F <= c, the best for a task W1 A W2^T.
 
     Args:
-        row_utility: W1 (one column a row of the value), or a weight for each row direction; public.
+        row_utility: W1 (one column per row of the value), or a weight for each row direction; public.
         column_utility: W2, likewise for columns.
         row_directions: orthonormal noise directions of the rows (columns of the matrix), public; the axes by default.
         column_directions: likewise for columns.
@@ -63,7 +63,7 @@ def udn(
     """Correlated rows, independent columns: ||U1^-1||_F <= c.
 
     Args:
-        row_utility: W1 (one column a row of the value), or a weight for each row direction; public.
+        row_utility: W1 (one column per row of the value), or a weight for each row direction; public.
         row_directions: orthonormal noise directions of the rows (columns of the matrix), public; the axes by default.
 
     Source: yang2023matrix, Theorem 2.
@@ -76,12 +76,12 @@ def udn(
 
 @recipe("idn", source="yang2023matrix, Theorem 3")
 def idn(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, row_utility: Any = None) -> Gaussian:
-    """Independent entries with one scale a row: ||U1^-1||_F^2 <= m/s^2 (sqrt(z^2 + 2 epsilon) - z)^2.
+    """Independent entries with one scale per row: ||U1^-1||_F^2 <= m/s^2 (sqrt(z^2 + 2 epsilon) - z)^2.
 
     s = w sqrt(mn), where w is the most that an entry can change (the paper's b - a).
 
     Args:
-        row_utility: W1 (one column a row of the value), or a weight for each row.
+        row_utility: W1 (one column per row of the value), or a weight for each row.
 
     Source: yang2023matrix, Theorem 3.
     Deviates: (1) the proof there mixes sigma and its root; with ||Delta'||^2 <= w^2 n ||U1^-1||_F^2 and the

@@ -10,12 +10,12 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Kronecker
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Kronecker
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import BudgetExceeded, InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import recipe
 from matrixdp.mechanisms.directions import largest_root, rows_and_columns, squared_radius
-from matrixdp.noise.laws import Gaussian
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.sensitivity import Sensitivity
@@ -72,7 +72,7 @@ def mvg(
     _check.choice("modes", modes, ("unimodal", "equimodal"))
     if modes == "equimodal" and m != n:
         raise NotApplicable(f"mvg's equimodal noise needs a square value, got shape {shape}; use modes='unimodal'")
-    turned, rest, spent = _directions(directions, m, budget, sensitivity.relation)
+    turned, rest, spent = _directions(directions, m, budget, sensitivity.adjacency)
     phi = _precision_bound(shape, sensitivity.frobenius_radius(shape), rest, gamma, radius)
     total = phi**4 / n if modes == "unimodal" else phi**2
     rows = Spectrum(1 / np.sqrt(_shares(precision, important, share, m) * total), turned)
@@ -112,7 +112,7 @@ def _shares(precision: Any, important: int, share: float, size: int) -> Array:
     return shares
 
 
-def _directions(directions: Any, size: int, budget: Budget, relation: str) -> tuple[Array | None, Budget, str]:
+def _directions(directions: Any, size: int, budget: Budget, adjacency: str) -> tuple[Array | None, Budget, str]:
     """The directions, the budget that is left for the noise, and a word on what the directions cost."""
     if directions is None:
         return None, budget, ""
@@ -121,10 +121,10 @@ def _directions(directions: Any, size: int, budget: Budget, relation: str) -> tu
     matrix = _check.finite("directions", directions.value, ndim=2)
     if matrix.shape != (size, size):
         raise InvalidInput(f"directions must come from a {size} x {size} matrix, got shape {matrix.shape}")
-    if directions.certificate.relation != relation:
+    if directions.certificate.adjacency != adjacency:
         raise InvalidInput(
-            f"directions were released under the relation {directions.certificate.relation!r}, this value has "
-            f"{relation!r}; what they cost cannot be added up"
+            f"directions were released under the adjacency {directions.certificate.adjacency}, this value has "
+            f"{adjacency}; what they cost cannot be added up"
         )
     spent = directions.certificate.mu
     if spent is None:

@@ -9,14 +9,15 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.adjacency import REPLACE
 from matrixdp.budget import Budget
-from matrixdp.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
-from matrixdp.covariance.spectrum import Spectrum
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms import design
 from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.directions import roots_of
-from matrixdp.noise.laws import Gaussian
+from matrixdp.mechanisms.solvers import design
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
@@ -33,11 +34,11 @@ def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: 
             default.
     """
     bound = float(gaussian.mu(budget.epsilon, budget.delta)) / HEADROOM
-    counted = _weights(weights, shape)
+    counted = checked_weights(weights, shape)
+    if isotropic_is_optimal(sensitivity, weights):
+        return Gaussian(Isotropic(shape, sensitivity.frobenius_radius(shape) / bound))
     if isinstance(sensitivity, Vertices):
         return _vertices(sensitivity, counted, bound)
-    if isinstance(sensitivity, Frobenius) or _alike(sensitivity, weights):
-        return Gaussian(Isotropic(shape, sensitivity.frobenius_radius(shape) / bound))
     if isinstance(sensitivity, Entrywise):
         return Gaussian(_entrywise(sensitivity.bounds(shape), counted, bound))
     if isinstance(sensitivity, (OneColumn, OneRow)) and weights is None:
@@ -48,7 +49,8 @@ def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: 
     raise NotApplicable(f"optimal has no closed form for {type(sensitivity).__name__} with weights; use 'analytic'")
 
 
-def _weights(weights: Any, shape: Shape) -> Array:
+def checked_weights(weights: Any, shape: Shape) -> Array:
+    """The weights of all entries, or ones."""
     if weights is None:
         return np.broadcast_to(1.0, shape)
     given = _check.broadcast("weights", weights, shape)
@@ -57,11 +59,19 @@ def _weights(weights: Any, shape: Shape) -> Array:
     return given
 
 
-def _alike(sensitivity: Sensitivity, weights: Any) -> bool:
-    """Whether signs and places can be exchanged so freely (docs/optimal-noise.md) that only i.i.d. noise is left."""
-    if isinstance(sensitivity, Counts):
-        return weights is None or sensitivity.cells == 1
-    return isinstance(sensitivity, (OneColumn, OneRow)) and sensitivity.radius is not None and weights is None
+def isotropic_is_optimal(sensitivity: Sensitivity, weights: Any) -> bool:
+    """Whether i.i.d. noise is known to be the optimum: by symmetry, or because all bounds are equal."""
+    if isinstance(sensitivity, Frobenius):
+        return True
+    if isinstance(sensitivity, Counts) and sensitivity.cells == 1:
+        return True
+    if weights is not None:
+        return False
+    if isinstance(sensitivity, (OneColumn, OneRow)):
+        return sensitivity.radius is not None or float(np.ptp(sensitivity.width)) == 0
+    if isinstance(sensitivity, Entrywise):
+        return float(np.ptp(sensitivity.bound)) == 0
+    return isinstance(sensitivity, Counts)
 
 
 def _one_box(shape: Shape, sensitivity: OneColumn | OneRow, bound: float) -> Kronecker:
@@ -72,7 +82,7 @@ def _one_box(shape: Shape, sensitivity: OneColumn | OneRow, bound: float) -> Kro
 
 
 def _vertices(sensitivity: Vertices, weights: Array, bound: float) -> Gaussian:
-    """The convex program of mechanisms/design.py."""
+    """The convex program of mechanisms/solvers/design.py."""
     vertices = np.stack([v.ravel() for v in sensitivity.differences])
     found = design.solve(np.diag(weights.ravel()), vertices)
     covariance = Dense(Spectrum(found.variances, found.directions), weights.shape)
@@ -87,12 +97,13 @@ def _entrywise(bounds: Array, weights: Array, bound: float) -> Diagonal:
     A correlated covariance cannot do better: the set is unchanged when signs flip, so averaging over sign flips
     keeps the constraint (it is convex in the covariance) and the error, and leaves a diagonal.
     """
-    roots = roots_of(weights, bounds)
-    changing = bounds > 0
-    if not np.any(roots[changing] > 0):
+    roots, changing = roots_of(weights, bounds), bounds > 0
+    total = float(np.sum(bounds * roots))
+    if not total > 0:
         raise InvalidInput("weights must be above 0 for some entry that can change; this task needs no noise at all")
-    std = np.zeros(bounds.shape)
-    std[changing] = np.sqrt(bounds[changing] / roots[changing] * float(np.sum(bounds * roots))) / bound
+    std = np.divide(bounds, roots, out=np.zeros(bounds.shape), where=changing)
+    std *= total
+    std = np.sqrt(std, out=std) / bound
     return Diagonal(np.where(changing, std, LEAST_STD * std[changing].min()))
 
 
@@ -108,7 +119,7 @@ def _rank_one(dimension: int, sensitivity: RankOne, bound: float) -> Symmetric:
     d, least = dimension, sensitivity.radius**4 / bound**2
     if d == 1:
         return Symmetric(1, math.sqrt(least))
-    if sensitivity.relation == "replace":
+    if sensitivity.adjacency == REPLACE:
         return Symmetric(d, math.sqrt(2 * least), math.sqrt(2 * least / (d + 1)))
     traceless = d * (d + 1) / 2 - 1
     total = math.sqrt(1 / d) + math.sqrt(traceless * (1 - 1 / d))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import gammaln
+import scipy
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
+from matrixdp.distributions import Spherical
 from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms.base import recipe
-from matrixdp.noise.laws import Spherical
 from matrixdp.sensitivity import Sensitivity
 
 
@@ -29,7 +29,8 @@ def r1smg(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spherical:
     size = math.prod(shape)
     if not size > 2:
         raise NotApplicable(f"r1smg is stated for more than 2 entries, got {size}; use 'analytic'")
-    log_psi = math.log(budget.delta) + float(gammaln((size - 1) / 2) - gammaln(size / 2)) - 0.5 * math.log(math.pi)
+    log_gamma = scipy.special.gammaln
+    log_psi = math.log(budget.delta) + float(log_gamma((size - 1) / 2) - log_gamma(size / 2)) - 0.5 * math.log(math.pi)
     psi = math.exp(2 / (size - 2) * log_psi)
     if not psi > 1e-150:
         raise NotApplicable(f"r1smg has no finite noise at delta {budget.delta:g} for {size} entries; use 'analytic'")

@@ -1,4 +1,4 @@
-"""Spherical noise whose ideal law keeps its promise: the l2 mechanism, and the best radius law of a family.
+"""Spherical noise whose ideal law keeps the budget: the l2 mechanism, and the best radius law of a family.
 
 No floating-point-safe sampler is known here for either, so `release` refuses them unless a violation is accepted.
 """
@@ -9,8 +9,8 @@ import math
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
+from matrixdp.distributions import Spherical
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.noise.laws import Spherical
 from matrixdp.privacy.spherical import best_member, scale_for
 from matrixdp.sensitivity import Sensitivity
 

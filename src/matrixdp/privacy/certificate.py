@@ -1,34 +1,36 @@
 """What a noise law really guarantees on a sensitivity set: the only place in matrixdp that claims privacy.
 
-For Gaussian noise the whole statement is one number, mu = sup over the set of ||S^(-1/2) V||; `suprema` finds it.
-
-A certificate of a release also says what the statement covers: the floating-point numbers that were released, or the
-ideal law of the noise alone. Noise of which only the ideal law is known keeps no budget here, and `check_releasable`
-and `refuse_unsafe_floats` refuse it.
+A certificate is data: it holds law, set, way of drawing, query and budget as records, so that anybody can compute the
+guarantee again from them (`verification`). It also says what the guarantee covers: the floating-point numbers that were
+released, or the ideal law of the noise alone. Noise of which only the ideal law is known keeps no budget here, and
+`check_releasable` and `refuse_unsafe_floats` refuse it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property, singledispatch
-from typing import Any, Protocol
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from matrixdp._check import Array
+from matrixdp._check import Array, Shape
+from matrixdp._rounding import rounded_up
+from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
-from matrixdp.errors import GuaranteeViolated, InvalidInput, NotCertifiable
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
-from matrixdp.noise.sampler import Sampling
-from matrixdp.privacy import gaussian, spherical
-from matrixdp.privacy.suprema import ATTAINED, supremum
+from matrixdp.distributions import NoiseLaw
+from matrixdp.errors import GuaranteeViolated, InvalidInput
+from matrixdp.privacy.drawing import Drawing
+from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
+from matrixdp.privacy.laws import added_law, claim, is_known
 from matrixdp.sensitivity import Sensitivity
 
-# mu is raised by this much, so that rounding in sums and norms can never put it below the truth.
-ROUNDING = 1e-12
+if TYPE_CHECKING:
+    from matrixdp.privacy.verification import Verification
+
+# Where a certificate was not asked for a budget, what it is written and printed for.
+USUAL = Budget(1.0, 1e-6)
 
 _UNSAFE = (
     "is not floating-point-safe: its guarantee is that of the ideal law, and which floating-point numbers come out can "
@@ -37,160 +39,201 @@ _UNSAFE = (
 _INSTEAD = "Use the mechanism 'auto', or another with Gaussian noise"
 
 
-class Profile(Protocol):
-    """The least delta for every epsilon, rounded up."""
-
-    def delta(self, epsilon: float) -> float:
-        """The least delta that holds at this epsilon."""
-
-    def epsilon(self, delta: float) -> float:
-        """The least epsilon that holds at this delta."""
-
-
-@dataclass(frozen=True)
-class GaussianProfile:
-    """The profile of Gaussian noise, which one number determines."""
-
-    mu: float
-
-    def delta(self, epsilon: float) -> float:
-        """The least delta that holds at this epsilon."""
-        return float(gaussian.delta(self.mu, epsilon))
-
-    def epsilon(self, delta: float) -> float:
-        """The least epsilon that holds at this delta."""
-        return float(gaussian.epsilon(self.mu, delta))
-
-    def __str__(self) -> str:
-        return f"mu = {_up(self.mu, 6)}"
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    """What a release guarantees, for every epsilon and delta at once.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Certificate(Guarantee):
+    """A guarantee, with all that it follows from.
 
     Attributes:
-        profile: delta for every epsilon, never below the truth.
+        law: the noise.
+        sensitivity: what a neighbour can change.
         exact: whether the profile is that of a difference in the set, or a proven upper bound; a statement about what
             `covers` names.
-        relation: "add/remove" or "replace".
-        sensitivity: what a neighbour can change, in words.
-        noise: the noise, in words.
-        source: who proposed the noise.
-        shape: the shape of the released value.
-        budget: the budget that was asked for, if any; used for printing alone.
-        sampling: how the release was drawn; None for a law that has not been drawn. What the drawing costs is in the
-            guarantee: the grid in the profile, the error of the tables in delta and epsilon.
+        drawing: how the release was drawn; None for a law that has not been drawn. What the drawing costs is in the
+            guarantee: the grid in the profile, the total-variation error of the sampler in delta and epsilon.
+        query: the name and the public parameters of the query, if it is known.
+        budget: the budget that was asked for, if any.
+        released: the name and the SHA-256 of the file with the released value, if it was written.
+        remark: anything that a person should know, such as what was tested and not proved.
     """
 
-    profile: Profile
+    law: NoiseLaw
+    sensitivity: Sensitivity
     exact: bool
-    relation: str
-    sensitivity: str
-    noise: str
-    source: str
-    shape: tuple[int, ...]
+    drawing: Drawing | None = None
+    query: Mapping[str, Any] | None = None
     budget: Budget | None = None
-    sampling: Sampling | None = None
-    _witness: Callable[[], Array] = field(repr=False, default=lambda: np.zeros(0))
+    released: Mapping[str, str] | None = None
+    remark: str = ""
+    document: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The JSON that this certificate was read from; `verify` compares everything in it."""
 
     @property
-    def mu(self) -> float | None:
-        """The Gaussian differential privacy parameter; None for noise that is not Gaussian."""
-        return self.profile.mu if isinstance(self.profile, GaussianProfile) else None
+    def shape(self) -> Shape:
+        """The shape of the released value."""
+        return self.law.shape
 
     @property
-    def total_variation(self) -> float:
-        """How far the drawn noise may be from its law."""
-        return self.sampling.total_variation if self.sampling else 0.0
+    def source(self) -> str:
+        """Who proposed the noise."""
+        return "; ".join(part for part in (self.law.source, self.law.note, self.remark) if part)
+
+    @cached_property
+    def witness(self) -> Array:
+        """A difference in the set that is hidden worst; it attains mu when the certificate is exact."""
+        return claim(self.law, self.sensitivity).witness()
 
     @property
     def float_safe(self) -> bool:
         """Whether the guarantee covers the floating-point numbers that were released."""
-        return self.sampling is not None and self.sampling.float_safe
+        return self.drawing is not None and self.drawing.float_safe
+
+    @property
+    def unsafe_floats(self) -> bool:
+        """Whether the noise was drawn in floating point, from secure entropy, without a proof about the numbers."""
+        return self.drawing is not None and not self.drawing.float_safe and not self.drawing.reproducible
 
     @property
     def covers(self) -> str:
         """What the guarantee is about, in words: the floating-point numbers released, or the ideal law alone."""
         if self.float_safe:
             return "the floating-point numbers released"
-        if self.sampling is None:
+        if self.drawing is None:
             unsafe = "the ideal law only; no floating-point-safe sampler is known for it"
             return unsafe if self.mu is None else "the law of the noise, which has not been drawn"
-        if self.sampling.reproducible:
+        if self.drawing.reproducible:
             return "the ideal law only; seeded noise is not private"
         return "the ideal law only, not the floating-point numbers released"
 
-    @property
-    def unsafe_floats(self) -> bool:
-        """Whether the noise was drawn in floating point, from secure entropy, without a proof about the numbers."""
-        return self.sampling is not None and not self.sampling.float_safe and not self.sampling.reproducible
-
-    def delta(self, epsilon: float) -> float:
-        """The least delta that holds at this epsilon."""
-        return with_sampling_error(self.profile.delta(epsilon), epsilon, self.total_variation)
-
-    def epsilon(self, delta: float) -> float:
-        """The least epsilon that holds at this delta."""
-        return epsilon_with_sampling_error(self.profile.epsilon, delta, self.total_variation)
-
     def meets(self, budget: Budget) -> bool:
         """Whether the release keeps this budget, or the law if it has not been drawn; never true of unsafe floats."""
-        return not self.unsafe_floats and self.delta(budget.epsilon) <= budget.delta
+        return not self.unsafe_floats and super().meets(budget)
 
-    @cached_property
-    def witness(self) -> Array:
-        """A difference in the set that is hidden worst; it attains mu when the certificate is exact."""
-        return self._witness()
+    # --- JSON ---
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the witness, for JSON; `exact` is about what `covers` names."""
-        asked = self.budget or Budget(1.0, 1e-6)
-        return {
-            "relation": self.relation,
-            "mu": self.mu,
-            "exact": self.exact,
-            "covers": self.covers,
-            "epsilon": self.epsilon(asked.delta),
-            "delta": asked.delta,
-            "budget": None if self.budget is None else {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
-            "shape": list(self.shape),
-            "sensitivity": self.sensitivity,
-            "noise": self.noise,
-            "source": self.source,
-            "sampling": None if self.sampling is None else str(self.sampling),
-            "float_safe": self.float_safe,
-            "total_variation": self.total_variation,
-        }
+        """The certificate as JSON knows it; docs/certificates.md describes every field."""
+        from matrixdp.privacy.verification import document_of
+
+        return document_of(self)
+
+    def to_json(self) -> str:
+        """The certificate as a JSON text, whole in itself."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Certificate:
+        """Reads what `to_json` wrote; `verify` says whether its numbers are true."""
+        from matrixdp.privacy.verification import certificate_of, parsed
+
+        return certificate_of(parsed(text))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the certificate to a new file; large arrays go to PATH.npz beside it, bound by their SHA-256."""
+        from matrixdp.privacy.verification import save
+
+        save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Certificate:
+        """Reads what `save` wrote."""
+        from matrixdp.privacy.verification import load
+
+        return load(Path(path))
+
+    def verify(self) -> Verification:
+        """Computes everything again from law and set, and compares it with what the certificate says.
+
+        Returns:
+            What was compared; true in a condition if all of it agrees. It proves that the numbers follow from law and
+            set, not who wrote them.
+        """
+        from matrixdp.privacy.verification import verified
+
+        return verified(self)
+
+    # --- print ---
 
     @property
     def _covers_law_only(self) -> bool:
         """Whether the guarantee stops short of the numbers released, or would if the law were drawn."""
-        return self.mu is None if self.sampling is None else not self.sampling.float_safe
+        return self.mu is None if self.drawing is None else not self.drawing.float_safe
 
     def _tightness(self) -> str:
         tight = "exact" if self.exact else "an upper bound"
         if self._covers_law_only:
             return f"{tight} for the ideal law only"
-        return f"{tight}, grid included" if self.exact and self.sampling and self.sampling.enlargement else tight
+        return f"{tight}, grid included" if self.exact and self.drawing and self.drawing.enlargement else tight
 
     def __str__(self) -> str:
-        delta = self.budget.delta if self.budget else 1e-6
-        neighbours = {"add/remove": "one record added or removed", "replace": "one record replaced"}[self.relation]
+        delta = self.budget.delta if self.budget else USUAL.delta
+        added = added_law(self.law)
         lines = [
-            ("relation", f"{self.relation} ({neighbours})"),
-            ("change", self.sensitivity),
+            ("adjacency", f"{self.adjacency} ({self.adjacency.neighbours})"),
+            ("change", str(self.sensitivity)),
             ("guarantee", f"{self.profile} ({self._tightness()})"),
-            ("", f"epsilon = {_up(self.epsilon(delta))} at delta = {delta:g}"),
+            ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}"),
+            *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
-            ("noise", f"{self.noise}, on {' x '.join(str(side) for side in self.shape)}"),
+            *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
+            ("noise", f"{self.law.describe()}, on {' x '.join(str(side) for side in self.shape)}"),
             ("source", self.source),
+            *([("drawn with", str(self.drawing))] if self.drawing else []),
         ]
-        if self.budget:
-            lines.insert(4, ("asked for", str(self.budget)))
-        if self.sampling:
-            lines.append(("drawn with", str(self.sampling)))
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
+
+
+def certify(
+    noise: NoiseLaw,
+    sensitivity: Sensitivity,
+    budget: Budget | None = None,
+    drawing: Drawing | None = None,
+    *,
+    query: Mapping[str, Any] | None = None,
+    remark: str = "",
+) -> Certificate:
+    """Computes what a noise law guarantees on a sensitivity set.
+
+    Guarantee: for every pair of neighbours whose values differ by a member of the set, and every epsilon, the release
+    `value + noise` is (epsilon, certificate.delta(epsilon))-differentially private.
+
+    Args:
+        noise: the law that the noise is drawn from.
+        sensitivity: what a neighbour can change.
+        budget: the budget that was asked for; it changes how the certificate prints, not what it guarantees.
+        drawing: how the noise is drawn, for the certificate of a release.
+        query: the name and the public parameters of the query.
+        remark: anything that a person should know.
+
+    Source: yang2021improved, Lemma 1 and Theorem 2; balle2018improving, Theorem 5.
+
+    Raises:
+        NotCertifiable: if the noise cannot hide some difference in the set at all.
+    """
+    if not is_known(noise):
+        raise InvalidInput(f"noise must be a noise law, got {type(noise).__name__}; calibrate() makes one")
+    if not isinstance(sensitivity, Sensitivity):
+        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
+    sensitivity.fits(noise.shape)
+    found = claim(noise, sensitivity)
+    undrawn = Certificate(
+        profile=found.profile,
+        adjacency=checked_adjacency(sensitivity.adjacency),
+        law=noise,
+        sensitivity=sensitivity,
+        exact=found.exact,
+        query=query,
+        budget=budget,
+        remark=remark,
+    )
+    return undrawn if drawing is None else drawn(undrawn, drawing)
+
+
+def drawn(certificate: Certificate, drawing: Drawing) -> Certificate:
+    """The certificate of a law, for a release that is drawn so."""
+    profile = certificate.profile
+    if isinstance(profile, GaussianProfile):
+        profile = GaussianProfile((profile.mu + drawing.enlargement) * (1 + ROUNDING))
+    return replace(certificate, profile=profile, total_variation=drawing.total_variation, drawing=drawing)
 
 
 def check_releasable(
@@ -200,7 +243,7 @@ def check_releasable(
 
     Args:
         certificate: the certificate of the noise as it will be drawn.
-        budget: the promise to keep.
+        budget: the guarantee to keep.
         refuted: the theorem that the noise rests on is false; it is then refused even where the noise is enough.
         accept_violation: True, and nothing else, accepts noise without the guarantee.
     """
@@ -221,119 +264,16 @@ def check_releasable(
     )
 
 
-def refuse_unsafe_floats(certificate: Certificate, what: str = "release") -> None:
+def refuse_unsafe_floats(certificate: Guarantee, what: str = "release") -> None:
     """Raises GuaranteeViolated for noise drawn in floating point without a proof about the numbers that come out.
 
     A law that has not been drawn passes, and so does seeded noise, whose certificate says that it is reproducible.
 
     Args:
-        certificate: the certificate of the noise.
+        certificate: the certificate of the noise; a guarantee that is merely stated passes.
         what: what is refused, for the message.
 
     Source: mironov2012significance.
     """
-    if certificate.unsafe_floats:
+    if isinstance(certificate, Certificate) and certificate.unsafe_floats:
         raise GuaranteeViolated(f"{what} refused: the noise of {certificate.source} {_UNSAFE}. {_INSTEAD}")
-
-
-def with_sampling_error(delta: float, epsilon: float, total_variation: float) -> float:
-    """delta for noise within a total variation of its law: P'(E) <= P(E) + t <= e^eps (P''(E) + t) + delta + t."""
-    if total_variation == 0:
-        return delta
-    # rounded up: what is added can be far below the last digit of delta
-    total = delta + (1 + math.exp(min(epsilon, 700.0))) * total_variation * (1 + ROUNDING)
-    return min(1.0, math.nextafter(total, math.inf))
-
-
-def epsilon_with_sampling_error(epsilon_at: Callable[[float], float], delta: float, total_variation: float) -> float:
-    """epsilon for noise within a total variation of its law, from epsilon as a function of delta for the law itself.
-
-    The error grows with epsilon, so epsilon is raised until what the error leaves of delta is enough for it. What is
-    then needed is enough itself, for at a smaller epsilon the error leaves more.
-    """
-    epsilon = epsilon_at(delta)
-    if total_variation == 0:
-        return epsilon
-    for _ in range(100):
-        left = math.nextafter(delta - with_sampling_error(0.0, epsilon, total_variation), 0.0)
-        needed = epsilon_at(left) if left > 0 else math.inf
-        if needed <= epsilon or not math.isfinite(needed):
-            return needed
-        # a little above what is needed now, so that this ends after a few steps
-        epsilon = needed + max(1e-3 * (needed - epsilon), 1e-12 * needed)
-    return math.inf
-
-
-def certify(
-    noise: NoiseLaw, sensitivity: Sensitivity, budget: Budget | None = None, sampling: Sampling | None = None
-) -> Certificate:
-    """Computes what a noise law guarantees on a sensitivity set.
-
-    Guarantee: for every pair of neighbours whose values differ by a member of the set, and every epsilon, the release
-    `value + noise` is (epsilon, certificate.delta(epsilon))-differentially private.
-
-    Args:
-        noise: the law that the noise is drawn from.
-        sensitivity: what a neighbour can change.
-        budget: the budget that was asked for; only changes how the certificate prints.
-        sampling: how the noise is drawn, for the certificate of a release.
-
-    Source: yang2021improved, Lemma 1 and Theorem 2; balle2018improving, Theorem 5.
-
-    Raises:
-        NotCertifiable: if the noise cannot hide some difference in the set at all.
-    """
-    if type(noise) not in _guarantee.registry or type(noise) is object:
-        raise InvalidInput(f"noise must be a noise law, got {type(noise).__name__}; calibrate() makes one")
-    if not isinstance(sensitivity, Sensitivity):
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
-    sensitivity.fits(noise.shape)
-    profile, exact, witness = _guarantee(noise, sensitivity)
-    if sampling is not None and isinstance(profile, GaussianProfile):
-        profile = GaussianProfile((profile.mu + sampling.enlargement) * (1 + ROUNDING))
-    return Certificate(
-        profile=profile,
-        exact=exact,
-        relation=sensitivity.relation,
-        sensitivity=sensitivity.describe(),
-        noise=noise.describe(),
-        source=noise.source + (f"; {noise.note}" if noise.note else ""),
-        shape=noise.shape,
-        budget=budget,
-        sampling=sampling,
-        _witness=witness,
-    )
-
-
-@singledispatch
-def _guarantee(noise: NoiseLaw, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
-    """The profile of a law on a set, whether it is attained, and by which difference."""
-    raise NotCertifiable(f"nothing is proven about the noise {type(noise).__name__}")
-
-
-@_guarantee.register
-def _(noise: Gaussian, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
-    found = supremum(sensitivity, noise.covariance)
-    mu = found.mu * (1 + ROUNDING + noise.covariance.slack)
-    if not 0 < mu < math.inf:
-        raise NotCertifiable(f"{noise.describe()} cannot hide every change allowed here: {sensitivity}")
-    return GaussianProfile(mu), found.exact and noise.covariance.slack <= ATTAINED, found.witness
-
-
-@_guarantee.register
-def _(noise: Spherical, sensitivity: Sensitivity) -> tuple[Profile, bool, Callable[[], Array]]:
-    """Only the length of a difference counts, and the longest is the worst."""
-    radius = sensitivity.frobenius_radius(noise.shape) * (1 + ROUNDING)
-    profile = spherical.Profile(
-        dimension=math.prod(noise.shape), k=noise.k, p=noise.p, scale=noise.scale, radius=radius
-    )
-    longest = supremum(sensitivity, Isotropic(noise.shape, 1.0))
-    return profile, True, longest.witness
-
-
-def _up(value: float, digits: int = 4) -> str:
-    """A positive number rounded up to a few digits, for a guarantee must not shrink in print."""
-    if not 0 < value < math.inf:
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return f"{math.ceil(value / unit * (1 - 1e-9)) * unit:.{digits}g}"

@@ -1,15 +1,18 @@
 """Exact privacy of Gaussian noise: delta, epsilon and mu, each from the other two.
 
-Noise N(0, S) that hides a difference V has `mu = ||S^(-1/2) V||`. With c = epsilon/mu, h = mu/2, a = c - h, b = c + h,
+Noise N(0, S) that hides a difference V has `mu = ||S^(-1/2) V||`. The privacy loss is then normal, with standard
+deviation mu and the mean mu^2/2 under one of two neighbours, -mu^2/2 under the other. So the z-scores of epsilon are
 
-    delta = Phi(-a) - e^epsilon Phi(-b) = phi(a) D,    D = R(a) - R(b),    R(t) = Phi(-t) / phi(t),  the Mills ratio,
+    z_first = epsilon/mu - mu/2    and    z_second = epsilon/mu + mu/2,
 
-because e^epsilon phi(b) = phi(a). Arguments are taken as exact float64 numbers. Every answer is on the private side of
-the truth: `delta` and `epsilon` are never too small, `mu` is never too large, and the three agree with one another:
-`delta(mu(e, d), e) <= d` and `delta(m, epsilon(m, d)) <= d`. For epsilon from 1e-8 to 1e3 and delta from 1e-300 to 0.5
-they are within 1e-12 of the truth, relative; outside that range they still stay on their side.
+and, since e^epsilon phi(z_second) = phi(z_first), with the Mills ratio R(z) = Phi(-z) / phi(z),
 
-Each formula is written once, for floats (fast for one setting) and arrays (one vectorised solve); `xp` says which.
+    delta = Phi(-z_first) - e^epsilon Phi(-z_second) = phi(z_first) gap,    gap = R(z_first) - R(z_second).
+
+Arguments are taken as exact float64 numbers. Every answer is on the private side of the truth: `delta` and `epsilon`
+are never too small, `mu` is never too large, and the three agree with one another: `delta(mu(e, d), e) <= d` and
+`delta(m, epsilon(m, d)) <= d`. For epsilon from 1e-8 to 1e3 and delta from 1e-300 to 0.5 they are within 1e-12 of the
+truth, relative; outside that range they still stay on their side.
 """
 
 from __future__ import annotations
@@ -21,18 +24,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.special
-from scipy.special import cython_special
 
-from matrixdp.errors import InvalidInput, NumericalFailure
-from matrixdp.privacy.exact import two_product, two_sum
-
-Real = Any  # a float, or a one-dimensional float64 array, as the arithmetic says
+from matrixdp.errors import InvalidInput
+from matrixdp.privacy.arithmetic import Arrays, Floats, Real, divide_up, two_product, two_sum
 
 _GUARD = 1e-13  # margin on a computed delta, relative; 2.2e-14 is the largest error in 140,000 random settings
 _WINDOW = 1e-13  # a root is accepted within this of the guarded truth, relative
 _SHIFT = 4e-15  # a root moves to the private side by this, relative, so that its own rounding cannot bring it back
-_ITERATIONS = 40  # 5 is the most that was seen inside the range, 7 outside
 
 _SCALE = 2.0**300  # deltas are computed in units of 2^-300, so that a subnormal one keeps its digits
 _TINY, _LIFT = 1e-250, 2.0**600  # below _TINY mu, epsilon and delta grow in proportion: they are lifted first
@@ -43,145 +41,83 @@ _PHI_0, _PHI_0_LOW = 0.3989422804014327, -2.49232720227773e-17  # 1 / sqrt(2 pi)
 _ROOT_2, _ROOT_HALF, _MILLS_0 = math.sqrt(2.0), math.sqrt(0.5), math.sqrt(math.pi / 2.0)
 
 
-# --- the two arithmetics ---
-
-
-class _Floats:
-    """Python floats."""
-
-    exp, log, sqrt = math.exp, math.log, math.sqrt
-    erfcx, erfinv, ndtri = cython_special.erfcx, cython_special.erfinv, cython_special.ndtri
-    maximum, minimum, nextafter = max, min, math.nextafter
-
-    @staticmethod
-    def where(condition: bool, value: float, other: float) -> float:
-        return value if condition else other
-
-    @staticmethod
-    def choose(condition: bool, then: Callable[..., Real], otherwise: Callable[..., Real], *arguments: float) -> Real:
-        """`then(...)` where the condition holds, `otherwise(...)` elsewhere."""
-        return then(_Floats, *arguments) if condition else otherwise(_Floats, *arguments)
-
-    @staticmethod
-    def solve(step: Callable[..., Real], start: float, *data: float) -> float:
-        """The first iterate that the step itself accepts."""
-        for _ in range(_ITERATIONS):
-            accepted, following = step(_Floats, start, *data)
-            if accepted:
-                return start
-            start = following
-        raise NumericalFailure(f"no root in {_ITERATIONS} iterations of {step.__name__} for {data}; please report it")
-
-
-class _Arrays:
-    """One-dimensional arrays, entry by entry."""
-
-    exp, log, sqrt, where = np.exp, np.log, np.sqrt, np.where
-    erfcx, erfinv, ndtri = scipy.special.erfcx, scipy.special.erfinv, scipy.special.ndtri
-    maximum, minimum, nextafter = np.maximum, np.minimum, np.nextafter
-
-    @staticmethod
-    def choose(condition: Real, then: Callable[..., Real], otherwise: Callable[..., Real], *arguments: Real) -> Real:
-        """As for floats; each function sees only its own entries."""
-        result = np.empty(condition.shape)
-        for mask, function in ((condition, then), (~condition, otherwise)):
-            chosen = np.flatnonzero(mask)
-            if chosen.size:
-                result[chosen] = function(_Arrays, *(argument[chosen] for argument in arguments))
-        return result
-
-    @staticmethod
-    def solve(step: Callable[..., Real], start: Real, *data: Real) -> Real:
-        """As for floats; an entry leaves the iteration when it is accepted."""
-        result = np.empty(start.shape)
-        places = np.arange(start.size)
-        for _ in range(_ITERATIONS):
-            accepted, following = step(_Arrays, start, *data)
-            result[places[accepted]] = start[accepted]
-            open_ = np.flatnonzero(~accepted)
-            if not open_.size:
-                return result
-            places, start = places[open_], following[open_]
-            data = tuple(entries[open_] for entries in data)
-        first = tuple(float(entries[0]) for entries in data)
-        raise NumericalFailure(f"no root in {_ITERATIONS} iterations of {step.__name__} for {first}; please report it")
-
-
-def _divide_up(xp: Any, x: Real, power_of_two: Real) -> Real:
-    """The least float that is at least x / power_of_two; only an underflow can round."""
-    quotient = x / power_of_two
-    return xp.where(quotient * power_of_two < x, xp.nextafter(quotient, math.inf), quotient)
-
-
 # --- delta away from epsilon = 0 ---
 
 
-def _mills(xp: Any, t: Real) -> Real:
-    return _MILLS_0 * xp.erfcx(_ROOT_HALF * t)
+def _mills(xp: Any, z: Real) -> Real:
+    return _MILLS_0 * xp.special().erfcx(_ROOT_HALF * z)
 
 
-def _difference_wide(xp: Any, c: Real, h: Real, a: Real) -> Real:
-    """D as it stands: mu >= 0.1 (1 + c) keeps R(b) well below R(a)."""
-    return _mills(xp, a) - _mills(xp, c + h)
+def _terms(xp: Any, mu: Real, epsilon: Real) -> tuple[Real, Real, Real, Real]:
+    """(phi(z_first) in units of 1/SCALE, gap, z_first, z_second); the product of the first two is delta.
+
+    phi magnifies an error of z_first by z_first, up to 38, and z_first is a difference that cancels. So it is held in
+    two floats, with the exact remainder of the division, and so is its square. Below z_first = -9 delta is 1 to the
+    last digit, above 60 it is 0.
+    """
+    ratio, half_mu = epsilon / mu, 0.5 * mu
+    product, error = two_product(ratio, mu)
+    high, low = two_sum(ratio, -half_mu)
+    low = low + ((epsilon - product) - error) / mu
+    z_first = high + low
+    z_first_low = xp.maximum(xp.minimum(low - (z_first - high), 1e-14), -1e-14)  # it is larger only where z is cut off
+    z_first = xp.maximum(xp.minimum(z_first, 60.0), -9.0)
+    square, square_low = two_product(z_first, z_first)
+    root = xp.exp(-0.25 * square)  # one factor of two, as the whole may underflow
+    density = root * (_PHI_0 * _SCALE) * root * (1.0 - (0.5 * square_low + z_first * z_first_low))
+    gap = xp.choose(mu >= 0.1 * (1.0 + ratio), _gap_wide, _gap_thin, ratio, half_mu, z_first)
+    return density, gap, z_first, ratio + half_mu
 
 
-def _difference_thin(xp: Any, c: Real, h: Real, a: Real) -> Real:
-    """D = 2 (h I_1 + h^3 I_3 + ...) with I_n = int_0^oo x^n/n! e^(-cx - x^2/2) dx: every term is positive."""
-    return xp.choose(c < 5.0, _difference_forward, _difference_backward, c, h)
+def _gap_wide(xp: Any, ratio: Real, half_mu: Real, z_first: Real) -> Real:
+    """The gap as it stands: mu >= 0.1 (1 + epsilon/mu) keeps R(z_second) well below R(z_first)."""
+    return _mills(xp, z_first) - _mills(xp, ratio + half_mu)
 
 
-def _difference_forward(xp: Any, c: Real, h: Real) -> Real:
-    """From I_0 = R(c), I_1 = 1 - c I_0, n I_n = I_(n-2) - c I_(n-1): errors grow, but the powers of h fall faster."""
-    before = _mills(xp, c)
-    current = 1.0 - c * before
-    total, power = h * current, h
+def _gap_thin(xp: Any, ratio: Real, half_mu: Real, z_first: Real) -> Real:
+    """Taylor's series around ratio = epsilon/mu, in which every term is positive.
+
+    gap = 2 (half_mu I_1 + half_mu^3 I_3 + ...) with I_n = int_0^oo x^n/n! e^(-ratio x - x^2/2) dx.
+    """
+    return xp.choose(ratio < 5.0, _gap_forward, _gap_backward, ratio, half_mu)
+
+
+def _gap_forward(xp: Any, ratio: Real, half_mu: Real) -> Real:
+    """From I_0 = R(ratio), I_1 = 1 - ratio I_0 and n I_n = I_(n-2) - ratio I_(n-1).
+
+    Errors grow with n, but the powers of half_mu fall faster.
+    """
+    before = _mills(xp, ratio)
+    current = 1.0 - ratio * before
+    total, power = half_mu * current, half_mu
     for n in range(2, 12):
-        before, current = current, (before - c * current) / n
-        power = power * h
+        before, current = current, (before - ratio * current) / n
+        power = power * half_mu
         if n % 2:
             total = total + power * current
     return 2.0 * total
 
 
-def _difference_backward(xp: Any, c: Real, h: Real) -> Real:
-    """From the ratios r_n = I_n / I_(n-1) = 1 / (c + (n+1) r_(n+1)), whose errors die out downwards."""
-    square, nested = h * h, 1.0
-    above = 2.0 / (c + xp.sqrt(c * c + 84.0))  # r_21, roughly
+def _gap_backward(xp: Any, ratio: Real, half_mu: Real) -> Real:
+    """From the quotients r_n = I_n / I_(n-1) = 1 / (ratio + (n+1) r_(n+1)), whose errors die out downwards."""
+    square, nested = half_mu * half_mu, 1.0
+    above = 2.0 / (ratio + xp.sqrt(ratio * ratio + 84.0))  # r_21, roughly
     for n in range(20, 0, -1):
-        ratio = 1.0 / (c + (n + 1) * above)
+        quotient = 1.0 / (ratio + (n + 1) * above)
         if n in (2, 4, 6, 8, 10):
-            nested = 1.0 + square * ratio * above * nested
-        above = ratio
-    return 2.0 * h * _mills(xp, c) * above * nested
-
-
-def _profile(xp: Any, mu: Real, epsilon: Real) -> tuple[Real, Real, Real, Real]:
-    """(phi(a) in units of 1/SCALE, D, a, b).
-
-    phi(a) magnifies an error of a by a, up to 38, and a = c - h cancels. So a is held in two floats, with the exact
-    remainder of the division, and so is a^2. Below a = -9 delta is 1 to the last digit, above a = 60 it is 0.
-    """
-    c, h = epsilon / mu, 0.5 * mu
-    product, error = two_product(c, mu)
-    high, low = two_sum(c, -h)
-    low = low + ((epsilon - product) - error) / mu
-    a = high + low
-    a_low = xp.maximum(xp.minimum(low - (a - high), 1e-14), -1e-14)  # it is larger only where a is cut off
-    a = xp.maximum(xp.minimum(a, 60.0), -9.0)
-    square, square_low = two_product(a, a)
-    root = xp.exp(-0.25 * square)  # one factor of two, as the whole may underflow
-    density = root * (_PHI_0 * _SCALE) * root * (1.0 - (0.5 * square_low + a * a_low))
-    return density, xp.choose(mu >= 0.1 * (1.0 + c), _difference_wide, _difference_thin, c, h, a), a, c + h
+            nested = 1.0 + square * quotient * above * nested
+        above = quotient
+    return 2.0 * half_mu * _mills(xp, ratio) * above * nested
 
 
 # --- delta near epsilon = 0 ---
 #
 # There delta hardly changes with epsilon, so epsilon needs more digits of delta than a float has:
-#     delta(mu, epsilon) = delta(mu, 0) - F(epsilon),    F(epsilon) = int_0^epsilon phi(a(t)) R(b(t)) dt,
-# with delta(mu, 0) in two floats. F is smooth, positive and well conditioned: plain floats will do for it.
+#     delta(mu, epsilon) = delta(mu, 0) - drop,    drop = int_0^epsilon phi(z_first(t)) R(z_second(t)) dt,
+# with delta(mu, 0) in two floats. The drop is smooth, positive and well conditioned: plain floats will do for it.
 
 _NEAR = 2.0  # the largest mu served; above it, with delta <= 0.5, epsilon is well conditioned without this
-_DROP_GUARD = 1e-14  # margin on F, relative; its error is below 1e-15
+_DROP_GUARD = 1e-14  # margin on the drop, relative; its error is below 1e-15
 _BASE_GUARD = 2.0**-90  # margin on delta(mu, 0), relative; its error is below 2^-99
 
 _NODES = [(0.5 + 0.5 * float(x), 0.25 * float(w)) for x, w in zip(*np.polynomial.legendre.leggauss(8), strict=True)]
@@ -207,12 +143,13 @@ def _base(mu: Real) -> tuple[Real, Real]:
 
 
 def _drop(xp: Any, mu: Real, epsilon: Real) -> Real:
-    """F(epsilon) for epsilon < mu: eight Gauss-Legendre nodes leave 2e-17 of it."""
-    c, h = epsilon / mu, 0.5 * mu
+    """The drop for epsilon < mu: eight Gauss-Legendre nodes leave 2e-17 of it."""
+    ratio, half_mu = epsilon / mu, 0.5 * mu
     total = 0.0
     for node, weight in _NODES:
-        t = node * c
-        total = total + weight * xp.exp(-0.5 * (t - h) * (t - h)) * xp.erfcx(_ROOT_HALF * (t + h))
+        t = node * ratio
+        z_first, z_second = t - half_mu, t + half_mu
+        total = total + weight * xp.exp(-0.5 * z_first * z_first) * xp.special().erfcx(_ROOT_HALF * z_second)
     return epsilon * total
 
 
@@ -220,7 +157,7 @@ def _drop(xp: Any, mu: Real, epsilon: Real) -> Real:
 
 
 def _delta_near(xp: Any, mu: Real, epsilon: Real) -> Real:
-    """The least float that is at least delta(mu, 0) - F(epsilon), margins included."""
+    """The least float that is at least delta(mu, 0) less the drop, margins included."""
     base, base_low = _base(mu)
     high, low = two_sum(base, -(1.0 - _DROP_GUARD) * _drop(xp, mu, epsilon))
     result, error = two_sum(high, low + (base_low + _BASE_GUARD * base))
@@ -228,73 +165,91 @@ def _delta_near(xp: Any, mu: Real, epsilon: Real) -> Real:
 
 
 def _delta_far(xp: Any, mu: Real, epsilon: Real) -> Real:
-    density, difference, _, _ = _profile(xp, mu, epsilon)
-    return _divide_up(xp, density * difference * (1.0 + _GUARD), _SCALE)
+    density, gap, _, _ = _terms(xp, mu, epsilon)
+    return divide_up(xp, density * gap * (1.0 + _GUARD), _SCALE)
 
 
 def _delta(xp: Any, mu: Real, epsilon: Real) -> Real:
     positive = mu > 0.0
     mu = xp.maximum(xp.minimum(mu, 1e155), 5e-324)  # from 1e155 on delta is 1 for every float epsilon
-    epsilon = xp.minimum(xp.minimum(epsilon, mu * (mu + 1e20)), _HUGE)  # no overflow in _profile; delta only grows
+    epsilon = xp.minimum(xp.minimum(epsilon, mu * (mu + 1e20)), _HUGE)  # no overflow in _terms; delta only grows
     lift = xp.where(mu < _TINY, _LIFT, 1.0)
     mu, epsilon = lift * mu, lift * epsilon
     result = xp.choose((mu < _NEAR) & (epsilon < mu), _delta_near, _delta_far, mu, epsilon)
-    return xp.where(positive, xp.minimum(xp.maximum(_divide_up(xp, result, lift), 5e-324), 1.0), 0.0)
+    return xp.where(positive, xp.minimum(xp.maximum(divide_up(xp, result, lift), 5e-324), 1.0), 0.0)
 
 
 # --- mu and epsilon: Halley's iteration; a root is returned only once its own delta was seen to be small enough ---
 
 
 def _halley(xp: Any, value: Real, slope: Real, curvature: Real) -> Real:
-    """The step towards the root; the bounds matter only far from it."""
+    """The step towards the root, from a function's value and two derivatives: Newton's step, corrected for the bend.
+
+    The bounds on the correction matter only far from the root.
+    """
     bend = 1.0 - value * curvature / (2.0 * slope * slope)
     return -value / (slope * xp.maximum(xp.minimum(bend, 3.0), 0.3))
 
 
-def _compare(xp: Any, density: Real, difference: Real, a: Real, target: Real, condition: Real) -> tuple[Real, Real]:
+def _compare(xp: Any, density: Real, gap: Real, z_first: Real, target: Real, condition: Real) -> tuple[Real, Real]:
     """Whether delta, rounded up, meets the target closely enough, and ln(delta / target) with a margin off the target.
 
-    The logarithm errs like a^2 in the last digit, but its condition number grows like a^2 too, so the root does not.
+    Closely means to within _WINDOW of the root, which is `condition` times as much of delta. The logarithm errs like
+    z_first^2 in the last digit, but the condition number grows like z_first^2 too, so the root does not.
     """
-    upper = density * difference * (1.0 + _GUARD)
-    accepted = (upper <= target) & (upper >= target * (1.0 - _GUARD - _WINDOW * condition))
-    ratio = difference * ((1.0 + 1.5 * _GUARD) * _PHI_0 * 2.0**150) / target  # 2^150 at a time: 2^300 might overflow
-    return accepted, xp.log(ratio) + (150.0 * math.log(2.0) - 0.5 * a * a)
+    rounded_up = density * gap * (1.0 + _GUARD)
+    accepted = (rounded_up <= target) & (rounded_up >= target * (1.0 - _GUARD - _WINDOW * condition))
+    ratio = gap * ((1.0 + 1.5 * _GUARD) * _PHI_0 * 2.0**150) / target  # 2^150 at a time: 2^300 might overflow
+    return accepted, xp.log(ratio) + (150.0 * math.log(2.0) - 0.5 * z_first * z_first)
 
 
 def _mu_step(xp: Any, mu: Real, epsilon: Real, target: Real) -> tuple[Real, Real]:
-    """On ln delta in ln mu: d delta / d mu = phi(a), and the derivative of that is phi(a) a b / mu."""
-    density, difference, a, b = _profile(xp, mu, epsilon)
-    slope = mu / difference
-    accepted, value = _compare(xp, density, difference, a, target, slope)
-    return accepted, mu * xp.exp(_halley(xp, value, slope, slope * (1.0 + a * b - slope))) * (1.0 - _SHIFT)
+    """One iteration on ln delta as a function of ln mu.
+
+    d delta / d mu = phi(z_first), so the slope is mu phi(z_first) / delta = mu / gap. The derivative of phi(z_first)
+    in mu is phi(z_first) z_first z_second / mu, so that of the slope is slope (1 + z_first z_second - slope).
+    """
+    density, gap, z_first, z_second = _terms(xp, mu, epsilon)
+    slope = mu / gap
+    accepted, value = _compare(xp, density, gap, z_first, target, slope)
+    curvature = slope * (1.0 + z_first * z_second - slope)
+    return accepted, mu * xp.exp(_halley(xp, value, slope, curvature)) * (1.0 - _SHIFT)
 
 
 def _mu(xp: Any, epsilon: Real, delta: Real) -> Real:
-    """From below: mu^2/2 + z mu = epsilon, as delta < Phi(-a), or mu(0, delta), as mu grows with epsilon."""
+    """The iteration starts below the root, at the larger of two bounds.
+
+    As delta < Phi(-z_first), mu is at least the root of mu^2/2 + quantile mu = epsilon, where Phi(-quantile) = delta;
+    as mu grows with epsilon, it is at least mu(0, delta).
+    """
     lift = xp.where((epsilon < _TINY) & (delta < _TINY), _LIFT, 1.0)
     epsilon, delta = lift * xp.minimum(epsilon, _HUGE), lift * delta
     guarded = (1.0 - 2.0 * _GUARD) * delta
-    z = -xp.ndtri(guarded)
-    root = abs(z) + _ROOT_2 * xp.sqrt(0.5 * z * z + epsilon) + 5e-324
-    start = xp.maximum(xp.where(z > 0.0, epsilon / (0.5 * root), root), 2.0 * _ROOT_2 * xp.erfinv(guarded))
+    quantile = -xp.special().ndtri(guarded)
+    root = abs(quantile) + _ROOT_2 * xp.sqrt(0.5 * quantile * quantile + epsilon) + 5e-324
+    from_tail = xp.where(quantile > 0.0, epsilon / (0.5 * root), root)
+    start = xp.maximum(from_tail, 2.0 * _ROOT_2 * xp.special().erfinv(guarded))
     result = xp.solve(_mu_step, start * (1.0 - _SHIFT), epsilon, _SCALE * delta)
-    return -_divide_up(xp, -result, lift)
+    return -divide_up(xp, -result, lift)
 
 
 def _epsilon_step(xp: Any, epsilon: Real, mu: Real, target: Real) -> tuple[Real, Real]:
-    """On ln delta in c: d delta / d epsilon = -phi(a) R(b), and the derivative of that is phi(a) (1/mu - R(b))."""
-    density, difference, a, b = _profile(xp, mu, epsilon)
-    mills, width = _mills(xp, b), mu / difference
-    slope = width * mills
-    accepted, value = _compare(xp, density, difference, a, target, slope * (epsilon / mu))
-    step = _halley(xp, value, -slope, width * (1.0 - mu * mills) - slope * slope)
+    """One iteration on ln delta as a function of epsilon / mu.
+
+    d delta / d epsilon = -phi(z_first) R(z_second), and the derivative of that is phi(z_first) (1/mu - R(z_second)).
+    With width = mu / gap, the slope is -width R(z_second), and its derivative width (1 - mu R(z_second)) - slope^2.
+    """
+    density, gap, z_first, z_second = _terms(xp, mu, epsilon)
+    mills, width = _mills(xp, z_second), mu / gap
+    fall = width * mills
+    accepted, value = _compare(xp, density, gap, z_first, target, fall * (epsilon / mu))
+    step = _halley(xp, value, -fall, width * (1.0 - mu * mills) - fall * fall)
     return accepted, xp.maximum(epsilon + mu * step, 0.0) * (1.0 + _SHIFT)
 
 
 def _epsilon_far(xp: Any, mu: Real, delta: Real) -> Real:
-    """From above: delta < Phi(-a)."""
-    start = mu * (0.5 * mu - xp.ndtri((1.0 - 2.0 * _GUARD) * delta))
+    """The iteration starts above the root, as delta < Phi(-z_first)."""
+    start = mu * (0.5 * mu - xp.special().ndtri((1.0 - 2.0 * _GUARD) * delta))
     return xp.solve(_epsilon_step, start * (1.0 + _SHIFT), mu, _SCALE * delta)
 
 
@@ -308,25 +263,25 @@ def _epsilon_rest(xp: Any, mu: Real, delta: Real) -> Real:
     return xp.choose((mu >= _NEAR) & (delta > 0.6), _epsilon_high, _epsilon_far, mu, delta)
 
 
-def _drop_step(xp: Any, epsilon: Real, mu: Real, gap: Real) -> tuple[Real, Real]:
-    """On F: F' = phi(a) R(b), F'' = F' - phi(a)/mu."""
-    a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    density = _PHI_0 * xp.exp(-0.5 * a * a)
-    slope = density * _mills(xp, b)
+def _drop_step(xp: Any, epsilon: Real, mu: Real, wanted: Real) -> tuple[Real, Real]:
+    """One iteration on the drop: its slope is phi(z_first) R(z_second), and that of the slope, slope - phi/mu."""
+    z_first, z_second = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    density = _PHI_0 * xp.exp(-0.5 * z_first * z_first)
+    slope = density * _mills(xp, z_second)
     drop = _drop(xp, mu, epsilon)
-    lower = (1.0 - _DROP_GUARD) * drop
-    accepted = (lower >= gap) & (lower <= (1.0 + 2.0 * _WINDOW) * gap)
-    return accepted, epsilon + _halley(xp, drop - (1.0 + _WINDOW) * gap, slope, slope - density / mu)
+    rounded_down = (1.0 - _DROP_GUARD) * drop
+    accepted = (rounded_down >= wanted) & (rounded_down <= (1.0 + 2.0 * _WINDOW) * wanted)
+    return accepted, epsilon + _halley(xp, drop - (1.0 + _WINDOW) * wanted, slope, slope - density / mu)
 
 
 def _epsilon_near(xp: Any, mu: Real, delta: Real) -> Real:
-    """F(epsilon) = delta(mu, 0) - delta."""
+    """The epsilon at which the drop is delta(mu, 0) - delta."""
     base, base_low = _base(mu)
     high, low = two_sum(base, -delta)
-    gap = high + (low + (base_low + _BASE_GUARD * base))
+    difference = high + (low + (base_low + _BASE_GUARD * base))
     # a little more, so that _delta_near, with roundings of its own, stays below delta
-    wanted = (xp.maximum(gap, 0.0) + _BASE_GUARD * base) * (1.0 + 1e-15)
-    return xp.where(gap > 0.0, xp.solve(_drop_step, 2.0 * wanted, mu, wanted), 0.0)
+    wanted = (xp.maximum(difference, 0.0) + _BASE_GUARD * base) * (1.0 + 1e-15)
+    return xp.where(difference > 0.0, xp.solve(_drop_step, 2.0 * wanted, mu, wanted), 0.0)
 
 
 def _epsilon(xp: Any, mu: Real, delta: Real) -> Real:
@@ -335,7 +290,7 @@ def _epsilon(xp: Any, mu: Real, delta: Real) -> Real:
     lifted, delta = lift * inside, lift * delta
     # delta = 0.2 mu at epsilon between 0.5 mu and 0.8 mu: both ways do well there, and _delta_near serves up to mu
     result = xp.choose((lifted < _NEAR) & (delta > 0.2 * lifted), _epsilon_near, _epsilon_rest, lifted, delta)
-    return xp.where(mu > inside, math.inf, xp.where(mu < inside, 0.0, _divide_up(xp, result, lift)))
+    return xp.where(mu > inside, math.inf, xp.where(mu < inside, 0.0, divide_up(xp, result, lift)))
 
 
 # --- the public functions ---
@@ -372,7 +327,7 @@ def _evaluate(function: Callable[..., Real], **arguments: Any) -> Any:
     """One float for two floats, otherwise an array, computed a block at a time."""
     values = [_argument(name, value) for name, value in arguments.items()]
     if all(type(value) is float for value in values):
-        return function(_Floats, *values)
+        return function(Floats, *values)
     try:
         arrays = np.broadcast_arrays(*values)
     except ValueError:
@@ -383,7 +338,7 @@ def _evaluate(function: Callable[..., Real], **arguments: Any) -> Any:
     with np.errstate(all="ignore"):  # what overflows or underflows on the way ends in the right limit
         for first in range(0, result.size, _BLOCK):
             block = slice(first, first + _BLOCK)
-            result[block] = function(_Arrays, *(entries[block] for entries in flat))
+            result[block] = function(Arrays, *(entries[block] for entries in flat))
     return result.reshape(arrays[0].shape)
 
 

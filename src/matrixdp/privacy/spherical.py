@@ -39,12 +39,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
-from scipy import optimize, special
+import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.distributions.spherical import log_gamma_ratio, radius_moment, stirling_error
 from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
 from matrixdp.privacy import gaussian
 
@@ -79,20 +81,6 @@ def _graded_rule(points: int) -> tuple[Array, Array]:
 _INNER_NODES, _INNER_WEIGHTS = _unit_rule(40)
 _FINE, _COARSE = _graded_rule(24), _graded_rule(16)
 _OUTER_NODES = np.concatenate([_FINE[0], _COARSE[0]])
-
-
-def _stirling_error(a: float) -> float:
-    """log Gamma(a) less Stirling's formula, without cancellation at large a."""
-    if a < 16.0:
-        return math.lgamma(a) - ((a - 0.5) * math.log(a) - a + 0.5 * math.log(2.0 * math.pi))
-    inverse = 1.0 / (a * a)
-    return (1 / 12 - inverse * (1 / 360 - inverse * (1 / 1260 - inverse * (1 / 1680 - inverse / 1188)))) / a
-
-
-def _log_gamma_ratio(a: float, step: float) -> float:
-    """log(Gamma(a + step) / Gamma(a)), without cancellation at large a."""
-    correction = _stirling_error(a + step) - _stirling_error(a)
-    return (a - 0.5) * math.log1p(step / a) + step * math.log(a + step) - step + correction
 
 
 @dataclass(frozen=True)
@@ -137,10 +125,10 @@ class _Divergence:
         Radii below s e^-300 and powers of the radius below e^-600 are cut off too: their inverses would overflow.
         """
         shape = self.shape
-        low = math.log(max(float(special.gammaincinv(shape, _OUTSIDE)), 1e-300))
+        low = math.log(max(float(scipy.special.gammaincinv(shape, _OUTSIDE)), 1e-300))
         low = max(low, self.p * (math.log(self.shift) - 300.0), -600.0)
-        high = math.log(float(special.gammainccinv(shape, _OUTSIDE)))
-        outside = float(special.gammainc(shape, math.exp(low)) + special.gammaincc(shape, math.exp(high)))
+        high = math.log(float(scipy.special.gammainccinv(shape, _OUTSIDE)))
+        outside = float(scipy.special.gammainc(shape, math.exp(low)) + scipy.special.gammaincc(shape, math.exp(high)))
         return low - math.log(shape), high - math.log(shape), 2.0 * outside
 
     def _edges(self, low: float, high: float) -> Array:
@@ -151,31 +139,25 @@ class _Divergence:
         """
         edges = list(np.linspace(low, high, 13))
         grid = np.linspace(low, high, 257)
-        for loss in (self._loss_in_front, self._loss_behind):
-            for i in np.flatnonzero(np.diff(loss(grid) > self.epsilon)):
-                edges.append(optimize.brentq(lambda z, loss=loss: loss(z) - self.epsilon, grid[i], grid[i + 1]))
+        for x in (1.0, -1.0):
+            for i in np.flatnonzero(np.diff(self._excess(grid, x) > 0.0)):
+                edges.append(scipy.optimize.brentq(self._excess, grid[i], grid[i + 1], args=(x,)))
         return np.unique(edges)
 
     def _relative_shift(self, z: Array) -> Array:
         """s / r."""
         return np.exp(math.log(self.shift) - (z + math.log(self.shape)) / self.p)
 
-    def _loss_in_front(self, z: Array) -> Array:
-        """L at x = 1, where r' = r + s."""
-        return self._loss(z, np.log1p(self._relative_shift(z)))
-
-    def _loss_behind(self, z: Array) -> Array:
-        """L at x = -1, where r' = |r - s|."""
-        return self._loss(z, np.log(np.maximum(np.abs(self._relative_shift(z) - 1.0), 1e-300)))
-
-    def _loss(self, z: Array, growth: Array) -> Array:
-        """L from log(r'/r), kept finite for the root finder."""
+    def _excess(self, z: Any, x: float) -> Any:
+        """L - epsilon at x = 1, where r' = r + s, or at x = -1, where r' = |r - s|; finite for the root finder."""
+        shift = self._relative_shift(z)
+        growth = np.log1p(shift) if x > 0.0 else np.log(np.maximum(np.abs(shift - 1.0), 1e-300))  # log(r' / r)
         loss = (self.dimension - self.k) * growth + self.shape * np.exp(z) * np.expm1(self.p * growth)
-        return np.minimum(loss, 1e300)
+        return np.minimum(loss, 1e300) - self.epsilon
 
     def _integrand(self, z: Array) -> Array:
         """The density of z times E[(1 - e^(epsilon - L))_+ given z]."""
-        log_density = -self.shape * (np.expm1(z) - z) - _stirling_error(self.shape)
+        log_density = -self.shape * (np.expm1(z) - z) - stirling_error(self.shape)
         norm = math.sqrt(self.shape / (2.0 * math.pi))
         return norm * np.exp(log_density) * self._conditional(z.ravel()).reshape(z.shape)
 
@@ -212,7 +194,7 @@ class _Divergence:
         raise NumericalFailure(f"no threshold found for {self}; please report these arguments")
 
     def _angles(self, threshold: Array, saturation: Array) -> tuple[Array, Array]:
-        """The inner rule, one row a radius: nodes, as x less the threshold, and weights.
+        """The inner rule, one row per radius: nodes, as x less the threshold, and weights.
 
         Two panels: up to saturation the integrand rises from 0 to 1, beyond only the density of the angle is left.
         """
@@ -228,7 +210,7 @@ class _Divergence:
         middle = np.clip(np.arcsin(np.clip(saturation, -1.0, 1.0)), low, high)
         angle = np.hstack([low + (middle - low) * _INNER_NODES, middle + (high - middle) * _INNER_NODES])
         weight = np.hstack([(middle - low) * _INNER_WEIGHTS, (high - middle) * _INNER_WEIGHTS])
-        log_norm = _log_gamma_ratio(0.5 * (self.dimension - 1), 0.5) - 0.5 * math.log(math.pi)
+        log_norm = log_gamma_ratio(0.5 * (self.dimension - 1), 0.5) - 0.5 * math.log(math.pi)
         square = np.minimum(np.sin(angle) ** 2, 1.0 - 2.0**-53)
         weight *= np.exp(log_norm + 0.5 * exponent * np.log1p(-square))
         rise = 2.0 * np.cos(0.5 * (angle + start)) * np.sin(0.5 * (angle - start))  # sin(angle) - sin(start)
@@ -251,7 +233,7 @@ def _member(dimension: int, k: float, p: float) -> tuple[int, float, float]:
     return dimension, k, p
 
 
-def _delta_argument(delta: float) -> float:
+def _checked_delta(delta: float) -> float:
     if not 0.0 <= _check.number("delta", delta) < 1.0:
         raise InvalidInput(f"delta must be 0 or above and below 1, got {_check.shown(delta)}; 1e-6 is a common choice")
     return float(delta)
@@ -313,7 +295,7 @@ class Profile:
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon that holds at this delta, rounded up by about 1e-9, relative; infinite if there is none."""
-        delta = _delta_argument(delta)
+        delta = _checked_delta(delta)
         if delta < _LEAST_DELTA:
             return self.pure_epsilon
         if self.delta(0.0) <= delta:
@@ -338,17 +320,11 @@ def _least(function: Callable[[float], float], target: float, guess: float, tole
             return math.inf
     while not gap(low) > 0.0:
         low, high, factor = low / factor, low, min(factor**2, 1e6)
-    root = float(optimize.brentq(gap, low, high, xtol=1e-300, rtol=tolerance))
+    root = float(scipy.optimize.brentq(gap, low, high, xtol=1e-300, rtol=tolerance))
     step = tolerance
     while gap(root) > 0.0:
         root, step = min(root * (1.0 + step), high), 2.0 * step
     return root
-
-
-def radius_moment(k: float, p: float, scale: float, order: float) -> float:
-    """E rho^order = c^order Gamma((k + order)/p) / Gamma(k/p); order 2 is the expected squared error of a release."""
-    k, p, order = _check.positive("k", k), _check.positive("p", p), _check.positive("order", order)
-    return math.exp(order * math.log(_check.positive("scale", scale)) + _log_gamma_ratio(k / p, order / p))
 
 
 def scale_for(dimension: int, k: float, p: float, radius: float, epsilon: float, delta: float) -> float:
@@ -369,7 +345,7 @@ def scale_for(dimension: int, k: float, p: float, radius: float, epsilon: float,
     """
     dimension, k, p = _member(dimension, k, p)
     radius, epsilon = _check.positive("radius", radius), _check.at_least_zero("epsilon", epsilon)
-    return _scale(dimension, k, p, radius, epsilon, _delta_argument(delta), _ROOT)
+    return _scale(dimension, k, p, radius, epsilon, _checked_delta(delta), _ROOT)
 
 
 def _scale(dimension: int, k: float, p: float, radius: float, epsilon: float, delta: float, tolerance: float) -> float:
@@ -409,7 +385,7 @@ def best_member(dimension: int, radius: float, epsilon: float, delta: float) -> 
         return radius_moment(k, p, _scale(dimension, k, p, 1.0, epsilon, delta, tolerance=1e-6), 2)
 
     def minimiser(function: Callable[[float], float], low: float, high: float) -> float:
-        found = optimize.minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-3})
+        found = scipy.optimize.minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-3})
         return float(found.x)
 
     size = float(dimension)

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.covariance import Covariance, Dense, FullCovariance, Symmetric
-from matrixdp.covariance.spectrum import unit
+from matrixdp.adjacency import REPLACE
+from matrixdp.distributions.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric
+from matrixdp.distributions.covariance.spectrum import unit
 from matrixdp.errors import NotCertifiable
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
@@ -54,20 +55,27 @@ def _full(covariance: Covariance) -> FullCovariance:
     return covariance
 
 
-@singledispatch
 def supremum(sensitivity: Sensitivity, covariance: Covariance) -> Supremum:
-    """The largest mu over a sensitivity set."""
+    """The largest mu over a sensitivity set: for i.i.d. noise, the longest difference over the standard deviation."""
+    if isinstance(covariance, Isotropic) and type(sensitivity) in _supremum.registry:
+        mu = sensitivity.frobenius_radius(covariance.shape) / covariance.std
+        return Supremum(mu, True, lambda: _supremum(sensitivity, covariance).witness())
+    return _supremum(sensitivity, covariance)
+
+
+@singledispatch
+def _supremum(sensitivity: Sensitivity, covariance: Covariance) -> Supremum:
     raise NotCertifiable(f"no supremum is known for the set {_check.kind(sensitivity)}")
 
 
-@supremum.register
+@_supremum.register
 def _(sensitivity: Frobenius, covariance: Covariance) -> Supremum:
     """Exact: the radius along the direction with the least noise."""
     full, radius = _full(covariance), sensitivity.radius
     return Supremum(radius / full.smallest_std, True, lambda: radius * full.least_noise_direction())
 
 
-@supremum.register
+@_supremum.register
 def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
     """At most sqrt(R^T |Q| R), with equality when some choice of signs of R makes every product Q_ij R_i R_j positive.
 
@@ -75,6 +83,8 @@ def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
     """
     full = _full(covariance)
     bounds = sensitivity.bounds(full.shape)
+    if full.independent:
+        return Supremum(_mu(full, bounds), True, lambda: bounds)
     by_entries = math.sqrt(float(np.sum(bounds * full.absolute_precision(bounds))))
     by_ball = _check.norm(bounds) / full.smallest_std
     return _attained(min(by_entries, by_ball), _worst_corner(bounds, bounds, full), full)
@@ -94,8 +104,8 @@ def _worst_corner(start: Array, bounds: Array, covariance: FullCovariance) -> Ar
     return corner
 
 
-@supremum.register(OneColumn)
-@supremum.register(OneRow)
+@_supremum.register(OneColumn)
+@_supremum.register(OneRow)
 def _(sensitivity: OneColumn | OneRow, covariance: Covariance) -> Supremum:
     """The worst line, on which the set is a ball or a box."""
     full = _full(covariance)
@@ -121,7 +131,7 @@ def _(sensitivity: OneColumn | OneRow, covariance: Covariance) -> Supremum:
     return Supremum(worst.mu, worst.exact, witness)
 
 
-@supremum.register
+@_supremum.register
 def _(sensitivity: Counts, covariance: Covariance) -> Supremum:
     """Exact for independent noise and for one cell; for several correlated cells, bounds on the sum of |Q_ij|."""
     full = _full(covariance)
@@ -164,32 +174,37 @@ def _signed(covariance: FullCovariance, cells: Indices, bound: float) -> Array:
     return _worst_corner(np.where(pull < 0, -box, box), box, covariance)
 
 
-@supremum.register
+@_supremum.register
 def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
     """Exact for symmetric noise and for i.i.d. noise; otherwise the ball around the set.
 
     With symmetric noise, mu^2 of p u u^T - q w w^T is largest for u orthogonal to w, and is convex in (p, q), so the
     worst case is one record alone or two orthogonal records, all of full norm.
     """
-    dimension, radius = covariance.shape[0], sensitivity.radius
-    first = radius**2 * unit(covariance.shape, (0, 0))
-    candidates = [first]
-    if sensitivity.relation == "replace" and dimension > 1:
-        candidates.append(first - radius**2 * unit(covariance.shape, (1, 1)))
+    d, square = covariance.shape[0], sensitivity.radius**2
+    two = sensitivity.adjacency == REPLACE and d > 1
+
+    def records(apart: bool) -> Array:
+        first = unit(covariance.shape, (0, 0))
+        return square * (first - unit(covariance.shape, (1, 1)) if apart else first)
+
     if isinstance(covariance, Symmetric):
-        worst = max(candidates, key=lambda v: _mu(covariance, v))
-        return Supremum(_mu(covariance, worst), True, lambda: worst)
+        # x x^T has the share 1/d of its squared length along the identity; two orthogonal records have no trace
+        alone = math.hypot(math.sqrt(1 / d) / covariance.trace_std, math.sqrt(1 - 1 / d) / covariance.std)
+        both = math.sqrt(2) / covariance.std if two else 0.0
+        return Supremum(square * max(alone, both), True, lambda: records(apart=both > alone))
     full = _full(covariance)
+    candidates = [records(apart=False), *([records(apart=True)] if two else [])]
     soft = full.least_noise_direction()
     axes = np.linalg.svd(soft)
     for x in (axes.U[:, 0], axes.Vh[0], axes.U[:, 0] + axes.Vh[0]):
         if np.linalg.norm(x) > 0:
-            candidates.append(radius**2 * np.outer(x, x) / float(x @ x))
+            candidates.append(square * np.outer(x, x) / float(x @ x))
     upper = sensitivity.frobenius_radius(full.shape) / full.smallest_std
     return _attained(upper, max(candidates, key=lambda v: _mu(full, v)), full)
 
 
-@supremum.register
+@_supremum.register
 def _(sensitivity: Vertices, covariance: Covariance) -> Supremum:
     """Exact: a convex function on a polytope is largest at a vertex."""
     worst = max(sensitivity.differences, key=lambda v: _mu(covariance, v))

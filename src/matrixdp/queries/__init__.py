@@ -11,8 +11,8 @@ the kind of what is wrong, never a cell, a header or a label, and is not covered
 """
 
 from matrixdp.queries.answer import Answer
-from matrixdp.queries.histogram import histogram
-from matrixdp.queries.identity import identity
+from matrixdp.queries.histograms import histogram
+from matrixdp.queries.matrices import identity
 from matrixdp.queries.moments import covariance, second_moment
 from matrixdp.queries.records import load
 from matrixdp.queries.totals import mean, sum

@@ -2,27 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from matrixdp._check import Array
+from matrixdp._check import Array, Shape
+from matrixdp.privacy.verification import QUERIES
 from matrixdp.sensitivity import Sensitivity
 
+C = TypeVar("C", bound=Callable[..., Sensitivity])
 
-class Answer(NamedTuple):
-    """A query's true value, still private, and its sensitivity set; `release(*answer, budget)` adds the noise.
 
-    Printing an answer shows the value's shape and the set, never the value.
-    """
-
+class _Pair(NamedTuple):
     value: Array
     sensitivity: Sensitivity
 
+
+class Answer(_Pair):
+    """A query's true value, still private, and its sensitivity set; `release(*answer, budget)` adds the noise.
+
+    `query` has the query's name and public parameters; `release(..., query=answer.query)` puts them into the
+    certificate, and verifying it computes the set from them again. Printing an answer shows the value's shape and the
+    set, never the value.
+    """
+
+    query: Mapping[str, Any] | None
+
+    def __new__(cls, value: Array, sensitivity: Sensitivity, query: Mapping[str, Any] | None = None) -> Answer:
+        """A pair, with the query beside it."""
+        answer = super().__new__(cls, value, sensitivity)
+        answer.query = query
+        return answer
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.value, self.sensitivity, self.query
+
     def __repr__(self) -> str:
-        return f"Answer(value: private, shape {self.value.shape}; {self.sensitivity.relation}: {self.sensitivity})"
+        return f"Answer(value: private, shape {self.value.shape}; {self.sensitivity.adjacency}: {self.sensitivity})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         # rich would otherwise print the fields of a named tuple one by one
         yield "shape", self.value.shape
         yield "sensitivity", str(self.sensitivity)
-        yield "relation", self.sensitivity.relation
+        yield "adjacency", str(self.sensitivity.adjacency)
+
+
+def query(name: str, **parameters: Any) -> dict[str, Any]:
+    """A query's name and those of its public parameters that were given."""
+    return {"name": name, "parameters": {key: value for key, value in parameters.items() if value is not None}}
+
+
+def with_columns(asked: Mapping[str, Any] | None, columns: Any) -> dict[str, Any]:
+    """The same query on these columns, of records that were chosen before it saw them."""
+    assert asked is not None
+    return query(asked["name"], **{**asked["parameters"], "columns": columns})
+
+
+def changes(name: str) -> Callable[[C], C]:
+    """Registers how the set of a query follows from the shape of its value and its public parameters."""
+
+    def register(change: C) -> C:
+        def from_parameters(parameters: Mapping[str, Any], shape: Shape) -> Sensitivity:
+            return change(shape, **parameters)
+
+        QUERIES[name] = from_parameters
+        return change
+
+    return register

@@ -19,6 +19,7 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.adjacency import ADD_REMOVE, REPLACE
 from matrixdp.errors import InvalidInput
 
 # Squares of bounds, and sums of billions of them, stay far from overflow and underflow inside these limits.
@@ -71,10 +72,10 @@ class Box:
         """The records, each entry moved into its interval."""
         return np.clip(records, self.low, self.high)
 
-    def widths(self, relation: str, divisor: int = 1) -> Any:
-        """How far one record can move each entry of a sum over the divisor, rounded up: a number, or one a column."""
+    def widths(self, adjacency: str, divisor: int = 1) -> Any:
+        """How far one record can move each entry of a sum over the divisor, rounded up: a number, or one per column."""
         ends = [(Fraction(float(a)), Fraction(float(b))) for a, b in np.broadcast(self.low, self.high)]
-        reach = [max(abs(a), abs(b)) if relation == "add/remove" else b - a for a, b in ends]
+        reach = [max(abs(a), abs(b)) if adjacency != REPLACE else b - a for a, b in ends]
         bounds = [at_least(width / divisor) for width in reach]
         return bounds[0] if self.low.ndim == self.high.ndim == 0 else np.array(bounds)
 
@@ -109,18 +110,19 @@ def region(norm: Any, low: Any, high: Any, columns: int) -> Ball | Box:
     return Box(ends[0], ends[1])
 
 
-def divisor(size: Any, count: int, relation: str) -> int:
-    """The public number that a mean divides by: `size`, or under "replace" the number of records.
+def divisor(size: Any, count: int, adjacency: str) -> int:
+    """The public number that a mean divides by: `size`, or the number of records where that is public.
 
     Raises:
-        InvalidInput: under "add/remove" without a size, since there the number of records is itself private.
+        InvalidInput: under ADD_REMOVE without a size, since there the number of records is itself private.
     """
     if size is None:
-        if relation == "replace":
+        if adjacency != ADD_REMOVE:
             return count
         raise InvalidInput(
-            'relation="add/remove" needs a size, a public constant to divide by: the number of records is private '
-            'there, and dividing by it is not covered by the guarantee. Or use relation="replace"'
+            "size is missing: a public constant to divide by, known without the data. Under add/remove the number of "
+            "records is private, and dividing by it is not covered by the guarantee. If that number is public, use "
+            'adjacency="replace"; if it is not, release queries.sum and a count (queries.histogram) and divide them'
         )
     if not _check.count("size", size) < 2**63:
         raise InvalidInput("size must be below 2^63; it is a number of records")

@@ -11,7 +11,7 @@ can change it by more than the record is long. Here a sum is computed in three s
    alone, not on their order, blocks, threads or partitions, and two neighbours' sums differ by one truncated record
    (replace: by the difference of two), for any number of records.
 3. The sum, or the sum over a public number, becomes the nearest float: one rounding of relative error 2^-53, which
-   `matrixdp.noise.grid.Grid.displacement` and `Covariance.whitening_error` pay for.
+   `matrixdp.secure.grid.Grid.displacement` and `Covariance.whitening_error` pay for.
 
 Truncation moves a sum of n records towards zero by at most n steps an entry, 2e-7 of the bound for a billion records,
 and a second moment by at most twice n steps times the bound, 9e-4 of the squared bound for a billion: far less than the

@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, checked, takes_relation
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import clipping, exact_sums
-from matrixdp.queries.answer import Answer
+from matrixdp.queries.answer import Answer, changes, query
 from matrixdp.queries.records import read
-from matrixdp.sensitivity import RELATIONS, RankOne
+from matrixdp.sensitivity import RankOne
 
 
+@takes_relation
 def second_moment(
     records: Any,
     *,
     norm: float,
     columns: Any = None,
-    relation: str = "add/remove",
+    adjacency: str = ADD_REMOVE,
     average: bool = False,
     size: int | None = None,
 ) -> Answer:
@@ -30,31 +33,38 @@ def second_moment(
         records: see `load`.
         norm: the largest norm of a record.
         columns: which columns to use; all by default.
-        relation: "add/remove" one record, or "replace" one.
-        average: divide by the number of records, or by size.
-        size: a public number to divide by, when averaging; "add/remove" needs it.
+        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
+        average: divide by size, or by the number of records where that is public.
+        size: a public number to divide by, when averaging; ADD_REMOVE needs it.
 
     Guarantee: a neighbour changes the value by x x^T (replace: x x^T - y y^T), with x and y of norm at most `norm`,
         divided as the value is, for any number of records: nothing but the final sum is rounded, and the certificate
         covers that (see `matrixdp.queries.exact_sums`).
     """
-    _check.choice("relation", relation, RELATIONS)
+    adjacency = checked(adjacency)
     if size is not None and not average:
         raise InvalidInput(f"size={_check.shown(size)} divides only when average=True; set it, or leave size out")
     rows = read(records, columns)
     ball = clipping.Ball(norm)
-    divisor = clipping.divisor(size, len(rows), relation) if average else 1
-    radius = clipping.root_at_least(Fraction(ball.norm) ** 2 / divisor)
+    divisor = clipping.divisor(size, len(rows), adjacency) if average else 1
+    asked = query("second-moment", columns=columns, norm=norm, adjacency=adjacency, size=divisor)
     value = exact_sums.moment_value(exact_sums.moments(rows, ball), ball, divisor)
-    return Answer(value, RankOne(radius, relation))
+    return Answer(value, change_in_moment(value.shape, **asked["parameters"]), asked)
 
 
+@changes("second-moment")
+def change_in_moment(shape: Shape, *, norm: float, adjacency: str, size: int = 1, columns: Any = None) -> RankOne:
+    """What a neighbour can change in the second moment of clipped records, over the size."""
+    return RankOne(clipping.root_at_least(Fraction(clipping.Ball(norm).norm) ** 2 / size), adjacency)
+
+
+@takes_relation
 def covariance(
     records: Any,
     *,
     norm: float,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = ADD_REMOVE,
     center: Any = None,
     size: int | None = None,
 ) -> Answer:
@@ -64,10 +74,11 @@ def covariance(
         records: see `load`.
         norm: the largest norm of a record, counted from the center if there is one and from 0 if there is none.
         columns: which columns to use; all by default.
-        relation: "replace" one record, where the number of records is public, or "add/remove" one.
+        adjacency: which data sets are neighbours; REPLACE where the number of records is public, and ZERO_OUT, about a
+            public center alone.
         center: a vector known without the data. A good one allows a smaller norm, and costs a quarter of the noise
             of no center at the same norm.
-        size: a public number to divide by; the number of records by default, which only "replace" allows.
+        size: a public number to divide by; the number of records by default, where that is public.
 
     Guarantee: with a center, that of the averaged second moment of x - center. Without one, write m for the mean of n
         clipped records, |m| <= r, S for their scatter sum (x_i - m)(x_i - m)^T, and r for the norm. One more record x
@@ -78,31 +89,54 @@ def covariance(
         the first term from the n old records, the second from the new one. As |x - m| <= 2r, add/remove changes S by
         +-u u^T with |u| < 2r. Replacing x by y is to remove x and add y to the same n - 1 records, with mean m':
         (n - 1)/n ((x - m')(x - m')^T - (y - m')(y - m')^T). So the sets are RankOne(2r/sqrt(size)), and
-        RankOne(2r sqrt((n - 1)/n)/sqrt(size), "replace"); n = size unless given. Both radii are needed: records at
+        RankOne(2r sqrt((n - 1)/n)/sqrt(size), REPLACE); n = size unless given. Both radii are needed: records at
         -r and one at r attain the second, and approach the first as n grows. (The replace set is not tight in Frobenius
         norm: it holds orthogonal pairs of length 2r, which no records reach.) The scatter is computed without rounding,
         as in `second_moment`.
     """
-    _check.choice("relation", relation, RELATIONS)
+    adjacency = checked(adjacency)
     rows = read(records, columns)
     ball = clipping.Ball(norm)
-    divisor = clipping.divisor(size, len(rows), relation)
+    divisor = clipping.divisor(size, len(rows), adjacency)
     if center is not None:
         middle = _check.broadcast("center", center, rows.shape[1:])
         if not np.all(np.abs(middle) <= clipping.LARGEST):
             raise InvalidInput(f"center must lie within {clipping.LARGEST} of 0; rescale the records")
-        change = RankOne(clipping.root_at_least(Fraction(ball.norm) ** 2 / divisor), relation)
-        return Answer(exact_sums.moment_value(exact_sums.moments(rows - middle, ball), ball, divisor), change)
-    change = change_about_mean(ball, len(rows), divisor, relation)
-    return Answer(exact_sums.scatter_value(exact_sums.moments(rows, ball), ball, len(rows), divisor), change)
+        value = exact_sums.moment_value(exact_sums.moments(rows - middle, ball), ball, divisor)
+    else:
+        value = exact_sums.scatter_value(exact_sums.moments(rows, ball), ball, len(rows), divisor)
+    asked = covariance_query(columns, norm, adjacency, center, divisor, len(rows))
+    return Answer(value, change_in_covariance(value.shape, **asked["parameters"]), asked)
 
 
-def change_about_mean(ball: clipping.Ball, count: int, divisor: int, relation: str) -> RankOne:
-    """What a neighbour can change in the scatter of `count` clipped records about their mean, over the divisor.
+def covariance_query(columns: Any, norm: float, adjacency: str, center: Any, size: int, records: int) -> dict[str, Any]:
+    """The record of a covariance; the number of records is in it where it counts, and is public."""
+    counted = records if center is None and adjacency == REPLACE else None
+    return query(
+        "covariance", columns=columns, norm=norm, adjacency=adjacency, center=center, size=size, records=counted
+    )
+
+
+@changes("covariance")
+def change_in_covariance(
+    shape: Shape,
+    *,
+    norm: float,
+    adjacency: str,
+    size: int,
+    center: Any = None,
+    records: int = 0,
+    columns: Any = None,
+) -> RankOne:
+    """What a neighbour can change in the scatter of clipped records about the center or their mean, over the size.
 
     Guarantee: see `covariance`.
     """
-    if relation == "replace" and count < 2:
+    if center is not None:
+        return change_in_moment(shape, norm=norm, adjacency=adjacency, size=size)
+    if adjacency == ZERO_OUT:
+        raise InvalidInput("adjacency must be add/remove or replace for a covariance about the mean; or give a center")
+    if adjacency == REPLACE and records < 2:
         raise InvalidInput("covariance needs at least 2 records, or a center: about its own mean one record has none")
-    share = Fraction(1) if relation == "add/remove" else Fraction(count - 1, count)
-    return RankOne(clipping.root_at_least(4 * share * Fraction(ball.norm) ** 2 / divisor), relation)
+    share = Fraction(1) if adjacency == ADD_REMOVE else Fraction(records - 1, records)
+    return RankOne(clipping.root_at_least(4 * share * Fraction(clipping.Ball(norm).norm) ** 2 / size), adjacency)

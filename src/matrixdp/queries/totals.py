@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
 from matrixdp.queries import clipping, exact_sums
-from matrixdp.queries.answer import Answer
-from matrixdp.queries.clipping import Ball, Box
+from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.queries.clipping import Ball
 from matrixdp.queries.records import read
-from matrixdp.sensitivity import RELATIONS, Entrywise, Frobenius, Sensitivity
+from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
 
+@takes_relation
 def sum(
     records: Any,
     *,
@@ -22,29 +24,30 @@ def sum(
     low: Any = None,
     high: Any = None,
     columns: Any = None,
-    relation: str = "add/remove",
+    adjacency: str = ADD_REMOVE,
 ) -> Answer:
-    """The sum of the clipped records, a vector with one entry a column.
+    """The sum of the clipped records, a vector with one entry per column.
 
     Args:
         records: see `load`.
         norm: the largest norm of a record.
-        low: instead of norm, the least value of an entry, a number or one a column.
+        low: instead of norm, the least value of an entry, a number or one per column.
         high: the largest value of an entry, likewise.
         columns: which columns to use; all by default.
-        relation: "add/remove" one record, or "replace" one.
+        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
 
     Guarantee: a neighbour changes the sum by norm at most `norm` (replace: twice that), or each entry by at most
         max(|low|, |high|) (replace: high - low, rounded up), for any number of records: nothing but the final sum
         is rounded, and the certificate covers that (see `matrixdp.queries.exact_sums`).
     """
-    _check.choice("relation", relation, RELATIONS)
+    asked = query("sum", columns=columns, norm=norm, low=low, high=high, adjacency=checked(adjacency))
     rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
-    sensitivity = _change(bounds, relation, 1)
-    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, 1), sensitivity)
+    change = change_in_mean(rows.shape[1:], **asked["parameters"])
+    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, 1), change, asked)
 
 
+@takes_relation
 def mean(
     records: Any,
     *,
@@ -52,7 +55,7 @@ def mean(
     low: Any = None,
     high: Any = None,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = ADD_REMOVE,
     size: int | None = None,
 ) -> Answer:
     """The sum of the clipped records, divided by a public number.
@@ -60,28 +63,41 @@ def mean(
     Args:
         records: see `load`.
         norm: the largest norm of a record.
-        low: instead of norm, the least value of an entry, a number or one a column.
+        low: instead of norm, the least value of an entry, a number or one per column.
         high: the largest value of an entry, likewise.
         columns: which columns to use; all by default.
-        relation: "replace" one record, where the number of records is public, or "add/remove" one.
-        size: what to divide by; the number of records by default, which only "replace" allows. A constant known
-            without the data: under "add/remove" the result is a mean only as far as it is the number of records.
+        adjacency: which data sets are neighbours; REPLACE and ZERO_OUT where the number of records is public.
+        size: what to divide by, a constant known without the data: the result is a mean only as far as it is the
+            number of records. It may be left out, and is then that number, where that is public.
 
     Guarantee: that of `sum`, divided by the same number.
     """
-    _check.choice("relation", relation, RELATIONS)
+    adjacency = checked(adjacency)
     rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
-    divisor = clipping.divisor(size, len(rows), relation)
-    sensitivity = _change(bounds, relation, divisor)
-    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, divisor), sensitivity)
+    divisor = clipping.divisor(size, len(rows), adjacency)
+    asked = query("mean", columns=columns, norm=norm, low=low, high=high, adjacency=adjacency, size=divisor)
+    change = change_in_mean(rows.shape[1:], **asked["parameters"])
+    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, divisor), change, asked)
 
 
-def _change(bounds: Ball | Box, relation: str, divisor: int) -> Sensitivity:
-    """What one record can change in the sum of clipped and truncated records over the divisor."""
+@changes("sum")
+@changes("mean")
+def change_in_mean(
+    shape: Shape,
+    *,
+    adjacency: str,
+    norm: Any = None,
+    low: Any = None,
+    high: Any = None,
+    size: int = 1,
+    columns: Any = None,
+) -> Sensitivity:
+    """What one record can change in the sum of clipped and truncated records over the size."""
+    bounds = clipping.region(norm, low, high, shape[0])
     if isinstance(bounds, Ball):
-        records = 1 if relation == "add/remove" else 2
-        return Frobenius(clipping.at_least(records * Fraction(bounds.norm) / divisor), relation)
+        records = 2 if adjacency == REPLACE else 1
+        return Frobenius(clipping.at_least(records * Fraction(bounds.norm) / size), adjacency)
     # Truncation can make a box wider, by less than a step: if it moves only the end that is nearer to zero.
-    widths = (box.widths(relation, divisor) for box in (bounds, exact_sums.truncated(bounds)))
-    return Entrywise(np.maximum(*widths), relation)
+    widths = (box.widths(adjacency, size) for box in (bounds, exact_sums.truncated(bounds)))
+    return Entrywise(np.maximum(*widths), adjacency)

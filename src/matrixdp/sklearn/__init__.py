@@ -4,7 +4,7 @@
     pca.components_, pca.certificate_
 
 Guarantee: what `fit` learns about the records (every attribute that ends in an underscore) is one release, or computed
-from it, with the guarantee `certificate_`; the number of records counts as public under relation "replace". Nothing
+from it, with the guarantee `certificate_`; the number of records counts as public under adjacency replace. Nothing
 else is private:
 
 - `transform(records)` is a function of the records given to it. The projection of the training records reveals them,

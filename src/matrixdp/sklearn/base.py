@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,8 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.pipeline import Release, Spends, release
 from matrixdp.queries import Answer
-from matrixdp.release import Release, Spends, release
 
 
 class WrongType(InvalidInput, TypeError):
@@ -98,9 +96,7 @@ class PrivateEstimator(BaseEstimator):
             note=f"{type(self).__name__}.fit",
             rng=generator(self.random_state),
         )
-        # A certificate finds its worst difference when asked, by a closure; estimators must be picklable, so ask now.
-        worst = partial(np.array, released.certificate.witness)
-        self.certificate_ = replace(released.certificate, _witness=worst)
+        self.certificate_ = released.certificate
         return released
 
     def _budget(self) -> Budget:

@@ -11,22 +11,24 @@ from sklearn.utils.validation import check_is_fitted
 
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
+from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.release import Spends
+from matrixdp.pipeline import Spends
 from matrixdp.sklearn.base import PrivateEstimator, records_of
 
 
+@takes_relation
 class PrivateHistogram(DensityMixin, PrivateEstimator):
     """Noisy counts of records in the cells of a public grid, in one dimension or two.
 
     Args:
         edges: the borders of the cells; a pair of such lists for two columns. Public.
         columns: which columns to count, by position; all by default.
-        budget: the promise to keep; or give epsilon and delta.
+        budget: the guarantee to keep; or give epsilon and delta.
         epsilon: instead of budget, with delta.
         delta: instead of budget, with epsilon.
-        relation: "add/remove" one record, or "replace" one.
+        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; who knows it can take the noise off.
 
@@ -46,7 +48,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         budget: Budget | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
-        relation: str = "add/remove",
+        adjacency: str = "add/remove",
         mechanism: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -55,7 +57,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         self.budget = budget
         self.epsilon = epsilon
         self.delta = delta
-        self.relation = relation
+        self.adjacency = adjacency
         self.mechanism = mechanism
         self.random_state = random_state
 
@@ -64,7 +66,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         records = records_of(self, X)
         if self.edges is None:
             raise InvalidInput("edges are missing: the borders of the cells, known without the records")
-        answer = queries.histogram(records, edges=self.edges, columns=self.columns, relation=self.relation)
+        answer = queries.histogram(records, edges=self.edges, columns=self.columns, adjacency=self.adjacency)
         self.released_ = self._release(answer, ledger).value
         self.counts_ = postprocess.nonnegative(self.released_)
         return self

@@ -11,23 +11,25 @@ from sklearn.utils.validation import check_is_fitted
 
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
+from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.release import Spends
+from matrixdp.pipeline import Spends
 from matrixdp.sklearn.base import PrivateEstimator, records_of
 
 
+@takes_relation
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     """Principal components from a noisy second moment about a public center.
 
     Args:
         n_components: how many components to keep; all by default.
-        budget: the promise to keep; or give epsilon and delta.
+        budget: the guarantee to keep; or give epsilon and delta.
         epsilon: instead of budget, with delta.
         delta: instead of budget, with epsilon.
         norm: the largest distance of a record from the center; longer ones are shortened. Public.
         center: a public vector or number that is subtracted first.
-        relation: "replace" one record, or "add/remove" one, which needs size.
+        adjacency: "replace" one record, or "add/remove" one, which needs size.
         size: a public number to divide by; the number of records by default, which only "replace" allows.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; who knows it can take the noise off.
@@ -52,7 +54,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         delta: float | None = None,
         norm: float | None = None,
         center: Any = 0.0,
-        relation: str = "replace",
+        adjacency: str = "replace",
         size: int | None = None,
         mechanism: str = "auto",
         random_state: Any = None,
@@ -63,7 +65,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         self.delta = delta
         self.norm = norm
         self.center = center
-        self.relation = relation
+        self.adjacency = adjacency
         self.size = size
         self.mechanism = mechanism
         self.random_state = random_state
@@ -77,7 +79,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             raise InvalidInput(f"n_components must be at most the number of features, {features}, got {kept}")
         center = _check.broadcast("center", self.center, (features,))
         answer = queries.covariance(
-            records, norm=required_norm(self.norm), center=center, relation=self.relation, size=self.size
+            records, norm=required_norm(self.norm), center=center, adjacency=self.adjacency, size=self.size
         )
         moment = postprocess.symmetrise(self._release(answer, ledger).value)
         values, vectors = np.linalg.eigh(moment)
@@ -112,16 +114,17 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         return len(self.components_)
 
 
+@takes_relation
 class PrivateCovariance(PrivateEstimator):
     """A noisy covariance matrix, about a public center or about the records' own mean.
 
     Args:
-        budget: the promise to keep; or give epsilon and delta.
+        budget: the guarantee to keep; or give epsilon and delta.
         epsilon: instead of budget, with delta.
         delta: instead of budget, with epsilon.
         norm: the largest norm of a record, counted from the center if there is one. Public.
         center: a public vector; None means the mean of the records, which costs twice the std at the same norm.
-        relation: "replace" one record, or "add/remove" one, which needs size.
+        adjacency: "replace" one record, or "add/remove" one, which needs size.
         size: a public number to divide by; the number of records by default, which only "replace" allows.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; who knows it can take the noise off.
@@ -142,7 +145,7 @@ class PrivateCovariance(PrivateEstimator):
         delta: float | None = None,
         norm: float | None = None,
         center: Any = None,
-        relation: str = "replace",
+        adjacency: str = "replace",
         size: int | None = None,
         mechanism: str = "auto",
         random_state: Any = None,
@@ -152,7 +155,7 @@ class PrivateCovariance(PrivateEstimator):
         self.delta = delta
         self.norm = norm
         self.center = center
-        self.relation = relation
+        self.adjacency = adjacency
         self.size = size
         self.mechanism = mechanism
         self.random_state = random_state
@@ -161,7 +164,7 @@ class PrivateCovariance(PrivateEstimator):
         """Releases the noisy covariance once, charged to the ledger if there is one."""
         records = records_of(self, X, ensure_min_samples=1 if self.center is not None else 2)
         answer = queries.covariance(
-            records, norm=required_norm(self.norm), center=self.center, relation=self.relation, size=self.size
+            records, norm=required_norm(self.norm), center=self.center, adjacency=self.adjacency, size=self.size
         )
         self.released_ = self._release(answer, ledger).value
         self.covariance_ = postprocess.nearest_psd(self.released_)

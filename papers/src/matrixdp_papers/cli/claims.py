@@ -7,18 +7,17 @@ from typing import Annotated
 
 import typer
 
-from matrixdp.cli import arguments, show
-
 
 def claims(
     out: Annotated[
         Path | None, typer.Option(help="Folder for claims.md, claims.json and claims.png.", show_default="none")
     ] = None,
-    json: arguments.Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Put the papers to the test: what each mechanism claims on the papers' own settings, and what is true."""
     from rich.progress import track
 
+    from matrixdp.cli import show  # which loads this module in turn
     from matrixdp_papers.claims import examine
 
     console = show.console()

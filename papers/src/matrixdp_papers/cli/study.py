@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from matrixdp.cli import show
 from matrixdp.errors import InvalidInput
 
 
@@ -30,6 +29,7 @@ def study(
 
     from rich.progress import track
 
+    from matrixdp.cli import show  # which loads this module in turn
     from matrixdp_papers.studies import STUDIES
     from matrixdp_papers.studies.base import Item
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.adjacency import REPLACE, checked
 from matrixdp.errors import InvalidInput
-from matrixdp.sensitivity import RELATIONS
 
 # Whole numbers up to here, and all their sums, are exact in floating point.
 MOST_RECORDS = 2**53
@@ -32,4 +32,4 @@ def whole_counts(value: Any) -> Array:
 
 def moves(relation: str) -> int:
     """How many cells a neighbour moves by 1: one when a record is added or removed, two when it is replaced."""
-    return 1 if _check.choice("relation", relation, RELATIONS) == "add/remove" else 2
+    return 2 if checked(relation) == REPLACE else 1

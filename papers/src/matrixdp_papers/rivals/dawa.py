@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.distributions import generator
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.base import HEADROOM
 from matrixdp.mechanisms.matrix_mechanism import as_workload
-from matrixdp.mechanisms.workloads import Workload
-from matrixdp.noise.laws import generator
+from matrixdp.mechanisms.solvers.workloads import Workload
 from matrixdp_papers.rivals.counts import moves, whole_counts
 from matrixdp_papers.rivals.greedy import greedy_hierarchy
 from matrixdp_papers.rivals.hilbert import hilbert_order

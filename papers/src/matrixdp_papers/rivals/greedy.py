@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matrixdp._check import Array
-from matrixdp.noise.laws import generator
+from matrixdp.distributions import generator
 
 # The shares of a node's budget that are tried for its own count.
 SHARES = np.linspace(0, 0.99, 100)

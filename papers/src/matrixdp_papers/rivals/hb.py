@@ -15,9 +15,9 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
+from matrixdp.distributions import generator
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.base import HEADROOM
-from matrixdp.noise.laws import generator
 from matrixdp.privacy import gaussian
 from matrixdp_papers.rivals.counts import moves, whole_counts
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import generator
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.base import HEADROOM
-from matrixdp.noise.laws import generator
 from matrixdp.sensitivity import Counts, Entrywise, OneColumn, OneRow, Sensitivity, Vertices
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian, generator
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
-from matrixdp.noise.laws import Gaussian, generator
-from matrixdp.noise.sampler import Sampling
 from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.privacy.drawing import Drawing
 from matrixdp.queries.moments import second_moment
 from matrixdp.sensitivity import Frobenius, Sensitivity
 
@@ -61,7 +61,7 @@ def mod_sulq(
     Source: chaudhuri2013near, algorithm MOD-SULQ.
     Deviates: (1) records of any norm, by scale.
     """
-    answer = second_moment(records, norm=norm, columns=columns, relation=relation, average=True, size=size)
+    answer = second_moment(records, norm=norm, columns=columns, adjacency=relation, average=True, size=size)
     dimension = len(answer.value)
     if not _check.count("k", k) <= dimension:
         raise InvalidInput(f"k must be at most the number of columns, {dimension}, got {k}")
@@ -77,7 +77,7 @@ def mod_sulq(
     upper = np.triu(std * randomness.standard_normal(answer.value.shape))
     noisy = answer.value + upper + np.triu(upper, 1).T
     vectors = np.linalg.eigh(noisy)[1][:, ::-1]
-    drawn = replace(certificate, sampling=Sampling(reproducible=rng is not None))
+    drawn = replace(certificate, drawing=Drawing(reproducible=rng is not None))
     return NoisyComponents(noisy, vectors[:, :k], drawn)
 
 
@@ -109,4 +109,4 @@ def modsulq_certificate(
     """
     d = _check.count("dimension", dimension)
     law = Gaussian(Isotropic((d * (d + 1) // 2,), std), source="MOD-SULQ [chaudhuri2013near]")
-    return certify(law, Frobenius(sensitivity.frobenius_radius((d, d)), relation=sensitivity.relation), budget)
+    return certify(law, Frobenius(sensitivity.frobenius_radius((d, d)), adjacency=sensitivity.relation), budget)

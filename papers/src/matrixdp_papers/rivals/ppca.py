@@ -8,9 +8,9 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.distributions import generator
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.base import HEADROOM
-from matrixdp.noise.laws import generator
 from matrixdp.queries.moments import second_moment
 from matrixdp_papers.rivals.bingham import matrix_bingham
 
@@ -58,7 +58,7 @@ def ppca(
     Source: chaudhuri2013near, algorithm PPCA; hoff2009simulation for the sampler.
     Deviates: (1) the rate under "add/remove".
     """
-    answer = second_moment(records, norm=norm, columns=columns, relation=relation)
+    answer = second_moment(records, norm=norm, columns=columns, adjacency=relation)
     dimension = len(answer.value)
     if not _check.count("k", k) < dimension:
         raise InvalidInput(f"k must be below the number of columns, {dimension}, got {k}")

@@ -9,8 +9,8 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.distributions import generator
 from matrixdp.errors import GuaranteeViolated
-from matrixdp.noise.laws import generator
 from matrixdp.queries.moments import second_moment
 
 
@@ -55,7 +55,7 @@ def wishart(
             f"{refuted:.3g}; nothing was released. Use mechanism='auto' of matrixdp.release, or "
             "accept_violation=True to draw without the guarantee"
         )
-    answer = second_moment(records, norm=norm, columns=columns, relation=relation, average=True, size=size)
+    answer = second_moment(records, norm=norm, columns=columns, adjacency=relation, average=True, size=size)
     unit = answer.sensitivity.largest_entry(answer.value.shape)
     scale = _check.positive("noise scale", 1.5 * unit / epsilon)
     return answer.value + noise(len(answer.value), scale, rng=rng)

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import Gaussian, NoiseLaw
-from matrixdp.privacy import composition
-from matrixdp.privacy.accountant import Accountant
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
-from matrixdp_papers import datasets
+from matrixdp_papers import composition, datasets
 from matrixdp_papers.studies import figures, imgm_gradients, splits
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table
 from matrixdp_papers.studies.imgm_gradients import CLIP, DELTA, SEED, Truth, truth

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from matrixdp import postprocess
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import NoiseLaw
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import NoiseLaw
 from matrixdp_papers.rivals.dawa import dawa
 from matrixdp_papers.rivals.hb import hb
 from matrixdp_papers.rivals.laplace import laplace

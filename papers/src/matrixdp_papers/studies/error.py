@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.compare import verdict
-from matrixdp.covariance import Isotropic
+from matrixdp.comparison import verdict
+from matrixdp.distributions import Gaussian, NoiseLaw, radius_moment
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy.certificate import certify
-from matrixdp.privacy.spherical import radius_moment, scale_for
+from matrixdp.privacy.spherical import scale_for
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius
 from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Progress, Results, Study, Table

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Blocks, FullCovariance, Kronecker
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions.covariance import Blocks, FullCovariance, Kronecker
 from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, Frobenius, OneRow
 from matrixdp_papers import datasets
@@ -40,7 +40,7 @@ PUBLIC = 0.2
 
 # One record is one row of features between -1 and 1. The paper lets every entry of a batch change.
 RECORD = OneRow(low=-1.0, high=1.0)
-WHOLE_BATCH = Entrywise(2.0, relation="replace")
+WHOLE_BATCH = Entrywise(2.0, adjacency="replace")
 # MVG's binary allocation: this share of the precision for this share of the features.
 PRECISION, FAVOURED = 0.9, 0.25
 MOMENTUM = 0.9

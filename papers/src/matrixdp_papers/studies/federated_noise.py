@@ -15,14 +15,15 @@ from torch import nn
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.covariance import Blocks, FullCovariance
-from matrixdp.federated.sizing import mu_of_each
-from matrixdp.learn.noise import ParameterNoise, as_matrix, propose, with_mu
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Blocks, FullCovariance
+from matrixdp.learn.noise import ParameterNoise, as_matrix, balanced, propose
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import Gaussian, NoiseLaw
-from matrixdp.privacy import composition, gaussian
+from matrixdp.pipeline import mu_of_each, sized_for_mu
+from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.sensitivity import Counts, Entrywise
+from matrixdp_papers import composition
 from matrixdp_papers.studies import imgm_gradients
 from matrixdp_papers.studies.recalibrated import recalibrated
 
@@ -154,7 +155,7 @@ class Uploads(NamedTuple):
     @property
     def box(self) -> Entrywise:
         """How far the clipped updates of two data sets can be apart."""
-        return Entrywise(2 * self.clip, relation="replace")
+        return Entrywise(2 * self.clip, adjacency="replace")
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -207,7 +208,7 @@ def exact_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> tupl
     for name in ("analytic", *(name for name in names if name in WHOLE and name != "analytic")):
         proposed = propose(name, uploads.shapes, uploads.box, by_layer=True, **shaped(name))
         assert isinstance(proposed, Gaussian)
-        noise = uploads.noise(with_mu(proposed, uploads.box, mu)[0])
+        noise = uploads.noise(sized_for_mu(balanced(proposed, uploads.box), uploads.box, mu).law)
         least = noise.law.std if name == "analytic" else least
         ratios[name] = noise.law.std / least
         if name == "analytic" or abs(ratios[name] - 1) > SAME:

@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from matrixdp.budget import Budget
-from matrixdp.compare import verdict
+from matrixdp.comparison import verdict
+from matrixdp.distributions import NoiseLaw
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import NoiseLaw
-from matrixdp.noise.loss import AccuracyLoss, accuracy_loss
 from matrixdp.privacy.certificate import certify
+from matrixdp_papers.accuracy_loss import AccuracyLoss, accuracy_loss
 from matrixdp_papers.rivals.dawa import dawa
 from matrixdp_papers.rivals.hb import hb
 from matrixdp_papers.studies import figures

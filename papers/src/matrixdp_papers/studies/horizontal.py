@@ -197,7 +197,7 @@ def measure(experiment: Experiment, split: Split, smoke: bool, progress: Progres
     import torch
     from torch.utils.data import TensorDataset
 
-    from matrixdp.federated.updates import flat
+    from matrixdp.federated.tensors import flat
     from matrixdp_papers import networks
     from matrixdp_papers.studies import federated_noise, parallel_training, training
 

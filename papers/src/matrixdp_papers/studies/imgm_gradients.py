@@ -11,15 +11,16 @@ from matplotlib.figure import Figure
 from scipy.optimize import brentq
 
 from matrixdp._check import Shape
+from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms import calibrate
 from matrixdp.mechanisms.matrix_mechanism import workload_error
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
-from matrixdp.privacy import composition, gaussian
-from matrixdp.privacy.accountant import Accountant
+from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Counts, Frobenius
+from matrixdp_papers import composition
 from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Mean, Progress, Table
 from matrixdp_papers.studies.splits import CENTRED, Split
@@ -152,7 +153,8 @@ def truth(law: NoiseLaw, claimed: float, steps: int, sampling_rate: float) -> Tr
 
 def exact_laws(task: Task, budget: Budget, epochs: int) -> dict[str, NoiseLaw]:
     """Every mechanism's noise in the size at which the whole training keeps the budget, and wastes nothing."""
-    from matrixdp.learn.noise import propose, with_mu
+    from matrixdp.learn.noise import balanced, propose
+    from matrixdp.pipeline import sized_for_mu
     from matrixdp_papers.studies import training
 
     run = training.trainer(task, "analytic", budget, epochs, SEED)
@@ -163,9 +165,8 @@ def exact_laws(task: Task, budget: Budget, epochs: int) -> dict[str, NoiseLaw]:
         if name != "analytic":
             proposed = propose(name, shapes, sensitivity, by_layer=True, **options)
             assert isinstance(proposed, Gaussian)
-            law, _ = with_mu(proposed, sensitivity, mu)
-            # Room for a grid, which seeded noise does not need, is taken off again.
-            laws[name] = law.scaled((certify(law, sensitivity).mu or mu) / mu)
+            # seeded noise needs no room for a grid
+            laws[name] = sized_for_mu(balanced(proposed, sensitivity), sensitivity, mu, with_drawing=False).law
     return laws
 
 

@@ -13,12 +13,12 @@ from sklearn.linear_model import Ridge
 from matrixdp import postprocess, queries
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.compare import verdict
+from matrixdp.comparison import verdict
+from matrixdp.distributions import NoiseLaw
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import NoiseLaw
+from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import certify
 from matrixdp.queries import Answer
-from matrixdp.release import Release
 from matrixdp_papers import datasets
 from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table
@@ -133,7 +133,7 @@ def regression(liver: Array, rng: np.random.Generator) -> Experiment:
 
     answer = queries.identity(train.T, low=0.0, high=1.0, records_are="columns")
     laws = identity_laws(answer, budget, important=[liver.shape[1] - 1])
-    moment = queries.second_moment(np.c_[train, np.ones(size)], norm=LIVER_NORM, relation="replace")
+    moment = queries.second_moment(np.c_[train, np.ones(size)], norm=LIVER_NORM, adjacency="replace")
     moment_law = calibrate("optimal", shape=moment.value.shape, sensitivity=moment.sensitivity, budget=budget)
     trials = [Trial(name, answer, law, fitted) for name, law in laws.items()]
     trials.append(Trial("second moment, optimal", moment, moment_law, from_moment))
@@ -146,7 +146,7 @@ def component(movement: Array, rng: np.random.Generator) -> Experiment:
     """The first principal component, from the noisy second moment."""
     size, columns = movement.shape
     budget = Budget(1.0, 1 / size)
-    answer = queries.second_moment(movement, norm=math.sqrt(columns), relation="replace", average=True)
+    answer = queries.second_moment(movement, norm=math.sqrt(columns), adjacency="replace", average=True)
     captured = np.linalg.eigvalsh(answer.value)[-1]
 
     def score(noisy: Array) -> float:
@@ -191,7 +191,7 @@ def covariance(heart: Array) -> Experiment:
     laws = identity_laws(answer, budget, important=list(range(columns // 2)))
     trials = [Trial(name, answer, law, from_records(law)) for name, law in laws.items()]
     moved = heart - CARDIOTOCOGRAPHY_CENTER[:columns]
-    direct = queries.covariance(moved, norm=CARDIOTOCOGRAPHY_NORM, relation="replace")
+    direct = queries.covariance(moved, norm=CARDIOTOCOGRAPHY_NORM, adjacency="replace")
     for name in ("analytic", "optimal"):
         law = calibrate(name, shape=direct.value.shape, sensitivity=direct.sensitivity, budget=budget)
         trials.append(Trial(f"covariance query, {name}", direct, law, lambda v: distance(postprocess.nearest_psd(v))))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from matrixdp.budget import Budget
-from matrixdp.federated.updates import flat, load
-from matrixdp.noise.laws import NoiseLaw
+from matrixdp.distributions import NoiseLaw
+from matrixdp.federated.tensors import flat, load
 from matrixdp_papers.studies import training
 
 # Records x networks that are judged at a time.

@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_limits
 from matrixdp import postprocess, queries
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.compare import verdict
+from matrixdp.comparison import verdict
+from matrixdp.distributions import NoiseLaw
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import NoiseLaw
 from matrixdp.privacy.certificate import certify
 from matrixdp.queries import Answer
 from matrixdp_papers import datasets
@@ -79,7 +79,7 @@ class Problem:
     def __init__(self, task: Task, rng: np.random.Generator, sweeps: int = SWEEPS) -> None:
         self.sweeps = sweeps
         self.records = len(task.records)
-        self.answer: Answer = queries.second_moment(task.records, norm=1.0, relation="replace", average=True)
+        self.answer: Answer = queries.second_moment(task.records, norm=1.0, adjacency="replace", average=True)
         self.dimension = len(self.answer.value)
         self.kept = min(COMPONENTS, self.dimension // 4)
         values, vectors = np.linalg.eigh(self.answer.value)

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.errors import NotCertifiable
 from matrixdp.mechanisms.base import HEADROOM
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
+from matrixdp.pipeline import sized_for_mu
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.spherical import scale_for
 from matrixdp.sensitivity import Sensitivity
 
@@ -25,8 +25,7 @@ def recalibrated(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> Noi
         radius = sensitivity.frobenius_radius(law.shape) * HEADROOM
         scale = scale_for(math.prod(law.shape), law.k, law.p, radius, budget.epsilon, budget.delta)
         return replace(law, scale=scale)
-    mu = certify(law, sensitivity).mu
-    if not isinstance(law, Gaussian) or mu is None:
+    if not isinstance(law, Gaussian):
         raise NotCertifiable(f"only Gaussian and spherical noise can be scaled to a budget, not {law.describe()}")
     bound = float(gaussian.mu(budget.epsilon, budget.delta))
-    return replace(law, covariance=law.covariance.scaled(mu / bound * HEADROOM))
+    return sized_for_mu(law, sensitivity, bound, with_drawing=False).law

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from matrixdp.covariance import Isotropic, Kronecker
-from matrixdp.noise.laws import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions.covariance import Isotropic, Kronecker
 from matrixdp_papers.studies import training
 from matrixdp_papers.studies.parallel_training import Ensemble, orders, seed_of
 

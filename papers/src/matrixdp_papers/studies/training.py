@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from matrixdp.budget import Budget
+from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import InvalidInput
-from matrixdp.noise.laws import NoiseLaw
 from matrixdp_papers.datasets import Labelled
 
 try:

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from matrixdp.budget import Budget
-from matrixdp.covariance import Isotropic
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms import calibrate
-from matrixdp.noise.laws import Gaussian, NoiseLaw
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, Sensitivity
@@ -155,27 +155,28 @@ def exact_points(experiment: Experiment, records: int, epsilon: float) -> tuple[
     Returns:
         The points, and the mechanisms whose noise is that of the analytic Gaussian in this size.
     """
-    from matrixdp.federated.sizing import mu_of_each
-    from matrixdp.learn.noise import with_mu
+    from matrixdp.pipeline import mu_of_each, sized_for_mu
     from matrixdp_papers.studies import federated_noise
     from matrixdp_papers.studies.split_learning import Release
 
     budget, shape = Budget(epsilon, DELTA), (experiment.lot, experiment.features)
-    row, box = OneRow(low=-1.0, high=1.0), Entrywise(2.0, relation="replace")
+    row, box = OneRow(low=-1.0, high=1.0), Entrywise(2.0, adjacency="replace")
 
     def sized(name: str, change: Sensitivity, releases: float) -> Gaussian:
         law = calibrate(
             name, shape=shape, sensitivity=change, budget=Budget(0.5, DELTA), **federated_noise.shaped(name)
         )
         assert isinstance(law, Gaussian)
-        return with_mu(law, change, mu_of_each(budget, releases))[0]
+        found = sized_for_mu(law, change, mu_of_each(budget, releases)).law
+        assert isinstance(found, Gaussian)
+        return found
 
     def true(law: NoiseLaw, change: Sensitivity, releases: float) -> float:
         return federated_noise.composed(certify(law, change), releases, DELTA)
 
     # a record changes one row and one gradient in an epoch, and both are paid from one budget
     epochs, steps = experiment.epochs, -(-records // experiment.lot) * experiment.epochs
-    training = Frobenius(2 * CLIP, relation="replace")
+    training = Frobenius(2 * CLIP, adjacency="replace")
     update = Gaussian(Isotropic((1,), training.radius / mu_of_each(budget, epochs / UPDATE_SHARE)))
     points, same = list[Point](), list[str]()
     for name in ("analytic", "mvg", "classic", "mgm", "udn", "idn"):

@@ -1,0 +1,1 @@
+"""What many releases guarantee together: accountant, filter for adaptive use, ledger."""

@@ -1,0 +1,232 @@
+"""A privacy filter: what may still be released, when everything may be chosen in view of earlier answers.
+
+A *block* is what is fixed before any of its answers is seen: so many releases with one certificate, at one sampling
+rate. (Their queries may depend on earlier answers, and their answers may come one by one, with other blocks between.)
+Each block is charged a pair (mu_b, k_b): it is no worse than Gaussian noise with mu_b that, with probability k_b,
+reveals everything instead.
+
+Guarantee: if blocks are chosen in view of all earlier answers, and sum mu_b^2 <= mu^2 and sum k_b <= k whatever the
+    answers, then all of them together are (epsilon, delta_mu(epsilon) + k)-differentially private at every epsilon,
+    where delta_mu is the profile of Gaussian noise with mu.
+
+Proof: fix two neighbours, and let H be the curve of a block, `sup over events of P - e^epsilon Q`, in its worse
+    direction. The pair "Gaussian with mu_b, and all revealed with probability k_b" has, in both directions, the curve
+    (1 - k_b) delta_mu_b + k_b. Where that is at least H at every epsilon >= 0, the answers of the block can be made
+    from one draw of that pair without knowing which of the neighbours is the true one (Blackwell's theorem, see
+    dong2022gaussian). So nothing is lost by drawing it when the block is announced and showing all of the draw. A
+    transcript in which nothing was revealed has, under both neighbours, the density that it has with Gaussian noise
+    alone times the same factor, the product of its 1 - k_b, which is at most 1; hence on these the excess
+    P - e^epsilon Q of any event is at most that of adaptively chosen Gaussian noise with sum mu_b^2 <= mu^2, which is
+    at most delta_mu(epsilon) (smith2022fully). Something is revealed with probability E[sum k_b] <= k at most.
+
+    (mu, k) must be fixed in advance, for it is the largest of each over all transcripts that counts: a rule that held
+    delta_mu(epsilon) + k under delta along each transcript, with mu and k whatever they happen to be there, would let
+    one spend k where the answers are harmless and mu where they are not. So k is a twentieth of the budget's delta.
+
+Charges: Gaussian noise without sampling has mu_b = mu_1 sqrt(count), exactly. For any other block, H comes from the
+    laws of its losses (`losses`; proven there, as the block is fixed), and mu_b is the least mu found whose curve lies
+    above it, k_b being a share of k that shrinks from one such block to the next. The total-variation error of the
+    samplers is in k_b, too (`Use.revealed`).
+
+One block alone keeps what a Composition finds for it, which is less than its charge, and may use the whole delta: the
+first block is fixed before any answer, and if its charge does not fit, no other block ever follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from matrixdp._check import Array
+from matrixdp.accounting import methods
+from matrixdp.accounting.losses import MOST_STEPS, curves
+from matrixdp.accounting.methods import Use, merged
+from matrixdp.budget import Budget
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.guarantee import GaussianProfile
+
+_UNIT = 2.0**-53
+_UP = 1.0 + 32.0 * _UNIT  # more than the rounding of the few operations that follow one another here
+RESERVE = 0.05  # the share of delta that is k; it costs Gaussian noise a quarter of a percent of epsilon
+_FIRST_SHARE, _NEXT_SHARE = 0.36, 0.6  # of k, for the first block that is not Gaussian, and from one to the next
+_POINTS = 1000  # epsilons at which two curves are compared
+_GUARD = 1e-9  # more than the relative error of gaussian.delta in its range
+_LEAST_EPSILON, _LARGEST_EPSILON, _LEAST_K = 1e-8, 1e3, 1e-290  # that range
+_LARGEST_MU = 1e3
+
+Block = Mapping[Use, int]  # how many releases of each kind it has
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A block is no worse than Gaussian noise with mu that reveals everything with probability delta."""
+
+    mu: float
+    delta: float
+
+
+@dataclass
+class Spent:
+    """The charges of all blocks, and the budget that they are held to.
+
+    Attributes:
+        budget: the budget.
+        adaptive: whether blocks may be chosen in view of earlier answers; if not, all releases are in `fixed`.
+        fixed: releases that were all fixed before any answer; they are one block, and come first.
+        first: the first of the other blocks.
+        blocks: how many others there are.
+        converted: how many of them are not Gaussian.
+        mus: how often each mu was charged.
+        deltas: how often each delta was charged.
+    """
+
+    budget: Budget
+    adaptive: bool = True
+    fixed: Counter[Use] = field(default_factory=Counter)
+    first: Block = field(default_factory=dict)
+    blocks: int = 0
+    converted: int = 0
+    mus: Counter[float] = field(default_factory=Counter)
+    deltas: Counter[float] = field(default_factory=Counter)
+
+    def copy(self) -> Spent:
+        """The same charges, to add one to."""
+        return replace(self, fixed=Counter(self.fixed), mus=Counter(self.mus), deltas=Counter(self.deltas))
+
+    def charge(self, block: Block, adjacency: str) -> Charge:
+        """What a block costs if it comes next."""
+        return charge(block, self._share(self.converted + (not _is_gaussian(self.fixed))), adjacency)
+
+    def add(self, block: Block, charged: Charge) -> None:
+        """Adds a block that costs so much."""
+        if not self.blocks:
+            self.first = block
+        self.blocks += 1
+        self.converted += not _is_gaussian(block)
+        self.mus[charged.mu] += 1
+        self.deltas[charged.delta] += 1
+
+    def fits(self, adjacency: str) -> bool:
+        """Whether all blocks together keep the budget."""
+        if self._is_one_block():
+            return methods.delta(self.fixed or self.first, adjacency, self.budget.epsilon) <= self.budget.delta
+        total = self._total(adjacency)
+        return self._kept(total) and float(gaussian.delta(total.mu, self.budget.epsilon)) <= self._rest()
+
+    def epsilon(self, adjacency: str) -> float:
+        """epsilon of all blocks together at the budget's delta, rounded up."""
+        if self._is_one_block():
+            return methods.epsilon(self.fixed or self.first, adjacency, self.budget.delta)
+        total = self._total(adjacency)
+        return float(gaussian.epsilon(total.mu, self._rest())) if self._kept(total) else math.inf
+
+    def remaining(self, adjacency: str) -> float:
+        """The largest mu of one more Gaussian release that keeps the budget, rounded down."""
+        whole = float(gaussian.mu(self.budget.epsilon, self.budget.delta))
+        if not (self.blocks or self.fixed):
+            return whole
+        if not self.adaptive:
+            return self._remaining_of_plan(whole, adjacency)
+        total = self._total(adjacency)
+        if not self._kept(total):
+            return 0.0
+        whole = float(gaussian.mu(self.budget.epsilon, self._rest()))
+        return math.sqrt(max(whole**2 / _UP**4 - total.mu**2, 0.0)) / _UP
+
+    def _remaining_of_plan(self, high: float, adjacency: str) -> float:
+        low = 0.0
+        for _ in range(40 if _is_gaussian(self.fixed) else 12):  # others are known to a percent, and take their time
+            middle, more = (low + high) / 2, self.copy()
+            more.fixed[Use(GaussianProfile(middle))] += 1
+            low, high = (middle, high) if more.fits(adjacency) else (low, middle)
+        return low
+
+    def _share(self, converted: int) -> float:
+        """The k of a block that comes after so many that are not Gaussian."""
+        return RESERVE * self.budget.delta * _FIRST_SHARE * _NEXT_SHARE**converted
+
+    def _rest(self) -> float:
+        """What delta_mu(epsilon) may be."""
+        return (1.0 - RESERVE) * self.budget.delta
+
+    def _kept(self, total: Charge) -> bool:
+        """Whether what may be revealed is within its share of delta, and mu is finite."""
+        return total.delta <= RESERVE * self.budget.delta and total.mu < math.inf
+
+    def _total(self, adjacency: str) -> Charge:
+        """The sums of the charges, rounded up."""
+        older = charge(self.fixed, self._share(0), adjacency)
+        mu = math.sqrt(math.fsum([older.mu**2, *(times * mu**2 for mu, times in self.mus.items())])) * _UP
+        return Charge(mu, math.fsum([older.delta, *(times * delta for delta, times in self.deltas.items())]) * _UP)
+
+    def _is_one_block(self) -> bool:
+        return self.blocks + bool(self.fixed) <= 1
+
+
+def _is_gaussian(block: Block) -> bool:
+    return all(use.gaussian for use in block)
+
+
+def charge(block: Block, k: float, adjacency: str) -> Charge:
+    """The charge of a block: that of Gaussian noise, or the least mu found that dominates together with k."""
+    leak = math.fsum(count * use.revealed() for use, count in block.items()) * _UP
+    plain = _mu_without_sampling(block)
+    if _is_gaussian(block) or not k >= _LEAST_K:
+        return Charge(plain, leak)
+    dominating = _dominating_mu(tuple(block.items()), k, adjacency)
+    return Charge(dominating, leak + k) if dominating < plain else Charge(plain, leak)
+
+
+def _mu_without_sampling(block: Block) -> float:
+    """mu of Gaussian noise without sampling: that only hides more, so this dominates, with no k."""
+    gaussians = [(use.profile.mu, count) for use, count in block.items() if isinstance(use.profile, GaussianProfile)]
+    if len(gaussians) < len(block):
+        return math.inf
+    mu = math.sqrt(math.fsum(count * mu**2 for mu, count in gaussians)) * _UP
+    return max(mu for mu, _ in gaussians) if sum(block.values()) == 1 else mu
+
+
+@lru_cache(maxsize=1024)
+def _dominating_mu(block: tuple[tuple[Use, int], ...], k: float, adjacency: str) -> float:
+    """A mu with (1 - k) delta_mu + k >= H at every epsilon >= 0, or infinity.
+
+    Both sides fall as epsilon grows. So it is enough that H at each point of a grid is at most the other side at the
+    next point, and at most k at the last.
+    """
+    steps = merged(dict(block))
+    if not steps:
+        return 0.0
+    if sum(steps.values()) > MOST_STEPS:
+        return math.inf
+    found = curves(steps, adjacency, (k, math.sqrt(k), 0.1))
+    last = found.epsilon(k)
+    if not last < math.inf:
+        return math.inf
+    epsilons = np.linspace(0.0, last, _POINTS + 1)
+    return _least_mu(np.append(found.deltas(epsilons[:-1]), k), epsilons, k)
+
+
+def _least_mu(deltas: Array, epsilons: Array, k: float) -> float:
+    """The least mu found whose curve, with k, lies above the deltas as described above; they end at k or below."""
+    if not deltas[-1] <= k:
+        return math.inf
+    inside = np.clip(epsilons[1:], _LEAST_EPSILON, _LARGEST_EPSILON)
+
+    def dominates(mu: float) -> bool:
+        curve = np.where(epsilons[1:] <= _LARGEST_EPSILON, np.asarray(gaussian.delta(mu, inside)), 0.0)
+        return bool(np.all(deltas[:-1] <= ((1.0 - k) * curve + k) * (1.0 - _GUARD)))
+
+    low, high = 0.0, 1.0
+    while not dominates(high):
+        low, high = high, 2.0 * high
+        if high > _LARGEST_MU:
+            return math.inf
+    while high - low > 1e-6 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if dominates(middle) else (middle, high)
+    return high

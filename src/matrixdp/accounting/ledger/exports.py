@@ -1,0 +1,314 @@
+"""Checking the export of a ledger, without the ledger and without trust in any number that stands in it.
+
+The chain of hashes is computed again, every certificate from its law and set, every charge from the certificates and
+counts before it, and the total. That finds any change of a number on which the budget depends, also when all hashes
+were computed anew. What nothing follows from, such as times, notes, names and what was merely stated, is bound by the
+chain alone: there, compare the head with one that was kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matrixdp import _check
+from matrixdp._rounding import rounded_up
+from matrixdp.accounting.accountant import check_secret
+from matrixdp.accounting.filter import Spent
+from matrixdp.accounting.ledger.chain import CHAIN, Document, Header, canonical, hashed, link, sha256
+from matrixdp.accounting.ledger.entries import BEFORE_SCHEMA_4, FIELDS, Entry, curve_for, entry_of
+from matrixdp.accounting.ledger.totals import Total
+from matrixdp.accounting.pairs import check_sampling_rate
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.privacy.certificate import refuse_unsafe_floats
+from matrixdp.privacy.records import decode
+from matrixdp.privacy.verification import TOLERANCE, Finding, Verification, certificate_of, compared_documents, verified
+
+SEARCHED = 2e-6
+"""The relative difference up to which mu and epsilon agree where they are found by bisection, to 1e-6."""
+
+_FAULTS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, MatrixDPError)
+_NAMES = {*FIELDS, *BEFORE_SCHEMA_4, "certificate", "curve"}
+_NOT_COMPUTED = (
+    "Times, notes, names and the budget follow from nothing: only a head that was kept elsewhere shows whether they "
+    "were changed."
+)
+
+
+@dataclass(frozen=True)
+class LedgerFinding(Finding):
+    """Something in an export that is not what follows from the rest."""
+
+    words: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.entry}: {self.words}"
+
+
+@dataclass(frozen=True)
+class LedgerVerification(Verification):
+    """What the verification of an export found; true in a condition if everything agrees.
+
+    Attributes:
+        entries: how many entries there are.
+        stated: the numbers of those that are merely stated.
+        spent: epsilon of everything together at the budget's delta, computed again; None if it cannot be.
+        budget: the budget that the export states.
+        head: the last hash.
+    """
+
+    entries: int = 0
+    stated: tuple[int, ...] = ()
+    spent: float | None = None
+    budget: Budget | None = None
+    head: str = ""
+
+    def __str__(self) -> str:
+        verdict = "verified" if self else "NOT verified"
+        lines = [
+            f"Ledger {verdict}: {self.entries} entries, {self.compared} numbers compared, "
+            f"{len(self.findings)} disagree",
+            *([f"  spent: epsilon {rounded_up(self.spent)} of {self.budget}"] if self.spent is not None else []),
+            f"  head: {self.head}",
+        ]
+        return "\n".join([*lines, *(f"  {each}" for each in (*self.findings, *self.remarks))])
+
+
+def verify_export(lines: Iterable[str | Mapping[str, Any]], head: str | None = None) -> LedgerVerification:
+    """Computes again everything in the export of a ledger that can be computed.
+
+    Args:
+        lines: the lines of the file, or what `Ledger.export` gives.
+        head: a hash that was kept elsewhere; the chain must contain it, so no entry up to it was changed since.
+
+    Raises:
+        InvalidInput: if this is not the export of a ledger at all.
+    """
+    if head is not None and not isinstance(head, str):
+        raise InvalidInput(f"head must be a hash, a str, got {_check.kind(head)}")
+    first, *entries, last = _parsed(lines)
+    check = _Check()
+    check.header(first)
+    for number, line in enumerate(entries, 1):
+        check.entry(number, line)
+    return check.end(last, head)
+
+
+def _parsed(lines: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    try:
+        found = [
+            json.loads(line) if isinstance(line, (str, bytes)) else line
+            for line in lines
+            if not isinstance(line, (str, bytes)) or line.strip()
+        ]
+    except (ValueError, TypeError, RecursionError) as reason:
+        raise InvalidInput(f"the export of a ledger must be JSON lines ({type(reason).__name__})") from None
+    if not (len(found) >= 2 and all(isinstance(line, Mapping) for line in found) and found[0].get("chain") == CHAIN):
+        raise InvalidInput(
+            f'the export of a ledger must begin with a line that has "chain": "{CHAIN}" and end with its head; '
+            "`matrixdp ledger export` writes one"
+        )
+    return found
+
+
+class _Check:
+    """The chain and the total up to some entry, and what was found on the way."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+        self.findings: list[LedgerFinding] = []
+        self.remarks: list[str] = []
+        self.stated: list[int] = []
+        self.budget: Budget | None = None
+        self.adaptive: Any = None
+        self.head = ""
+        self.hashes: set[str] = set()
+        self.keys: set[str] = set()
+        self.documents: dict[str, Document] = {}
+        self.certified: set[tuple[str, str | None]] = set()
+        self.exact = True  # all of it Gaussian and without sampling
+        self.count = 0
+        self.total: Total | None = None
+
+    def found(self, entry: str, words: str, stated: Any = None, computed: Any = None) -> None:
+        self.findings.append(LedgerFinding(entry, stated, computed, words))
+
+    def agree(self, entry: str, stated: Any, computed: Any, tolerance: float = TOLERANCE) -> None:
+        self.compared += 1
+        numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, computed))
+        if numbers and isinstance(computed, float):
+            same = stated == computed or math.isclose(stated, computed, rel_tol=tolerance)
+        else:
+            same = type(stated) is type(computed) and bool(stated == computed)
+        if not same:
+            words = f"the export says {_shown(stated)}, the rest of it gives {_shown(computed)}"
+            self.found(entry, words, stated, computed)
+
+    def chained(self, entry: str, fields: Mapping[str, Any], stated: Any) -> None:
+        """The next hash; what follows is held against the one that is stated, so that one change is found once."""
+        computed = link(self.head, fields)
+        self.agree(f"{entry}, hash", stated, computed)
+        self.head = stated if isinstance(stated, str) else computed
+        self.hashes.add(self.head)
+
+    def header(self, line: Mapping[str, Any]) -> None:
+        fields = {name: value for name, value in line.items() if name != "hash"}
+        try:
+            known = Header(**{name: value for name, value in fields.items() if name != "chain"})
+            if fields != known.fixed() or known.adaptive not in (None, 0, 1):
+                raise InvalidInput("the header has a field that is not known")
+            self.budget, self.adaptive = Budget(known.epsilon, known.delta), known.adaptive
+            self.total = Total(0, "", known.relation, Spent(self.budget, known.adaptive != 0))
+        except _FAULTS as reason:
+            self.found("header", f"cannot be read ({_said(reason)})")
+        self.chained("header", fields, line.get("hash"))
+
+    def entry(self, number: int, line: Mapping[str, Any]) -> None:
+        name, self.count = f"entry {number}", number
+        fields = {key: value for key, value in line.items() if key not in ("hash", "documents")}
+        self.chained(name, fields, line.get("hash"))
+        try:
+            self._take_documents(name, fields, line.get("documents", {}))
+            entry = entry_of(fields, self.head, self.documents.__getitem__)
+            _check_fields(entry, fields)
+        except _FAULTS as reason:
+            self.found(name, f"cannot be read ({_said(reason)})")
+            self._give_up_total(name)
+            return
+        self.agree(f"{name}, number", entry.number, number)
+        if entry.key is not None and entry.key in self.keys:
+            self.found(f"{name}, key", "an earlier entry has the same idempotency key")
+        self.keys.add(entry.key or "")
+        if entry.stated:
+            self.stated.append(number)
+        else:
+            self._check_certificate(name, entry)
+        if self.total is not None:
+            self._charge(name, entry, self.total)
+
+    def _take_documents(self, name: str, fields: Mapping[str, Any], documents: Mapping[str, Document]) -> None:
+        """The documents that an entry brings along: those that it names and no earlier entry had."""
+        named = {fields[each] for each in ("certificate", "curve") if each in fields}
+        if {*documents} != named - {*self.documents}:
+            self.found(f"{name}, documents", "they are not those that the entry is the first to name")
+        for digest, content in documents.items():
+            self.agree(f"{name}, documents", digest, sha256(canonical(content)))
+            self.documents[digest] = content
+
+    def _check_certificate(self, name: str, entry: Entry) -> None:
+        """Computes a certificate again, once: from its law and set, and from it the curve that is added up."""
+        documents = (entry.fields["certificate"], entry.fields.get("curve"))
+        if documents in self.certified:
+            return
+        self.certified.add(documents)
+        try:
+            certificate = certificate_of(entry.document)
+            check_secret(certificate)
+            refuse_unsafe_floats(certificate, "charging it to a ledger")
+            verification = verified(certificate)
+            epsilon = self.budget.epsilon if self.budget else math.inf
+            curve = curve_for(certificate.profile, epsilon)
+            stated = self.documents[documents[1]] if documents[1] else None
+            differences, points = compared_documents(stated, curve)
+        except _FAULTS as reason:
+            self.found(name, f"its certificate cannot be verified ({_said(reason)})")
+            return
+        self.compared += verification.compared + points
+        self.remarks += [remark for remark in verification.remarks if remark not in self.remarks]
+        for finding in verification.findings:
+            self.found(f"{name}, {finding.entry}", str(finding), finding.stated, finding.computed)
+        for finding in differences[:1]:
+            self.found(f"{name}, curve {finding.entry}", "it is not that of the certificate")
+        if verification.findings or differences:
+            self._give_up_total(name)
+
+    def _give_up_total(self, name: str) -> None:
+        """No total follows from an entry that is not true; the chain and the other certificates are checked still."""
+        if self.total is not None:
+            self.total = None
+            self.remarks.append(f"Charges and the total were not computed, as {name} is not true.")
+
+    def _charge(self, name: str, entry: Entry, total: Total) -> None:
+        """Charges an entry again, by its certificate and count, after all that came before it."""
+        if total.adjacency not in (None, entry.adjacency):
+            self.found(f"{name}, adjacency", f"it is not that of the ledger, {total.adjacency}")
+        adjacency, fixed = str(entry.adjacency), entry.planned is None
+        if fixed and (entry.document or self.adaptive is not None or total.spent.blocks):
+            self.found(f"{name}, planned", "only the first entries of a ledger from before schema 3 have none")
+        try:
+            expected = {} if fixed else total.price(entry)
+        except MatrixDPError as reason:
+            self.found(name, str(reason))
+            self._give_up_total(name)
+            return
+        self.exact = self.exact and entry.use.gaussian
+        for field in ("planned", "charged_mu", "charged_delta"):
+            tolerance = TOLERANCE if entry.use.gaussian or field != "charged_mu" else SEARCHED
+            self.agree(f"{name}, {field}", getattr(entry, field), expected.get(field), tolerance)
+        total.add(replace(entry, **expected) if expected else entry)
+        total.adjacency = adjacency
+
+    def end(self, line: Mapping[str, Any], kept: str | None) -> LedgerVerification:
+        """Compares the last line, and says what was found."""
+        total, spent = self.total, None
+        if {*line} != {"entries", "releases", "spent", "head"}:
+            self.found("last line", "it must have entries, releases, spent and head, and nothing else")
+        self.agree("last line, head", line.get("head"), self.head)
+        self.agree("last line, entries", line.get("entries"), self.count)
+        if total is not None:
+            self.agree("last line, releases", line.get("releases"), total.releases)
+            try:
+                spent, fits = total.epsilon(), total.fits()
+                stated = decode(line.get("spent"))
+            except _FAULTS as reason:
+                self.found("total", f"cannot be computed ({_said(reason)})")
+            else:
+                self.agree("last line, spent", stated, spent, TOLERANCE if self.exact else SEARCHED)
+                if not fits:
+                    self.found("total", f"it passes the budget, {self.budget}")
+        if kept is not None and kept not in self.hashes:
+            self.found("head", "the chain does not contain the head that was kept: entries were removed or rewritten")
+        if self.stated:
+            some = ", ".join(map(str, self.stated[:8])) + (", ..." if len(self.stated) > 8 else "")
+            self.remarks.append(f"Merely stated, and following from nothing: {len(self.stated)} entries ({some}).")
+        if kept is None:
+            self.remarks.append(_NOT_COMPUTED)
+        return LedgerVerification(
+            compared=self.compared,
+            findings=tuple(self.findings),
+            remarks=tuple(self.remarks),
+            entries=self.count,
+            stated=tuple(self.stated),
+            spent=spent,
+            budget=self.budget,
+            head=self.head,
+        )
+
+
+def _check_fields(entry: Entry, fields: Mapping[str, Any]) -> None:
+    """Raises unless the fields of an entry are of the right kind."""
+    unknown = {*fields} - _NAMES
+    if unknown or hashed(fields) != fields:
+        raise InvalidInput("it has a field that is not known, or that is empty or at its default and should be missing")
+    if "certificate" in fields and {*fields} & {*BEFORE_SCHEMA_4}:
+        raise InvalidInput("it has a document, and fields that were used before there were documents")
+    _check.count("number", entry.number)
+    _check.count("count", entry.count)
+    _check.count("planned", 1 if entry.planned is None else entry.planned)
+    check_sampling_rate(entry.sampling_rate)
+    for name in ("time", "note", "series", "dataset", "analyst", "purpose", "unit", "key"):
+        if not isinstance(fields.get(name, ""), str):
+            raise InvalidInput(f"{name} must be a text")
+
+
+def _shown(value: Any) -> str:
+    """A number, a hash or the name of an adjacency; all else by its kind."""
+    return repr(value) if isinstance(value, str) and len(value) <= 64 else _check.shown(value)
+
+
+def _said(reason: Exception) -> str:
+    return str(reason) if isinstance(reason, MatrixDPError) else type(reason).__name__

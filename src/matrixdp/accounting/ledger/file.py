@@ -1,0 +1,330 @@
+"""The SQLite file behind a ledger: its tables, and how it is created, opened, brought up to date, read and written.
+
+The table `ledger` has one row: what was fixed at creation, the number of entries and the last hash. `entries` has one
+row per entry, and `documents` the certificates and curves that they name, each once: the first part of a series brings
+its certificate along, the later parts name the same one. Files from before schema 4 keep the columns in which their
+entries stated their guarantees; newer entries leave them empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+from matrixdp.accounting.ledger.chain import Document, Header, canonical, now, sha256
+from matrixdp.budget import Budget
+from matrixdp.errors import LedgerError
+
+SCHEMA = 4
+APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
+
+# The columns that a schema added. `planned` is how many releases the block of an entry has, and empty before schema 3;
+# the charges are those of the block, in its first entry, and 0 in the others. `certificate` and `curve` name documents.
+ADDED = {
+    2: {"count": "INTEGER NOT NULL DEFAULT 1", "sampling_rate": "REAL NOT NULL DEFAULT 1.0"},
+    3: {"series": "TEXT", "planned": "INTEGER", "charged_mu": "REAL", "charged_delta": "REAL"},
+    4: {
+        **{"certificate": "TEXT", "curve": "TEXT", "dataset": "TEXT", "analyst": "TEXT", "purpose": "TEXT"},
+        **{"unit": "TEXT NOT NULL DEFAULT 'record'", "key": "TEXT"},
+    },
+}
+COLUMNS = {"number": "INTEGER PRIMARY KEY", "time": "TEXT", "note": "TEXT", **ADDED[2], **ADDED[3], **ADDED[4]}
+# What else a schema brought.
+CHANGES = {
+    2: (),
+    3: ("ALTER TABLE ledger ADD COLUMN adaptive INTEGER", "ALTER TABLE ledger ADD COLUMN place TEXT"),
+    4: (
+        "CREATE TABLE documents (sha256 TEXT PRIMARY KEY, content TEXT)",
+        "CREATE UNIQUE INDEX entries_by_key ON entries (key)",
+    ),
+}
+CREATE = (
+    f"PRAGMA application_id = {APPLICATION}",
+    f"PRAGMA user_version = {SCHEMA}",
+    "CREATE TABLE ledger (id TEXT, epsilon REAL, delta REAL, relation TEXT, created TEXT, entries INTEGER, head TEXT, "
+    "adaptive INTEGER, place TEXT)",
+    f"CREATE TABLE entries ({', '.join(f'{name} {kind}' for name, kind in COLUMNS.items())}, hash TEXT)",
+    *CHANGES[4],
+)
+HEADER = "id, epsilon, delta, relation, created, entries, head, adaptive"
+
+# Held by every operation, and while the process forks: a child must not inherit a file that SQLite has locked.
+_no_fork = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release)
+
+
+def tampered(path: Path, finding: str) -> LedgerError:
+    """The error for a file whose content is not what was written."""
+    return LedgerError(
+        f"the ledger {path} was changed by other means: {finding}. Release nothing on its account; restore it from a "
+        "copy, and record there what was spent since"
+    )
+
+
+class Session:
+    """A transaction on a ledger's file; `File` opens it."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection, self.path = connection, path
+
+    def header(self) -> Header:
+        """The one row of the table `ledger`."""
+        rows = self.connection.execute(f"SELECT {HEADER} FROM ledger").fetchall()
+        if len(rows) != 1:
+            raise sqlite3.DatabaseError(f"malformed: {len(rows)} rows in the table ledger")
+        return Header(*rows[0])
+
+    def rows(self, after: int) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The fields of the entries after this number, but for the empty ones, and their hashes."""
+        return self._rows("SELECT * FROM entries WHERE number > ? ORDER BY number", after)
+
+    def row_with_key(self, key: str) -> tuple[dict[str, Any], Any] | None:
+        """The entry with this idempotency key."""
+        return next(self._rows("SELECT * FROM entries WHERE key = ?", key), None)
+
+    def _rows(self, question: str, value: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+        found = self.connection.execute(question, (value,))
+        names = [column[0] for column in found.description]
+        for row in found:
+            record = {name: part for name, part in zip(names, row, strict=True) if part is not None}
+            yield record, record.pop("hash", None)
+
+    def has_hash(self, found: str) -> bool:
+        """Whether an entry has this hash."""
+        return self.connection.execute("SELECT 1 FROM entries WHERE hash = ?", (found,)).fetchone() is not None
+
+    def document(self, name: str) -> Document:
+        """The document with this SHA-256."""
+        (text,) = self.connection.execute("SELECT content FROM documents WHERE sha256 = ?", (name,)).fetchone() or ("",)
+        if not isinstance(text, str) or sha256(text) != name:
+            raise tampered(self.path, f"the document {name} is not what was written")
+        content: Document = json.loads(text)
+        return content
+
+    def check_pages(self) -> None:
+        """Looks for damage below the level of rows."""
+        found = _pragma(self.connection, "quick_check(1)")
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {found}")
+
+    def check_complete(self, entries: int) -> None:
+        """Looks for rows that are not part of the chain, which has so many entries."""
+        if self.connection.execute("SELECT count(*) FROM entries").fetchone() != (entries,):
+            raise tampered(self.path, "it has entries that are not part of the chain")
+        named = (f"SELECT {name} FROM entries WHERE {name} IS NOT NULL" for name in ("certificate", "curve"))
+        unused = f"SELECT 1 FROM documents WHERE sha256 NOT IN ({' UNION '.join(named)})"
+        if self.connection.execute(unused).fetchone():
+            raise tampered(self.path, "it has documents that no entry names")
+
+    def append(self, record: Mapping[str, Any], found: str, documents: Mapping[str, Document]) -> None:
+        """Writes an entry with its hash, and those of its documents that are not there yet."""
+        texts = [(name, canonical(content)) for name, content in documents.items()]
+        self.connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", texts)
+        places = ", ".join("?" * (len(record) + 1))
+        row = (*record.values(), found)
+        self.connection.execute(f"INSERT INTO entries ({', '.join(record)}, hash) VALUES ({places})", row)
+        self.connection.execute("UPDATE ledger SET entries = ?, head = ?", (record["number"], found))
+
+
+class File:
+    """A ledger's file.
+
+    Args:
+        path: the file.
+        timeout: how many seconds to wait for others that are writing.
+    """
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self.path, self._timeout = path, timeout
+
+    def create(self, budget: Budget, relation: str | None, adaptive: bool) -> None:
+        """Makes the file, unless another process is first."""
+        _create(self.path, budget, relation, adaptive, self._timeout)
+
+    @contextmanager
+    def opened(self) -> Iterator[Session]:
+        """A transaction in which the file is brought up to date, if it is not; it stays as it was if an error comes."""
+        with self.transaction("BEGIN", oldest=1) as session:
+            current = _is_current(session.connection, self.path)
+        with self.transaction("BEGIN" if current else "BEGIN IMMEDIATE", oldest=1) as session:
+            if not current:
+                _upgrade(session.connection, self.path)
+            yield session
+
+    @contextmanager
+    def transaction(self, begin: str = "BEGIN", *, oldest: int = SCHEMA) -> Iterator[Session]:
+        """A transaction, committed unless an error comes up inside."""
+        with _connection_to(self.path, self._timeout) as connection:
+            if _pragma(connection, "application_id") != APPLICATION:
+                raise LedgerError(f"{self.path} is not a ledger, or a damaged one; it was not touched")
+            _check_name(connection, self.path)
+            if _pragma(connection, "journal_mode = DELETE") != "delete":
+                raise LedgerError(f"{self.path} has no rollback journal; close the other programs that have it open")
+            connection.execute(begin)
+            schema = _pragma(connection, "user_version")
+            if not oldest <= schema <= SCHEMA:
+                raise LedgerError(
+                    f"{self.path} has schema {schema}, and this matrixdp reads up to {SCHEMA}; upgrade matrixdp"
+                )
+            yield Session(connection, self.path)
+            connection.execute("COMMIT")
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes sure that the entries of a folder have reached the disk, where a system lets one."""
+    if os.name == "posix":
+        entry = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(entry)
+        finally:
+            os.close(entry)
+
+
+def _create(path: Path, budget: Budget, relation: str | None, adaptive: bool, timeout: float) -> None:
+    """Makes the file under another name and then renames it, so that nobody ever sees half a ledger.
+
+    Those who would create the same ledger take turns, by a lock that ends with its process; so no ledger is ever
+    replaced. It needs no hard links.
+    """
+    draft, lock = (path.with_name(f".{path.name}.{end}") for end in ("draft", "lock"))
+    try:
+        lock.touch(mode=0o600)
+        with _connection_to(lock, timeout, mode="rwc") as turn:
+            turn.execute("BEGIN EXCLUSIVE")
+            if not path.exists():
+                try:
+                    header = Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now())
+                    _fill(draft, replace(header, adaptive=int(adaptive)))
+                    os.replace(draft, path)
+                finally:
+                    draft.unlink(missing_ok=True)
+                sync_folder(path.parent)
+            with suppress(OSError):  # Windows does not remove a file that is in use
+                lock.unlink()  # only now: as long as there is no ledger, all must wait for the same lock
+    except LedgerError:
+        if not path.exists():  # else another process was first, and has removed the lock: its ledger is the one
+            raise
+    except OSError as reason:
+        raise LedgerError(
+            f"the ledger {path} could not be created ({reason}); its folder must exist and be writable"
+        ) from None
+
+
+def _fill(draft: Path, header: Header) -> None:
+    """A new ledger; what a killed process has left there is removed first."""
+    for left in (draft, draft.with_name(f"{draft.name}-journal")):
+        left.unlink(missing_ok=True)
+    draft.touch(mode=0o600)
+    with _connection_to(draft) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in CREATE:
+            connection.execute(statement)
+        row = astuple(replace(header, head=header.genesis()))
+        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        connection.execute("COMMIT")
+
+
+def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file has the present schema and knows the name under which it is opened, or can only be read."""
+    if _pragma(connection, "user_version") < SCHEMA:
+        return False
+    return bool(_known_place(connection) == _place(path)) or _out_of_reach(path) is not None
+
+
+def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings an older file to the present schema, and notes its name.
+
+    Its hashes stay: they leave out what is at its default, and the name.
+    """
+    for schema in range(_pragma(connection, "user_version") + 1, SCHEMA + 1):
+        for name, kind in ADDED[schema].items():
+            connection.execute(f"ALTER TABLE entries ADD COLUMN {name} {kind}")
+        for statement in CHANGES[schema]:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {schema}")
+    connection.execute("UPDATE ledger SET place = ?", (_place(path),))
+
+
+def _place(path: Path) -> str:
+    """The name of a file and the number of its folder, which tell the hard links of a file apart."""
+    return f"{os.stat(path.parent).st_ino}/{path.name}"
+
+
+def _known_place(connection: sqlite3.Connection) -> Any:
+    (place,) = connection.execute("SELECT place FROM ledger").fetchone() or (None,)
+    return place
+
+
+def _check_name(connection: sqlite3.Connection, path: Path) -> None:
+    """Of a file with several hard links, only the name that it was last used under is accepted.
+
+    SQLite keeps what undoes an interrupted spend beside the name that was used. Under another name it would not be
+    found, and spends could be lost. While there is one name, each opening notes it; so a link that was made as a backup
+    does no harm, and is refused itself.
+    """
+    if os.stat(path).st_nlink == 1:
+        return
+    known = _known_place(connection) if _pragma(connection, "user_version") >= 3 else None
+    if known != _place(path):
+        raise LedgerError(
+            f"the ledger {path} has more than one hard link, and "
+            + ("this is not the name that it is used under" if known else "it is not known which of them is in use")
+            + ": after a crash, spends could be lost. Use the other name; to use this one, copy the file and put the "
+            "copy in its place"
+        )
+
+
+@contextmanager
+def _connection_to(path: Path, timeout: float = 60.0, mode: str = "rw") -> Iterator[sqlite3.Connection]:
+    """A connection to a file for one operation; SQLite's errors come out as a LedgerError.
+
+    Args:
+        path: the file.
+        timeout: how many seconds to wait for others.
+        mode: SQLite's: "rw" for a file that exists, "rwc" for one that may have to be created.
+    """
+    address = f"{path.as_uri()}?mode={mode}"
+    try:
+        # closing it rolls back a transaction that was not committed
+        with _no_fork, closing(sqlite3.connect(address, timeout, isolation_level=None, uri=True)) as connection:
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("PRAGMA fullfsync = ON")  # macOS: through the drive's own cache
+            yield connection
+    except (sqlite3.Error, UnicodeDecodeError) as reason:  # the latter where a damaged name is to be shown
+        raise LedgerError(
+            f"the ledger {path} cannot be used ({reason}); {_remedy(path)}. No spend is confirmed: release nothing"
+        ) from reason
+
+
+def _out_of_reach(path: Path) -> Path | None:
+    """The file or its folder, if this account may not read and write it."""
+    effective = os.access in os.supports_effective_ids
+    for place in (path, path.parent):
+        if place.exists() and not os.access(place, os.R_OK | os.W_OK, effective_ids=effective):
+            return place
+    return None
+
+
+def _remedy(path: Path) -> str:
+    """What to do about a file that cannot be used; whose it is, if that is the reason."""
+    place = _out_of_reach(path)
+    if place is not None:
+        return (
+            f"this account may not read and write {place}, which belongs to account number {place.stat().st_uid}: "
+            "use that account, or have the file and its folder made writable for this one"
+        )
+    return "it must be a whole file, writable together with its folder, on a disk with space, and not held by others"
+
+
+def _pragma(connection: sqlite3.Connection, text: str) -> Any:
+    """The value of one of SQLite's settings."""
+    return connection.execute(f"PRAGMA {text}").fetchone()[0]

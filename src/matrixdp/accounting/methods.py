@@ -1,0 +1,169 @@
+"""The ways to a total: closed form, privacy-loss distributions, Rényi divergences; and the errors of the samplers.
+
+Gaussian releases without sampling compose in closed form, `mu^2 = sum mu_i^2`; all others by the laws of their privacy
+losses (`losses`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp.accounting.losses import DeltaAt, EpsilonAt, Question, Steps, by_losses
+from matrixdp.accounting.pairs import check_profile, dots
+from matrixdp.adjacency import REPLACE
+from matrixdp.errors import NotCertifiable
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.guarantee import GaussianProfile, Profile, epsilon_with_total_variation, with_total_variation
+
+METHODS = ("auto", "exact", "pld", "renyi")
+
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Use:
+    """One kind of release, as far as a total depends on it.
+
+    Attributes:
+        profile: of its noise law.
+        total_variation: the total-variation error of its sampler.
+        sampling_rate: the probability with which it uses a record.
+    """
+
+    profile: Profile
+    total_variation: float = 0.0
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_profile(self.profile)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether this is Gaussian noise without sampling, which mu describes completely."""
+        return isinstance(self.profile, GaussianProfile) and self.sampling_rate == 1.0
+
+    def revealed(self) -> float:
+        """A probability k: the drawn release is no worse than one from its law that reveals all with probability k.
+
+        Let D be the law's curve and t the total variation between law and sampler. For the drawn pair, H(e) is at most
+        D(e) + (1 + exp e) t; and as H falls, at most D(e) + c for every e >= 0, with c = D(e0) + (1 + exp e0) t for any
+        e0. Under Poisson sampling at rate q both directions of H are at most q, or less, times a value of the curve
+        without sampling, so q c is added there. A pair that reveals all with probability k, and is as the law's
+        otherwise, has the curve (1 - k) H + k; it lies above H + q c, in both directions, when k (1 - H(0)) >= q c, and
+        H(0), the total variation of the law's pair, is at most q D(0). Over many releases k adds up, and is not
+        multiplied by exp(epsilon) of the total.
+        """
+        t, q = self.total_variation, self.sampling_rate
+        if t == 0.0:
+            return 0.0
+        if isinstance(self.profile, GaussianProfile):
+            epsilons = np.linspace(0.0, 60.0, 241)
+            deltas = np.asarray(gaussian.delta(self.profile.mu, epsilons))
+        else:
+            try:
+                epsilons, deltas = dots(self.profile)
+            except NotCertifiable:
+                return math.inf
+        c = float(np.min(deltas + (1.0 + np.exp(np.minimum(epsilons, 700.0))) * t))
+        same = 1.0 - q * float(deltas[0]) * (1.0 + 1e-9)
+        return q * c / same * (1.0 + 1e-9) if same > 0.0 else math.inf
+
+
+Uses = Mapping[Use, int]  # how often each
+
+
+def epsilon(uses: Uses, adjacency: str, delta: float, method: str = "auto") -> float:
+    """The least epsilon that is proven at this delta, the errors of all samplers included."""
+    steps, variation, leaked = merged(uses), _variation(uses), _leaked(uses)
+    left = math.nextafter(delta - leaked, 0.0) if leaked else delta
+    found = answer(steps, adjacency, EpsilonAt(left), method) if left > 0.0 else math.inf
+    if variation == 0.0 or (found < math.inf and with_total_variation(0.0, found, variation) >= leaked):
+        return found
+    return epsilon_with_total_variation(
+        lambda share: answer(steps, adjacency, EpsilonAt(share), method), delta, variation
+    )
+
+
+def delta(uses: Uses, adjacency: str, epsilon: float, method: str = "auto") -> float:
+    """The least delta that is proven at this epsilon, the errors of all samplers included."""
+    found, leaked = answer(merged(uses), adjacency, DeltaAt(epsilon), method), _leaked(uses)
+    added = math.nextafter(found + leaked, math.inf) if leaked else found
+    return min(with_total_variation(found, epsilon, _variation(uses)), added)
+
+
+def _variation(uses: Uses) -> float:
+    return math.fsum(count * use.total_variation for use, count in uses.items())
+
+
+def _leaked(uses: Uses) -> float:
+    return math.fsum(count * use.revealed() for use, count in uses.items()) * (1.0 + 1e-12)
+
+
+def merged(uses: Uses) -> Steps:
+    """One step for each kind of release; Gaussian noise without sampling is one release with the root of sum mu^2."""
+    steps: dict[tuple[Profile, float], int] = {}
+    gaussians: list[tuple[float, int]] = []
+    for use, count in uses.items():
+        noise, rate = use.profile, use.sampling_rate
+        if isinstance(noise, GaussianProfile) and rate == 1.0:
+            gaussians += [(noise.mu, count)]
+        elif not (isinstance(noise, GaussianProfile) and noise.mu == 0.0):
+            steps[noise, rate] = steps.get((noise, rate), 0) + count
+    mu = math.sqrt(math.fsum(count * mu**2 for mu, count in gaussians)) * (1.0 + 8.0 * _UNIT)
+    if [count for _, count in gaussians] == [1]:
+        ((mu, _),) = gaussians  # a single one may use the whole budget, and is not rounded
+    return {(GaussianProfile(mu), 1.0): 1, **steps} if mu > 0.0 else steps
+
+
+def closed_form(steps: Steps) -> Profile | None:
+    """The profile of a composition that is one release without sampling, or can be written as one."""
+    ((noise, rate), count), *others = steps.items()
+    return noise if not others and count == 1 and rate == 1.0 else None
+
+
+def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto") -> float:
+    """The answer to a question for the noise laws, never below the truth."""
+    method = _check.choice("method", method, METHODS)
+    if not steps:
+        return 0.0
+    if method == "renyi":
+        return _by_renyi(steps, adjacency, question)
+    profile = closed_form(steps)
+    if profile is not None and method != "pld":
+        return question.asked_of(profile)
+    if method == "exact":
+        raise NotCertifiable("no closed form for sampled releases, or several that are not Gaussian; use method 'pld'")
+    found, settled = by_losses(steps, adjacency, question)
+    if method == "auto" and not settled:
+        try:
+            return min(found, _by_renyi(steps, adjacency, question))
+        except NotCertifiable:
+            return found
+    return found
+
+
+def _by_renyi(steps: Steps, adjacency: str, question: Question) -> float:
+    """The answer of dp-accounting's Rényi accountant, with more than its rounding added."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    accountant, margin = rdp.RdpAccountant(), 0.0
+    orders = accountant.orders
+    for (noise, rate), count in steps.items():
+        if not isinstance(noise, GaussianProfile) or (rate < 1.0 and adjacency == REPLACE):
+            raise NotCertifiable("method 'renyi' is for Gaussian noise, sampled under add/remove alone; use 'pld'")
+        event = GaussianDpEvent((1.0 - 4.0 * _UNIT) / noise.mu)
+        accountant.compose(event if rate == 1.0 else PoissonSampledDpEvent(rate, event), count)
+        size = orders * (4.0 + np.log(orders) - math.log(rate) + orders * noise.mu**2)
+        margin = margin + count * 32.0 * _UNIT * size / (orders - 1.0)
+    divergences = np.maximum(accountant.rdp, 0.0) + margin
+    if isinstance(question, EpsilonAt):
+        found, _ = rdp.compute_epsilon(orders, divergences, question.delta)
+    else:
+        found, _ = rdp.compute_delta(orders, divergences, question.epsilon)
+    return float(found) * (1.0 + 1e-12)

@@ -1,0 +1,308 @@
+"""Audits: draws outputs of a mechanism on two neighbouring inputs and bounds how private it can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.audit import bounds, statistics
+from matrixdp.audit.result import METHODS, AuditResult
+from matrixdp.audit.statistics import Lesson, Statistic
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw, generator
+from matrixdp.errors import InvalidInput
+from matrixdp.privacy.certificate import certify
+from matrixdp.privacy.laws import added_law
+from matrixdp.sensitivity import Sensitivity
+
+Progress = Callable[[int, int], object]
+"""Told how many outputs have been drawn, and how many will be."""
+
+SAMPLES = 10_000
+CONFIDENCE = 1 - 1e-6
+_LEAST_SAMPLES = 20
+# Outputs are drawn and scored in blocks of at most so many, and so many entries.
+_BLOCK, _BLOCK_ENTRIES = 500, 2**20
+# More outputs to learn from would cost memory and time and gain little.
+_LESSON, _LESSON_ENTRIES = 5_000, 2**23
+# The scatter of more coordinates would take longer than drawing them.
+_MOST_COORDINATES = 400
+
+
+def audit(
+    release_fn: Callable[[Any], Any],
+    value: Any,
+    neighbour: Any,
+    epsilon: float,
+    delta: float,
+    *,
+    samples: int = SAMPLES,
+    confidence: float = CONFIDENCE,
+    statistic: str | Statistic = "auto",
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Tests a claimed (epsilon, delta) of any mechanism on one pair of neighbours.
+
+    Some of the outputs, at most a quarter, are learned from, a quarter chooses the statistic and the events, and the
+    bounds count the rest, which nothing was chosen by.
+
+    Args:
+        release_fn: the mechanism; called with an input, it returns numbers or an array of them, of one shape, with
+            fresh randomness every time.
+        value: an input; of an array, each call gets a copy.
+        neighbour: another input that the claim's adjacency calls a neighbour of the first.
+        epsilon: the claimed epsilon, 0 or above.
+        delta: the claimed delta, 0 or above; 0 for a pure claim.
+        samples: how many outputs to draw for each input.
+        confidence: the probability that the bounds hold.
+        statistic: "linear", "radial", "learned", or "auto", which tries them all; or a function from a stack of
+            outputs (one more axis in front) to one number each.
+        progress: told how many outputs have been drawn and how many will be.
+
+    Guarantee: if release_fn keeps the claim, it is rejected with probability at most 1 - confidence, whatever the
+        mechanism, the statistic and the number of samples.
+
+    Power: at (1, 0.1) Gaussian noise that is 10 % short takes 60,000 samples to reject, at (1, 0.01) 500,000, and at a
+        delta of 1e-6 no number that can be drawn; `audit_law` sees it there. A mechanism whose delta is 0.2 where 1e-7
+        is claimed takes a few thousand.
+
+    Source: jagielski2020auditing; clopper1934use.
+    """
+    claim = _claim(epsilon, delta)
+    confidence = _confidence(confidence)
+    outputs = _Outputs(release_fn, (value, neighbour), _samples(samples), progress)
+    if callable(statistic):
+        learnt: dict[str, Statistic] = {getattr(statistic, "__name__", "the caller's own"): statistic}
+    else:
+        options = ["auto", *statistics.LEARNT]
+        names = options[1:] if _check.choice("statistic", statistic, options) == "auto" else [statistic]
+        lesson = Lesson.of(value, neighbour, outputs.lesson())
+        learnt = {name: statistics.LEARNT[name](lesson) for name in names}
+    return outputs.judge(learnt, claim, confidence)
+
+
+def audit_law(
+    law: NoiseLaw,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    *,
+    samples: int = SAMPLES,
+    confidence: float = CONFIDENCE,
+    method: str = "auto",
+    release_fn: Callable[[Any], Any] | None = None,
+    rng: np.random.Generator | None = None,
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Tests whether noise, as it is drawn, keeps a budget for the worst difference that its certificate names.
+
+    The outputs are judged by the likelihood ratio, the best statistic there is if the noise follows its law (for a law
+    from outside the package, by statistics that are learned from some of the outputs). The method "gaussian" finds the
+    best linear statistic whatever the noise, if the value has at most 400 entries.
+
+    Args:
+        law: the noise; its certificate names the difference, its density the statistic, and its samples decide.
+        sensitivity: what a neighbour can change.
+        budget: the claim.
+        samples: how many outputs to draw for each input.
+        confidence: the probability that the bounds hold.
+        method: "clopper-pearson" assumes nothing; "gaussian" assumes that Gaussian noise is added to the input, and
+            then sees a shortage of a few percent at any delta; "auto" takes the second for a Gaussian law.
+        release_fn: another mechanism that is said to add this noise to its input; by default `law.sample` draws it.
+        rng: a numpy Generator, for reproducible studies, and faster; by default the entropy that releases draw from.
+        progress: told how many outputs have been drawn and how many will be.
+
+    Guarantee: if the samples keep the budget, they are rejected with probability at most 1 - confidence; with the
+        method "gaussian" only if what it assumes is true.
+
+    Source: dong2022gaussian, Corollary 2.13, from mu to (epsilon, delta); nasr2023tight.
+    """
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+    confidence, samples = _confidence(confidence), _samples(samples)
+    if _check.choice("method", method, ["auto", *METHODS]) == "gaussian" and not isinstance(law, Gaussian):
+        raise InvalidInput(f"method 'gaussian' is for Gaussian noise, got {type(law).__name__}; use 'clopper-pearson'")
+    difference = certify(law, sensitivity).witness
+    draw = release_fn if release_fn is not None else lambda value: value + law.sample(rng)
+    if added_law(law) is not None:  # whose density is not known here
+        inputs, claim = (np.zeros(law.shape), difference), (budget.epsilon, budget.delta)
+        return audit(draw, *inputs, *claim, samples=samples, confidence=confidence, progress=progress)
+    outputs = _Outputs(draw, (np.zeros(law.shape), difference), samples, progress)
+    if outputs.shape != law.shape:
+        raise InvalidInput(f"release_fn must return its input with noise, of shape {law.shape}, got {outputs.shape}")
+    if method == "clopper-pearson" or not isinstance(law, Gaussian):
+        ratio = statistics.likelihood_ratio(law, difference)
+        return outputs.judge({"likelihood ratio": ratio}, (budget.epsilon, budget.delta), confidence)
+    seen = statistics.coordinates(law, difference, most=min(_MOST_COORDINATES, samples // 2))
+    scatter, shift = outputs.scatter(seen.read), seen.read(difference[None])[0]
+    mu = bounds.mu_from_scatter(scatter, 2 * samples, shift, seen.weights, confidence)
+    lower = bounds.gaussian_bounds(mu, budget.epsilon, budget.delta)
+    return AuditResult(budget.epsilon, budget.delta, *lower, seen.name, samples, confidence, "gaussian")
+
+
+def audit_scores(
+    value_scores: Any,
+    neighbour_scores: Any,
+    epsilon: float,
+    delta: float,
+    *,
+    confidence: float = CONFIDENCE,
+    rng: np.random.Generator | None = None,
+) -> AuditResult:
+    """Tests a claimed (epsilon, delta) from scores that were computed elsewhere, such as those of planted records.
+
+    Args:
+        value_scores: one score for each independent output on one input.
+        neighbour_scores: the same for its neighbour, as many.
+        epsilon: the claimed epsilon, 0 or above.
+        delta: the claimed delta, 0 or above.
+        confidence: the probability that the bounds hold.
+        rng: shuffles the scores, so that a sorted list does no harm.
+
+    Guarantee: as for `audit`, if the statistic was not fitted to the same outputs.
+    """
+    claim = _claim(epsilon, delta)
+    confidence, randomness = _confidence(confidence), generator(rng)
+    given = [
+        _check.finite(n, s, ndim=1) for n, s in (("value_scores", value_scores), ("neighbour_scores", neighbour_scores))
+    ]
+    if len(given[0]) != len(given[1]):
+        raise InvalidInput(f"the two lists of scores must be equally long, got {len(given[0])} and {len(given[1])}")
+    samples = _samples(len(given[0]))
+    for one in given:
+        randomness.shuffle(one)
+    few = samples // 4
+    first, rest = ({"scores": (given[0][part], given[1][part])} for part in (slice(few), slice(few, None)))
+    return _judge(first, rest, claim, samples, confidence)
+
+
+def _judge(
+    first: bounds.Scores, rest: bounds.Scores, claim: tuple[float, float], samples: int, confidence: float
+) -> AuditResult:
+    """Chooses events by the first scores and counts the rest."""
+    level = (1 - confidence) / 4  # two events, two probabilities each
+    events = bounds.choose_events(first, *claim, level)
+    epsilon_lower, delta_lower, name = bounds.bounds_from_events(events, rest, *claim, level)
+    return AuditResult(*claim, epsilon_lower, delta_lower, name, samples, confidence, "clopper-pearson")
+
+
+class _Outputs:
+    """Draws outputs on two inputs, block by block, and keeps no more of them than it must."""
+
+    def __init__(
+        self, release_fn: Callable[[Any], Any], inputs: tuple[Any, Any], samples: int, progress: Progress | None
+    ) -> None:
+        if not callable(release_fn):
+            raise InvalidInput(f"release_fn must be a function of one input, got {_check.kind(release_fn)}")
+        if all(isinstance(given, (np.ndarray, int, float)) for given in inputs) and np.array_equal(*inputs):
+            raise InvalidInput("value and neighbour are the same; give two inputs that differ as neighbours may")
+        self.release_fn = release_fn
+        self.inputs = inputs
+        self.samples = samples
+        self.progress = progress
+        self.drawn = 0
+        self.shape = self._outputs(inputs[0], 1).shape[1:]
+
+    def lesson(self) -> tuple[Array, Array]:
+        """Outputs to learn from, at most a quarter of all."""
+        entries = max(1, math.prod(self.shape))
+        count = max(2, min(self.samples // 4, _LESSON, _LESSON_ENTRIES // entries))
+        on_value, on_neighbour = (np.concatenate(list(self._blocks(given, count))) for given in self.inputs)
+        return on_value, on_neighbour
+
+    def scores(self, count: int, learnt: Mapping[str, Statistic]) -> bounds.Scores:
+        """The scores of fresh outputs on both inputs."""
+        sides = []
+        for given in self.inputs:
+            found: dict[str, list[Array]] = {name: [] for name in learnt}
+            for block in self._blocks(given, count):
+                for name, score in learnt.items():
+                    found[name].append(_scored(name, score, block))
+            sides.append({name: np.concatenate(parts) for name, parts in found.items()})
+        return {name: (sides[0][name], sides[1][name]) for name in learnt}
+
+    def scatter(self, read: Callable[[Array], Array]) -> Array:
+        """The sum of (x - mean)(x - mean)^T over the noise x of all outputs, in the coordinates given."""
+        total: Any = 0.0
+        squares: Any = 0.0
+        pools = ThreadpoolController()
+        for given in self.inputs:
+            for block in self._blocks(given, self.samples):
+                # the product is small, so threads would cost more than they bring; the mechanism keeps its own
+                with pools.limit(limits=1, user_api="blas"):
+                    noise = read(block - given)
+                    total, squares = total + np.sum(noise, axis=0), squares + noise.T @ noise
+        return np.asarray(squares - np.outer(total, total) / (2 * self.samples))
+
+    def judge(self, learnt: Mapping[str, Statistic], claim: tuple[float, float], confidence: float) -> AuditResult:
+        """Chooses by a quarter of the outputs, counts all that are left, and compares with the claim."""
+        first = self.scores(self.samples // 4, learnt)
+        rest = self.scores(self.samples - self.drawn // 2, learnt)
+        return _judge(first, rest, claim, self.samples, confidence)
+
+    def _blocks(self, given: Any, count: int) -> Iterator[Array]:
+        size = max(1, min(_BLOCK, _BLOCK_ENTRIES // max(1, math.prod(self.shape))))
+        for start in range(0, count, size):
+            block = self._outputs(given, min(size, count - start))
+            if block.shape[1:] != self.shape:
+                raise InvalidInput(
+                    f"release_fn returned shapes {self.shape} and {block.shape[1:]}; it must keep to one"
+                )
+            self.drawn += len(block)
+            if self.progress is not None:
+                self.progress(self.drawn, 2 * self.samples)
+            yield block
+
+    def _outputs(self, given: Any, count: int) -> Array:
+        # a copy, so that a mechanism that writes into its input cannot spoil the next draw
+        fresh = given.copy if isinstance(given, np.ndarray) else lambda: given
+        drawn = [self.release_fn(fresh()) for _ in range(count)]
+        try:
+            if np.iscomplexobj(drawn[0]):
+                raise TypeError
+            with np.errstate(over="ignore"):  # what becomes infinite is refused next
+                outputs = np.array(drawn, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidInput(
+                f"release_fn must return numbers, in arrays of one shape, got {_check.kind(drawn[0])}; "
+                "of a matrixdp release, return its .value"
+            ) from None
+        if not (outputs.size > 0 and np.all(np.isfinite(outputs))):
+            raise InvalidInput("release_fn must return finite numbers, got none, or NaN or infinity; map those first")
+        return outputs
+
+
+def _scored(name: str, score: Statistic, outputs: Array) -> Array:
+    scores = np.asarray(score(outputs), dtype=np.float64)
+    if scores.shape != (len(outputs),) or np.any(np.isnan(scores)):
+        raise InvalidInput(
+            f"statistic {name!r} must return one number, never NaN, for each of {len(outputs)} outputs, "
+            f"got shape {scores.shape}"
+        )
+    return scores
+
+
+def _claim(epsilon: float, delta: float) -> tuple[float, float]:
+    claim = _check.at_least_zero("epsilon", epsilon), _check.at_least_zero("delta", delta)
+    if not claim[1] < 1:
+        raise InvalidInput(f"delta must be below 1, got {_check.shown(delta)}; delta 1 guarantees nothing")
+    return claim
+
+
+def _confidence(confidence: float) -> float:
+    if not 0.5 <= _check.number("confidence", confidence) < 1:
+        raise InvalidInput(f"confidence must be at least 0.5 and below 1, got {confidence!r}; 0.999 is a common choice")
+    return float(confidence)
+
+
+def _samples(samples: int) -> int:
+    if not _check.count("samples", samples) >= _LEAST_SAMPLES:
+        raise InvalidInput(
+            f"samples must be at least {_LEAST_SAMPLES}, got {samples!r}; thousands are needed to see much"
+        )
+    return int(samples)

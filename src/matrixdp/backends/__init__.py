@@ -1,0 +1,59 @@
+"""Where values live: a backend checks a value, puts it on the grid and adds noise; it decides nothing.
+
+Each backend module has the functions of `Backend`; `backend_of` finds the one for a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from matrixdp._check import Shape
+from matrixdp.distributions import NoiseLaw
+from matrixdp.privacy.drawing import Drawing
+from matrixdp.sensitivity import Sensitivity
+
+
+class Backend(Protocol):
+    """What the pipeline asks of a backend."""
+
+    def checked(self, value: Any, sensitivity: Sensitivity) -> Any:
+        """The value in the form that is drawn on; finite, and symmetric where the set says so."""
+
+    def shape_of(self, value: Any) -> Shape:
+        """The shape of a checked value."""
+
+    def prepared(
+        self, value: Any, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None, original: Any
+    ) -> Callable[[], Any]:
+        """Does all of a draw that can fail, and gives the one call that draws; called before anything is spent.
+
+        Args:
+            value: as `checked` gave it.
+            law: the noise.
+            drawing: how to draw it.
+            rng: the caller's generator, for reproducible studies.
+            original: the value as the caller gave it; the result has its type.
+
+        Raises:
+            InvalidInput: if the value is too large for the grid, or the law cannot be drawn there.
+            MatrixDPError: if what draws the noise cannot be loaded.
+        """
+
+
+def backend_of(value: Any) -> Backend:
+    """The backend for a value, by the library that it comes from."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "torch" and hasattr(value, "detach"):
+        from matrixdp.backends import torch
+
+        return cast(Backend, torch)
+    if library == "dask":
+        from matrixdp.backends import dask
+
+        return cast(Backend, dask)
+    from matrixdp.backends import numpy
+
+    return cast(Backend, numpy)

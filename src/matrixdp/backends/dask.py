@@ -1,0 +1,171 @@
+"""Releasing a matrix that no machine holds: noise block by block, on the workers.
+
+One release has one key, drawn here; each block of the matrix gets a key of its own, derived from it and from the
+block's index, and only that one travels, inside the block's task. So a block that is computed again, because a worker
+was lost or because someone asks twice, carries the same noise, and no worker can remove the noise of another's blocks.
+Two releases share nothing.
+
+The same noise on other values would show their difference. So the array must mean the same values whenever it is
+computed: if its files or tasks may change, `persist()` it before the release.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import dask
+import dask.array
+import numpy as np
+from dask.array.core import slices_from_chunks
+from dask.highlevelgraph import HighLevelGraph
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.backends import numpy
+from matrixdp.backends.numpy import TOO_LARGE
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Covariance, Diagonal, Isotropic, Kronecker
+from matrixdp.errors import InvalidInput
+from matrixdp.privacy.drawing import Drawing
+from matrixdp.secure.entropy import Key
+from matrixdp.secure.grid import Grid
+from matrixdp.secure.kernels import Floats, add_noise
+from matrixdp.sensitivity import RankOne, Sensitivity
+
+Independent = Isotropic | Diagonal | Kronecker
+"""Noise that can be drawn block by block, if the factors of the last are diagonal."""
+
+
+class BlockKey:
+    """The key of one block on its way to a worker: redacted in repr, pickled on purpose."""
+
+    __slots__ = ("_name", "_secret")
+
+    def __init__(self, name: str, secret: bytes) -> None:
+        self._name = name
+        self._secret = secret
+
+    def open(self) -> Key:
+        """The key, new each time, so that the block can be drawn again."""
+        return Key.from_bytes(self._secret)
+
+    def __repr__(self) -> str:
+        return "<BlockKey: secret>"
+
+    def __reduce__(self) -> tuple[type[BlockKey], tuple[str, bytes]]:
+        return BlockKey, (self._name, self._secret)
+
+    def __dask_tokenize__(self) -> str:
+        return self._name  # Dask would otherwise hash the secret into the names of tasks
+
+
+def checked(value: Any, sensitivity: Sensitivity) -> Any:
+    """A Dask array of real numbers of known shape, a vector or a matrix."""
+    if not isinstance(value, dask.array.Array):
+        raise InvalidInput(f"value must be a Dask array, got {type(value).__name__}; distributed.identity() makes one")
+    if any(math.isnan(side) for side in value.shape):
+        raise InvalidInput("value must have a known shape; call compute_chunk_sizes() on the array first")
+    if value.dtype.kind not in "iuf":
+        raise InvalidInput(f"value must hold real numbers, got dtype {_check.entries(value.dtype)}; convert it first")
+    if isinstance(sensitivity, RankOne):
+        raise InvalidInput(
+            "sensitivity must not be RankOne for a Dask array: no block can see whether the matrix is symmetric; "
+            "compute() the value first, or use Frobenius"
+        )
+    return value
+
+
+def shape_of(value: Any) -> Shape:
+    """The shape of a Dask array."""
+    return _check.shape(tuple(int(side) for side in value.shape))
+
+
+def prepared(
+    value: Any, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None, original: Any = None
+) -> Callable[[], Any]:
+    """The noisy array as tasks; nothing is drawn before it is computed. See `Backend`.
+
+    Guarantee: that of the certificate, for everything that is ever computed from the result. Whoever can read the
+        memory of the client, the scheduler or a worker, or the connections between them, is outside of it.
+
+    A block whose values are not finite, or do not fit the grid, is refused on computing. The release has failed then,
+    and stays spent.
+    """
+    if rng is not None:
+        raise InvalidInput("rng cannot be given for a Dask array: its noise is drawn on the workers, from secure keys")
+    if not (isinstance(law, Gaussian) and _independent(law.covariance) and drawing.grid is not None):
+        raise InvalidInput(
+            f"noise that is not independent from entry to entry cannot be drawn block by block ({law.describe()}); "
+            'use mechanism="analytic", or compute() the value first'
+        )
+    numpy.prepare(law, drawing, _dtype(value))
+    noisy = add_block_noise(value, law.covariance, drawing.grid, Key())  # tasks; no block is drawn yet
+    return lambda: noisy
+
+
+def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) -> Any:
+    """A Dask array of the values with grid noise: block (i, j) is drawn as one machine would, with `key.derive(i, j)`.
+
+    The name of the array is random and tells nothing about the key.
+    """
+    name = f"released-{secrets.token_hex(16)}"
+    tasks = {}
+    indices = itertools.product(*map(range, values.numblocks))
+    for index, place in zip(indices, slices_from_chunks(values.chunks), strict=True):
+        block_key = BlockKey(f"{name}-{index}", key.derive(*index).expose())
+        shape = tuple(side.stop - side.start for side in place)
+        tasks[(name, *index)] = (
+            noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index, shape,
+        )  # fmt: skip
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[values])
+    return dask.array.Array(graph, name, values.chunks, dtype=_dtype(values))
+
+
+def noisy_block(
+    block: Any, std: float, factors: list[Array], grid: Grid, key: BlockKey, index: Shape, shape: Shape
+) -> Floats:
+    """One block with noise of standard deviation std times all factors; runs on a worker."""
+    if np.shape(block) != shape:
+        raise InvalidInput(f"block {index} of value: has shape {np.shape(block)} where {shape} was declared")
+    plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
+    values: Floats = block if plain else _check.finite(f"block {index} of value", block)
+    if not values.size > 0:
+        return values
+    white = values
+    with np.errstate(over="ignore"):  # what overflows here is refused next, and single precision may end at infinity
+        for factor in factors:
+            white = white / factor
+        try:
+            noisy = add_noise(white, std, grid, key.open(), threads=1)
+        except InvalidInput:
+            raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
+        for factor in factors:
+            noisy *= factor
+        return noisy.astype(values.dtype, copy=False)
+
+
+def _dtype(values: Any) -> np.dtype[Any]:
+    """The type of the noisy blocks."""
+    return np.dtype(values.dtype if values.dtype in (np.float32, np.float64) else np.float64)
+
+
+def _independent(covariance: Covariance) -> TypeGuard[Independent]:
+    return isinstance(covariance, (Isotropic, Diagonal, Kronecker)) and covariance.independent
+
+
+def _scale(covariance: Independent, place: tuple[slice, ...]) -> tuple[float, list[Array]]:
+    """The standard deviations of the entries in one place: a number, and factors of it that differ from place to place.
+
+    The factors are those of `covariance.whiten`, in its order, so that a block is rounded as on one machine.
+    """
+    if isinstance(covariance, Isotropic):
+        return covariance.std, []
+    if isinstance(covariance, Diagonal):
+        return 1.0, [covariance.std[place]]
+    rows, columns = covariance.rows.variances[place[0]], covariance.columns.variances[place[1]]
+    alike = rows[:1] if np.all(rows == rows[:1]) else rows  # nothing to send for each row of a tall matrix
+    return 1.0, [np.sqrt(alike)[:, None], np.sqrt(columns)]

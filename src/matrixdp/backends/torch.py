@@ -1,0 +1,201 @@
+"""PyTorch tensors: noise is added where they lie, on the processor or on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matrixdp._check import Array, Shape
+from matrixdp.backends import numpy
+from matrixdp.backends.numpy import TOO_LARGE
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Blocks, Covariance, FullCovariance, Isotropic, Kronecker, kronecker
+from matrixdp.distributions.covariance.spectrum import Spectrum
+from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.privacy.drawing import Drawing
+from matrixdp.secure.grid import LIMIT, Grid
+from matrixdp.sensitivity import RankOne, Sensitivity
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def checked(value: Tensor, sensitivity: Sensitivity) -> Tensor:
+    """A tensor without its gradient; float32 or float64, finite, a vector or a matrix, symmetric where it must be."""
+    tensor = value.detach().clone()
+    if tensor.dtype not in FLOATS:
+        raise InvalidInput(f"value must be a float32 or float64 tensor, got {tensor.dtype}; convert it first")
+    if tensor.ndim not in (1, 2) or tensor.numel() == 0:
+        raise InvalidInput(f"value must be a vector or a matrix and not empty, got shape {tuple(tensor.shape)}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InvalidInput("value must be finite; drop or fill the records that are not before the query")
+    if isinstance(sensitivity, RankOne):
+        sensitivity.fits(shape_of(tensor))
+        # kept in double precision, so that no later rounding moves it off the symmetric matrices
+        return torch.from_numpy(numpy.symmetric(to_array(tensor))).to(tensor.device)
+    return tensor
+
+
+def shape_of(value: Tensor) -> Shape:
+    """The shape as whole numbers."""
+    return tuple(int(side) for side in value.shape)
+
+
+def prepared(
+    value: Tensor, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None, original: Tensor
+) -> Callable[[], Tensor]:
+    """Does all of a draw that can fail, and gives the one call that draws; see `Backend`."""
+    if rng is None and value.is_cuda and isinstance(law, Gaussian) and drawing.grid is not None:
+        factor = factor_of(law.covariance, value.device)
+        if factor is not None:
+            finish_there = _prepared_on_device(value, factor, drawing, drawing.grid)
+            return lambda: finish_there().to(original.dtype)
+    finish = numpy.prepared(to_array(value), law, drawing, rng)
+    return lambda: like(finish(), original)
+
+
+def _prepared_on_device(value: Tensor, factor: Factor, drawing: Drawing, grid: Grid) -> Callable[[], Tensor]:
+    flat = value.reshape(-1)
+    white, std = (flat.contiguous(), factor.std) if isinstance(factor, _Scaled) and factor.same else (None, 1.0)
+    if white is None:
+        white = factor.whiten(flat.to(torch.float64)).contiguous()
+    longest = drawing.largest_norm if drawing.float_safe else None
+    if longest is not None and not float(white.norm()) <= longest:
+        raise InvalidInput(TOO_LARGE)
+    if not float(white.abs().max()) / float(std) / grid.step < LIMIT:
+        raise InvalidInput(TOO_LARGE)
+    add_grid_noise(white.new_zeros(1), 1.0, grid)  # compiles the kernel, before anything is spent
+    noisy = torch.empty_like(white)
+
+    def draw() -> Tensor:
+        add_grid_noise(white, float(std), grid, noisy)
+        result = noisy if isinstance(factor, _Scaled) and factor.same else factor.color(noisy)
+        return result.reshape(value.shape)
+
+    return draw
+
+
+def draw(value: Tensor, law: NoiseLaw, drawing: Drawing) -> Tensor:
+    """The tensor with one draw of the noise; the caller has made sure that it fits the grid."""
+    factor = factor_of(law.covariance, value.device) if value.is_cuda and isinstance(law, Gaussian) else None
+    if factor is None or drawing.grid is None:
+        return like(numpy.draw(to_array(value), law, drawing), value)
+    flat = value.reshape(-1).clone()
+    add_noise(flat, factor, drawing.grid)
+    return flat.reshape(value.shape)
+
+
+def to_array(tensor: Tensor) -> Array:
+    """The values as a float64 array in main memory."""
+    return np.asarray(tensor.cpu().numpy(), dtype=np.float64)
+
+
+def like(noisy: Array, tensor: Tensor) -> Tensor:
+    """An array as a tensor of the same type, on the same device; rounding to float32 is post-processing."""
+    return torch.from_numpy(noisy).to(device=tensor.device, dtype=tensor.dtype)
+
+
+# --- covariances on a device ---
+
+
+class Factor(Protocol):
+    """A factor of a covariance, on a device; it acts on flat vectors."""
+
+    def whiten(self, values: Tensor) -> Tensor:
+        """A vector in units of the noise."""
+
+    def color(self, white: Tensor) -> Tensor:
+        """The vector again."""
+
+
+class _Scaled:
+    """Independent noise: one standard deviation, or one for each entry."""
+
+    def __init__(self, std: Any, device: torch.device) -> None:
+        self.same = isinstance(std, float)
+        self.std = std if self.same else torch.tensor(std, dtype=torch.float64, device=device)
+
+    def whiten(self, values: Tensor) -> Tensor:
+        return values / self.std
+
+    def color(self, white: Tensor) -> Tensor:
+        return white * self.std
+
+
+class _Turned:
+    """Correlated rows and columns."""
+
+    def __init__(self, covariance: Kronecker, device: torch.device) -> None:
+        self.shape = covariance.shape
+        self.rows, self.columns = (_side(spectrum, device) for spectrum in (covariance.rows, covariance.columns))
+
+    def whiten(self, values: Tensor) -> Tensor:
+        return cast(Tensor, kronecker.whiten(values.reshape(self.shape), self.rows, self.columns)).reshape(-1)
+
+    def color(self, white: Tensor) -> Tensor:
+        return cast(Tensor, kronecker.color(white.reshape(self.shape), self.rows, self.columns)).reshape(-1)
+
+
+def _side(spectrum: Spectrum, device: torch.device) -> tuple[Any, Any]:
+    stds, directions = kronecker.side(spectrum)
+    on_device = [None if part is None else torch.tensor(part, device=device) for part in (stds, directions)]
+    return on_device[0], on_device[1]
+
+
+class _InParts:
+    """Several of these, one after the other."""
+
+    def __init__(self, parts: Sequence[Factor], places: Sequence[slice]) -> None:
+        self.parts = list(zip(parts, places, strict=True))
+
+    def whiten(self, values: Tensor) -> Tensor:
+        return torch.cat([part.whiten(values[place]) for part, place in self.parts])
+
+    def color(self, white: Tensor) -> Tensor:
+        return torch.cat([part.color(white[place]) for part, place in self.parts])
+
+
+def factor_of(covariance: Covariance, device: torch.device) -> Factor | None:
+    """A factor of the covariance on a device; None for one that is drawn in main memory."""
+    if isinstance(covariance, Isotropic):
+        return _Scaled(covariance.std, device)
+    if isinstance(covariance, FullCovariance) and covariance.independent:
+        return _Scaled(np.sqrt(covariance.variances()).ravel(), device)
+    if isinstance(covariance, Kronecker):
+        return _Turned(covariance, device)
+    if isinstance(covariance, Blocks):
+        parts = [factor_of(part, device) for part in covariance.parts]
+        known = [part for part in parts if part is not None]
+        return _InParts(known, covariance.places) if len(known) == len(parts) else None
+    return None
+
+
+def add_grid_noise(flat: Tensor, std: float, grid: Grid, out: Tensor | None = None) -> None:
+    """Puts a contiguous vector on the grid and adds noise from a fresh key; in place unless `out` is given."""
+    target = flat if out is None else out
+    if flat.is_cuda:
+        try:
+            from matrixdp.secure import cuda
+        except ImportError as reason:
+            raise MatrixDPError(
+                f"noise cannot be drawn on the CUDA device, because its kernel cannot be imported ({reason}); install "
+                "triton, or move the tensor to the processor first"
+            ) from None
+        cuda.add_noise(flat, std, grid, out=target)
+        return
+    from matrixdp.secure import kernels  # numba, when it is needed
+
+    kernels.add_noise(flat.numpy(), std, grid, out=target.numpy())
+
+
+def add_noise(flat: Tensor, factor: Factor, grid: Grid) -> None:
+    """Adds coloured grid noise to a contiguous vector, in place; in one pass where the noise is i.i.d."""
+    if isinstance(factor, _Scaled) and factor.same:
+        add_grid_noise(flat, float(factor.std), grid)
+        return
+    white = factor.whiten(flat.to(torch.float64)).contiguous()
+    add_grid_noise(white, 1.0, grid)
+    flat.copy_(factor.color(white))

@@ -1,0 +1,195 @@
+"""All mechanisms side by side: what each would add, and what each truly guarantees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from matrixdp import _check, _extras
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.errors import NotApplicable, NotCertifiable
+from matrixdp.mechanisms import RECIPES, expected_error, proposals
+from matrixdp.privacy import records
+from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.privacy.drawing import has_safe_sampler
+from matrixdp.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Group
+
+# A claim is called exact when the true delta is this close to it.
+TIGHT = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mechanism on one setting; numbers are NaN where it has nothing to propose."""
+
+    mechanism: str
+    source: str
+    std: float
+    expected_squared_error: float
+    claimed_delta: float
+    exact_delta: float
+    verdict: str
+    gaussian: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a comparison, the least error first."""
+
+    shape: Shape
+    sensitivity: Sensitivity
+    budget: Budget
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries, with None for what has no value."""
+        return [{k: None if v != v else v for k, v in asdict(row).items()} for row in self.rows]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a data frame."""
+        _extras.require("tables", "pandas")
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.rows])
+
+    @property
+    def least_gaussian(self) -> str | None:
+        """What "auto" takes among these: the least error of Gaussian noise that keeps the budget."""
+        kept = {row.mechanism: row.expected_squared_error for row in self.rows if row.gaussian and row.verdict in KEEPS}
+        least = min(kept.values(), default=math.nan)
+        return next((name for name in RECIPES if name in kept and kept[name] <= least * (1 + 1e-9)), None)
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        sides = " x ".join(str(side) for side in self.shape)
+        table = Table(title=f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}")
+        table.add_column("mechanism", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
+        for heading in ("std", "E||Z||^2", "x best", "true delta"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
+        for row in self.rows:
+            if not row.note:
+                table.add_row(
+                    row.mechanism,
+                    f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
+                    f"{row.std:.4g}",
+                    f"{row.expected_squared_error:.4g}",
+                    f"{row.expected_squared_error / best:.3g}",
+                    f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                )
+        notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
+        unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
+        if unsafe:
+            notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it, for {_WHY}.")
+        if self.least_gaussian is not None:
+            notes.append(
+                f"Use: {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is "
+                "floating-point-safe."
+            )
+        return Group(table, *(Text(note, style="dim") for note in notes))
+
+    def __str__(self) -> str:
+        import io
+
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=120).print(self)
+        return text.getvalue()
+
+
+KEEPS = ("exact", "loose")
+UNSAFE = "not float-safe"
+COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red", UNSAFE: "red"}
+_WHY = "the floating-point numbers that its sampler gives are not covered"
+
+
+def compare(
+    shape: Any,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    mechanisms: Sequence[str | NoiseLaw] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Calibrates every mechanism to one budget and certifies what each proposes.
+
+    Args:
+        shape: the shape of the value to release.
+        sensitivity: what a neighbour can change.
+        budget: the guarantee that each mechanism claims to keep.
+        mechanisms: names of mechanisms, or noise laws; all mechanisms by default.
+        **options: options, each given to the mechanisms that know it.
+
+    Returns:
+        Rows with the verdicts "exact" (the claim is the truth), "loose" (it holds, with room to spare), "violated",
+        "unproven" (a bound, not known to be attained, lies above the claim), or "not float-safe" (the ideal law keeps
+        the claim, but no floating-point-safe sampler is known for it, and `release` refuses it).
+    """
+    laws = [each for each in mechanisms or () if isinstance(each, NoiseLaw)]
+    names = [each for each in mechanisms or () if not isinstance(each, NoiseLaw)]
+    rows = [_row(_name(law), law.source, law, sensitivity, budget, options) for law in laws]
+    if names or not laws:
+        for recipe, law in proposals(shape, sensitivity, budget, options, names):
+            rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options))
+    rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
+    return Comparison(shape=_check.shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
+
+
+def _name(law: NoiseLaw) -> str:
+    """What a law that was given in place of a name is called."""
+    return records.kind_of(law) or type(law).__name__
+
+
+def _row(
+    name: str,
+    source: str,
+    law: NoiseLaw | NotApplicable,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    options: dict[str, Any],
+) -> Row:
+    """One mechanism; why it has nothing to propose, or what its noise guarantees."""
+    try:
+        if isinstance(law, NotApplicable):
+            raise law
+        certificate = certify(law, sensitivity, budget)
+    except (NotApplicable, NotCertifiable) as reason:
+        return Row(name, source, math.nan, math.nan, math.nan, math.nan, "not applicable", note=str(reason))
+    word = verdict(certificate, budget)
+    return Row(
+        mechanism=name,
+        source=source,
+        std=law.std,
+        expected_squared_error=expected_error(law, options),
+        claimed_delta=budget.delta,
+        exact_delta=certificate.delta(budget.epsilon),
+        verdict=UNSAFE if word in KEEPS and not has_safe_sampler(law, certificate.mu) else word,
+        gaussian=isinstance(law, Gaussian),
+    )
+
+
+def verdict(certificate: Certificate, budget: Budget) -> str:
+    """Whether a claimed budget is the truth of the ideal law, holds with room to spare, or does not hold."""
+    true_delta = certificate.delta(budget.epsilon)
+    if true_delta > budget.delta:
+        return "violated" if certificate.exact else "unproven"
+    return "exact" if certificate.exact and true_delta >= budget.delta * (1 - TIGHT) else "loose"

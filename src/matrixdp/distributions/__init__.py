@@ -1,0 +1,7 @@
+"""What noise is: covariances and noise laws. They describe noise and draw single samples; they claim nothing."""
+
+from matrixdp.distributions.base import NoiseLaw, generator
+from matrixdp.distributions.gaussian import Gaussian
+from matrixdp.distributions.spherical import Spherical, radius_moment
+
+__all__ = ["Gaussian", "NoiseLaw", "Spherical", "generator", "radius_moment"]

@@ -1,0 +1,122 @@
+"""What every covariance answers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.errors import InvalidInput
+
+C = TypeVar("C", bound="Covariance")
+
+
+class Covariance(ABC):
+    """A covariance of the entries of a value, possibly supported on a subspace."""
+
+    shape: Shape
+
+    @property
+    @abstractmethod
+    def slack(self) -> float:
+        """An upper bound on the relative rounding error of the norm of a whitened difference."""
+
+    @abstractmethod
+    def color(self, normal: Array) -> Array:
+        """Noise with this covariance, from standard normal entries."""
+
+    @abstractmethod
+    def whiten(self, difference: Array) -> Array:
+        """The difference in units of the noise; its norm is mu for that difference."""
+
+    def rank(self) -> int:
+        """How many independent coordinates the noise has."""
+        return math.prod(self.shape)
+
+    def coordinates(self, white: Array) -> Array:
+        """A whitened value as independent coordinates, in which the noise is standard normal."""
+        return white.ravel()
+
+    def assemble(self, coordinates: Array) -> Array:
+        """The whitened value with these coordinates."""
+        return coordinates.reshape(self.shape)
+
+    @abstractmethod
+    def whitening_error(self) -> float:
+        """The largest rounding error of `coordinates(whiten(value))`, relative to its norm; 0 if entry by entry.
+
+        The value itself may have been rounded twice before, entry by entry.
+        """
+
+    @abstractmethod
+    def variances(self) -> Array:
+        """The variance of each entry."""
+
+    @abstractmethod
+    def scaled(self: C, factor: float) -> C:
+        """The same shape of noise with every standard deviation multiplied by the factor."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A short human-readable description."""
+
+    @abstractmethod
+    def condition(self) -> float:
+        """The ratio of the largest and the smallest standard deviation along any direction of the support."""
+
+    @property
+    def smallest_std(self) -> float:
+        """The least standard deviation in any direction of the support: the smallest singular value of a factor."""
+        return 1 / _check.norm(self.whiten(self.least_noise_direction()))
+
+    @abstractmethod
+    def least_noise_direction(self) -> Array:
+        """A unit difference that the noise hides worst."""
+
+    @abstractmethod
+    def power_trace(self, power: int) -> float:
+        """tr(S^power): the moments of the spectrum, which determine the law of ||Z||^2."""
+
+    def trace(self) -> float:
+        """The expected squared Frobenius norm of the noise."""
+        return self.power_trace(1)
+
+    def weighted_trace(self, weights: Any) -> float:
+        """The expected squared error when entry (i, j) counts weights[i, j] times."""
+        counted = _check.broadcast("weights", weights, self.shape)
+        if not np.all(counted >= 0):
+            raise InvalidInput("weights must be 0 or above everywhere")
+        return float(np.sum(counted * self.variances()))
+
+
+class FullCovariance(Covariance):
+    """A positive definite covariance; its precision is Q = S^-1."""
+
+    @property
+    @abstractmethod
+    def independent(self) -> bool:
+        """Whether the entries are independent of each other, so that Q is diagonal."""
+
+    @abstractmethod
+    def precision(self, difference: Array) -> Array:
+        """Q applied to a difference."""
+
+    @abstractmethod
+    def precision_diagonal(self) -> Array:
+        """The diagonal of Q, in the value's shape."""
+
+    @abstractmethod
+    def absolute_precision(self, bounds: Array) -> Array:
+        """|Q| (entry by entry) applied to an array of bounds."""
+
+    @abstractmethod
+    def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
+        """Lines of the value that may be hidden worst, each with the covariance whose precision is Q on that line.
+
+        axis 0 gives rows, axis 1 columns; the line where the noise is weakest is always among them.
+        """

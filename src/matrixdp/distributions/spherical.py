@@ -1,0 +1,100 @@
+"""Noise with a uniform direction and a radius of its own."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.distributions.base import NoiseLaw, generator
+from matrixdp.distributions.gaussian import secure_normal
+from matrixdp.errors import InvalidInput
+
+
+@dataclass(frozen=True, eq=False)
+class Spherical(NoiseLaw):
+    """A uniform direction times a radius with density proportional to r^(k-1) exp(-(r/scale)^p).
+
+    k = M (the number of entries) and p = 2 is the i.i.d. Gaussian of standard deviation scale/sqrt(2); k = M and p = 1
+    is the l2 mechanism; k = 1 and p = 2 is R1SMG.
+    """
+
+    shape: Shape
+    k: float
+    p: float
+    scale: float
+    source: str = "parameters given by the caller"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _check.shape(self.shape))
+        for name in ("k", "p", "scale"):
+            object.__setattr__(self, name, _check.positive(name, getattr(self, name)))
+
+    def radius_moment(self, order: float) -> float:
+        """E ||Z||^order."""
+        return radius_moment(self.k, self.p, self.scale, order)
+
+    def expected_squared_error(self, weights: Any = None) -> float:
+        """E ||Z||_F^2, or weighted; every entry has the same variance."""
+        total = self.radius_moment(2)
+        if weights is None:
+            return total
+        counted = _check.broadcast("weights", weights, self.shape)
+        if not np.all(counted >= 0):
+            raise InvalidInput("weights must be 0 or above everywhere")
+        return total * float(np.mean(counted))
+
+    def sample(self, rng: np.random.Generator | None = None) -> Array:
+        """Draws a direction and a radius."""
+        if rng is None:
+            direction, power = secure_normal(self.shape), secure_gamma(self.k / self.p)
+        else:
+            direction = generator(rng).standard_normal(self.shape)
+            power = float(rng.standard_gamma(self.k / self.p))
+        radius = self.scale * power ** (1 / self.p)
+        return np.asarray(direction * (radius / float(np.linalg.norm(direction))))
+
+    def describe(self) -> str:
+        """A short human-readable description."""
+        return f"spherical, radius density r^{self.k - 1:g} exp(-(r/{self.scale:.6g})^{self.p:g})"
+
+
+def radius_moment(k: float, p: float, scale: float, order: float) -> float:
+    """E rho^order = c^order Gamma((k + order)/p) / Gamma(k/p); order 2 is the expected squared error of a release."""
+    k, p, order = _check.positive("k", k), _check.positive("p", p), _check.positive("order", order)
+    return math.exp(order * math.log(_check.positive("scale", scale)) + log_gamma_ratio(k / p, order / p))
+
+
+def stirling_error(a: float) -> float:
+    """log Gamma(a) less Stirling's formula, without cancellation at large a."""
+    if a < 16.0:
+        return math.lgamma(a) - ((a - 0.5) * math.log(a) - a + 0.5 * math.log(2.0 * math.pi))
+    inverse = 1.0 / (a * a)
+    return (1 / 12 - inverse * (1 / 360 - inverse * (1 / 1260 - inverse * (1 / 1680 - inverse / 1188)))) / a
+
+
+def log_gamma_ratio(a: float, step: float) -> float:
+    """log(Gamma(a + step) / Gamma(a)), without cancellation at large a."""
+    correction = stirling_error(a + step) - stirling_error(a)
+    return (a - 0.5) * math.log1p(step / a) + step * math.log(a + step) - step + correction
+
+
+def secure_gamma(shape: float) -> float:
+    """A gamma variable from the operating system's entropy, as a quantile that is fine in both tails.
+
+    A float below 1/2 with all its digits, whatever its size, is taken from the lower or the upper end.
+    """
+    exponent = 2
+    while not (word := secrets.randbits(64)):
+        exponent += 64
+    exponent += 64 - word.bit_length()
+    share = math.ldexp(1 + secrets.randbits(52) * 2.0**-52, -exponent)
+    upper = secrets.randbits(1)
+    return float(scipy.special.gammainccinv(shape, share) if upper else scipy.special.gammaincinv(shape, share))

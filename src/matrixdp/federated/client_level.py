@@ -1,0 +1,130 @@
+"""Uploads that hide a client as a whole: the clipped update of plain local training, with noise."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from matrixdp import _check
+from matrixdp.adjacency import REPLACE
+from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
+from matrixdp.federated.local_training import LocalTraining
+from matrixdp.federated.noise import SIZES, budget_of_each, check_total, sized, with_norm_bound
+from matrixdp.federated.participant import Charge
+from matrixdp.federated.tensors import check_model, flat, load, trainable
+from matrixdp.learn.noise import ParameterNoise, propose
+from matrixdp.pipeline import mu_of_each
+from matrixdp.privacy.certificate import refuse_unsafe_floats
+from matrixdp.sensitivity import Sensitivity
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientLevel(UploadPrivacy):
+    """Uploads that hide the client as a whole; the settings are those of `UploadPrivacy`, and `size`.
+
+    Guarantee: client-level, adjacency replace: all uploads of a client together keep the budget, for any two data
+    sets of that client; hence record-level with the same numbers, as replacing a record replaces the data set.
+    Copies of its records at other clients are covered by the guarantees of those clients alone.
+    Source: yang2023matrix, section 8.2, type I: clipping of the accumulated update by its l-infinity norm.
+    Deviates: (1) exact composition over the rounds instead of a theorem for any mechanism, and no amplification by
+        sampling, as local batches hide nothing of a whole data set; (2) noise of any law in the registry.
+
+    Args:
+        size: "exact" sizes Gaussian noise by its certificate; "published" as the mechanism's theorem states, which may
+            be much more.
+    """
+
+    adjacency: ClassVar[str] = REPLACE
+
+    norm: str = "linf"
+    size: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check.choice("size", self.size, SIZES)
+        # updates are in single precision, so the bound that holds is the rounded one
+        object.__setattr__(self, "clip", float(np.float32(self.clip)))
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """The differences between the clipped updates of two data sets."""
+        return self._ball(2 * self.clip)
+
+    def noise(self, model: nn.Module) -> ParameterNoise:
+        """The noise of one upload, sized so that all rounds keep the budget.
+
+        Args:
+            model: the network; only the shapes of its trainable parameters matter.
+
+        Raises:
+            GuaranteeViolated: if the mechanism does not keep the budget over all rounds.
+        """
+        check_model(model)
+        shapes = [tuple(p.shape) for p in trainable(model)]
+        # bounds on the entries compose over the layers; one norm of the whole update is shared by them
+        parts = len(shapes) if self.by_layer and self.norm == "linf" else 1
+        each = budget_of_each(self.budget, self.rounds * parts)
+        norm = self.clip * (math.sqrt(sum(p.numel() for p in trainable(model))) if self.norm == "linf" else 1.0)
+        options = with_norm_bound(self.mechanism, self.options, norm)  # of a layer as well
+        law = propose(self.mechanism, shapes, self.sensitivity, each, by_layer=self.by_layer, **options)
+        law, drawing = sized(law, self.sensitivity, mu_of_each(self.budget, self.rounds), self.size)
+        noise = ParameterNoise(law, self.sensitivity, norm, drawing=drawing)
+        check_total(self.mechanism, [(noise.certificate, self.rounds)], self.budget)
+        refuse_unsafe_floats(noise.certificate, "upload")
+        return noise
+
+    def clipped(self, update: Tensor) -> Tensor:
+        """The update inside its box or ball, whatever it was: entries that are not numbers become zero."""
+        if self.norm == "linf":
+            return torch.nan_to_num(update, nan=0.0).clamp(-self.clip, self.clip)
+        largest = self.clip * (1 - 1e-6)  # the share exceeds what rounding to single precision adds
+        precise = update.double()
+        norm = float(torch.linalg.vector_norm(precise))
+        if not norm < float("inf"):  # NaN or infinite: there is no direction to keep
+            return torch.zeros_like(update)
+        return (precise * min(1.0, largest / norm) if norm > 0 else precise).to(update.dtype)
+
+    def check(self, model: nn.Module) -> None:
+        """Raises what `noise` raises."""
+        self.noise(model)
+
+    def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
+        """Uploads of the clipped update with noise."""
+        return _ClippedUpload(self, model, training, inputs, labels)
+
+
+class _ClippedUpload:
+    """Trains without noise, clips the update, and adds noise to it."""
+
+    def __init__(
+        self, privacy: ClientLevel, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor
+    ) -> None:
+        self.privacy, self.model, self.training, self.inputs, self.labels = privacy, model, training, inputs, labels
+        self.noise = privacy.noise(model)
+        total = check_total(privacy.mechanism, [(self.noise.certificate, privacy.rounds)], privacy.budget)
+        epsilon = total.epsilon(privacy.budget.delta)
+        self.guarantees = Guarantees(privacy.budget.delta, privacy.rounds, client=epsilon, record=epsilon)
+        training.check(model, inputs, labels)
+
+    def charge(self, note: str) -> Charge:
+        return Charge(note, self.noise.certificate)
+
+    def compute(self, parameters: Tensor) -> Tensor:
+        load(self.model, parameters)
+        try:
+            update = self.training.update(self.model, self.inputs, self.labels)
+        except Exception as error:
+            # whether it fails may depend on the records, and no noise would hide that: it counts as no update
+            logging.getLogger(__name__).error("local training failed (%s); noise alone is sent", _check.origin(error))
+            update = torch.zeros_like(flat(self.model))
+        return self.privacy.clipped(update)
+
+    def draw(self, value: Tensor) -> Tensor:
+        self.noise.add_(value)
+        return value

@@ -1,0 +1,88 @@
+"""Checkpoints of a training, and its steps that a ledger is charged for: each step once, also across checkpoints."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from matrixdp import _check
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.privacy.certificate import Certificate
+
+
+class Charges:
+    """Charges the steps of a training to a ledger, if there is one, and writes down in checkpoints what was charged.
+
+    The first charge covers all planned steps as one block; each epoch is then marked as used before its first step.
+    Steps before a checkpoint that the ledger was not charged for, as they were taken without one or under another, are
+    charged before the next step.
+    """
+
+    def __init__(
+        self, ledger: Ledger | None, certificate: Certificate, budget: Budget, rate: float, planned: int, epoch: int
+    ) -> None:
+        self._ledger, self._certificate, self._rate = ledger, certificate, rate
+        self._planned, self._epoch = planned, epoch
+        # What must not change between checkpoints.
+        self._setting = {
+            "budget": (budget.epsilon, budget.delta),
+            "rate": rate,
+            "steps": planned,
+            "sensitivity": str(certificate.sensitivity),
+            "noise": certificate.law.describe(),
+            "mu": certificate.mu,
+        }
+        self._series = secrets.token_hex(8)
+        self._paid = 0
+        self._owed: dict[str, int] = {}  # steps before checkpoints, by their names, that are not charged yet
+        self._origin = None if ledger is None else str(ledger.origin)
+        # Without a ledger: which one a checkpoint had charged, and for how many steps.
+        self._charged: tuple[str | None, int] = (self._origin, 0)
+
+    def pay(self, taken: int) -> None:
+        """Makes sure that one more step than those taken is paid for, or raises BudgetExceeded."""
+        if self._ledger is None or taken < self._paid:
+            return
+        for name, steps in list(self._owed.items()):
+            self._spend(self._ledger, steps, f"private SGD, {steps} steps before the checkpoint {name}")
+            del self._owed[name]
+        count = min(self._epoch, self._planned - taken)
+        self._spend(self._ledger, count, f"private SGD, steps {taken + 1} to {taken + count}")
+        self._paid = taken + count
+
+    def _spend(self, ledger: Ledger, count: int, note: str) -> None:
+        ledger.spend(
+            self._certificate, note, count=count, sampling_rate=self._rate, series=self._series, planned=self._planned
+        )
+
+    def state(self, taken: int) -> dict[str, Any]:
+        """What a checkpoint after so many steps says about them."""
+        ledger, charged = self._charged
+        if self._ledger is not None:
+            charged = max(0, taken - sum(self._owed.values()))
+        steps = {"steps": taken, "setting": dict(self._setting), "checkpoint": secrets.token_hex(8)}
+        return steps | {"series": self._series, "ledger": ledger, "charged": charged}
+
+    def load(self, state: Mapping[str, Any], taken: int) -> int:
+        """Continues from what a checkpoint says, after so many steps of the trainer's own; returns the steps taken."""
+        if state["setting"] != self._setting:
+            raise InvalidInput(
+                f"the checkpoint was made with {state['setting']}, this trainer has {self._setting}: budget, noise "
+                "and sampling must be the same, or the steps do not add up"
+            )
+        before = _check.count("steps", state["steps"] + 1) - 1
+        charged = min(before, _check.count("charged", state.get("charged", 0) + 1) - 1)
+        name, origin = str(state.get("checkpoint", "")), state.get("ledger")
+        self._paid = max(before, taken)
+        self._series = str(state.get("series", self._series))
+        if self._ledger is None:
+            self._charged = origin, charged
+            return self._paid
+        owed = before - charged * (origin == self._origin)
+        paid = name and any(entry.note.endswith(f"before the checkpoint {name}") for entry in self._ledger.history())
+        if owed and not paid:
+            self._owed[name] = owed
+        return self._paid

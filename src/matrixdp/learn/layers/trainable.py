@@ -1,0 +1,128 @@
+"""The trainable part of a model: its layers and parameters, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from matrixdp.errors import InvalidInput
+from matrixdp.learn.layers import rule_for
+from matrixdp.learn.layers.base import RecordGradients
+from matrixdp.learn.layers.normalization import refuse_batch_statistics
+
+_REPLACEMENTS: dict[type[nn.Module], str] = {
+    nn.LSTM: "use opacus.layers.DPLSTM instead",
+    nn.GRU: "use opacus.layers.DPGRU instead",
+    nn.RNN: "use opacus.layers.DPRNN instead",
+    nn.MultiheadAttention: "use opacus.layers.DPMultiheadAttention(..., batch_first=True) instead",
+    nn.EmbeddingBag: "use nn.Embedding and a sum over the tokens instead",
+}
+_OTHERWISE = (
+    "build it from layers such as nn.Linear, register a rule with opacus.grad_sample.register_grad_sampler, or freeze "
+    "it with requires_grad_(False)"
+)
+
+
+class TrainableModel:
+    """A model whose trainable parameters all lie in layers with a rule and have one type and device.
+
+    Their gradients are laid out one after the other in one vector.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.layers = model, _trainable_layers(model)
+        self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        kinds = {(p.dtype, p.device) for p in self.names}
+        if len(kinds) != 1:
+            raise InvalidInput(f"model must have trainable parameters of one type on one device, got {kinds or 'none'}")
+        ((self.dtype, self.device),) = kinds
+        if self.dtype not in (torch.float32, torch.float64):
+            raise InvalidInput(f"model must have float32 or float64 parameters, got {self.dtype}; call model.float()")
+
+    def zeros(self, dtype: torch.dtype) -> Tensor:
+        """A vector with an entry for each trainable number."""
+        return torch.zeros(sum(p.numel() for p in self.names), dtype=dtype, device=self.device)
+
+    def split(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every parameter, and the part of the vector that belongs to it."""
+        for parameter, part in zip(self.names, torch.split(flat, [p.numel() for p in self.names]), strict=True):
+            yield parameter, part.view(parameter.shape)
+
+    def check_unchanged(self) -> None:
+        """Raises InvalidInput if the model is no longer what it was when this was made."""
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        if len(trainable) != len(self.names) or not all(p in self.names for p in trainable):
+            raise InvalidInput("the model's trainable parameters have changed; make a new ClippedGradients for it")
+        if not all(p.device == self.device and p.dtype == self.dtype for p in trainable):
+            raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
+        refuse_batch_statistics(self.model)
+
+
+@dataclass(eq=False, frozen=True)
+class Layer:
+    """A layer with trainable parameters."""
+
+    name: str
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+
+    def __str__(self) -> str:
+        return f"layer {self.name or '(the model)'} ({type(self.module).__name__})"
+
+    def has_rule(self) -> bool:
+        """Whether a rule covers all its parameters; a weight that PyTorch reparametrizes has another name."""
+        names = {"weight", "bias"} if type(self.module).__module__.startswith("torch.") else set(self.parameters)
+        return rule_for(self.module) is not None and set(self.parameters) <= names
+
+    def freeze(self, *_: object) -> None:
+        """While the layer runs, autograd computes no gradients of its parameters."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(False)
+
+    def unfreeze(self) -> None:
+        """Afterwards it does again, so that any other use of them shows."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+
+    def gradients(self, inputs: Tensor, gradient: Tensor) -> dict[str, RecordGradients]:
+        """What one call of the layer adds to the gradients of its parameters, from the gradient of its output."""
+        rule = rule_for(self.module)
+        if rule is None:
+            raise InvalidInput(f"{self} has changed since it was looked at; make a new ClippedGradients for the model")
+        return rule(self.module, inputs, gradient, frozenset(self.parameters))
+
+    def check(self, inputs: Tensor, output: Tensor, batch: int, dtype: torch.dtype) -> None:
+        """Raises InvalidInput unless both tensors have one row per record, in the parameters' type."""
+        for word, tensor in (("input", inputs), ("output", output)):
+            if not isinstance(tensor, Tensor) or tensor.ndim < 1 or tensor.shape[0] != batch:
+                shown = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise InvalidInput(
+                    f"the {word} of {self} must have a row for each of the {batch} records, got {shown}; keep the "
+                    "records in the first dimension (batch_first=True; do not merge other dimensions into it)"
+                )
+            if tensor.is_floating_point() and tensor.dtype != dtype:
+                raise InvalidInput(f"the {word} of {self} is {tensor.dtype}, its parameters {dtype}; turn off autocast")
+
+
+def _trainable_layers(model: nn.Module) -> list[Layer]:
+    """The layers that hold trainable parameters; refuses what mixes records and what has no rule."""
+    refuse_batch_statistics(model)
+    layers: list[Layer] = []
+    others: list[Layer] = []
+    for name, module in model.named_modules():
+        layer = Layer(name, module, {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad})
+        if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm is not None):
+            raise InvalidInput(f"{layer} mixes the records of a batch; leave out scale_grad_by_freq and max_norm")
+        if layer.parameters:
+            (layers if layer.has_rule() else others).append(layer)
+    # A module may also list the parameters of the layers in it, as Opacus's DPLSTM does.
+    covered = {p for layer in layers for p in layer.parameters.values()}
+    for layer in others:
+        missing = sorted(key for key, p in layer.parameters.items() if p not in covered)
+        remedy = _REPLACEMENTS.get(type(layer.module), _OTHERWISE)
+        if missing:
+            raise InvalidInput(f"{layer} holds {', '.join(missing)} without a rule for gradients per record; {remedy}")
+    return layers

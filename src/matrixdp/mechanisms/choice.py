@@ -1,0 +1,141 @@
+"""Which mechanism "auto" takes: the least expected error, by a theorem wherever one decides.
+
+Write B for `gaussian.mu(epsilon, delta)`, s for the Frobenius radius of the set K, and P for the Gram matrix of the
+task: the identity, diag(weights), or W^T W for a workload W. Noise N(0, S) keeps the budget on K if v^T S^-1 v <= B^2
+for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs (s/B)^2 tr(P).
+
+**Where "analytic" is the optimum**, nothing that is certified to keep the budget has less error, and nothing else is
+calibrated (docs/optimal-noise.md has the proofs of the first three):
+
+1. Frobenius, every task: the constraint is S >= (s/B)^2 I.
+2. Counts, all entries alike; OneRow and OneColumn by norm, all entries alike: only multiples of the identity commute
+   with the symmetries of the set.
+3. Entrywise with one bound, OneRow and OneColumn with one width, all entries alike: equality in the Cauchy-Schwarz
+   inequality.
+4. Counts(1) and a diagonal P: weights, or a workload whose Gram matrix is diagonal. The constraint is
+   (S^-1)_ii <= (B/s)^2, and S_ii >= 1/(S^-1)_ii, so tr(P S) = sum_i P_ii S_ii >= (s/B)^2 tr(P).
+5. Counts and a workload with P = c I: as 2.
+
+**What "analytic" dominates.** If S >= (s/B)^2 I then tr(P S) >= (s/B)^2 tr(P) for every task, so S is never better.
+Let N be the number of entries, z^2 = N + 2 sqrt(N ln(1/delta)) + 2 ln(1/delta), and x the positive root of
+x^2 + 2 z x = 2 epsilon. Then x <= B: as epsilon/x - x/2 = z, the exact delta of mu = x (balle2018improving, Theorem 8)
+is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
+
+6. classic is i.i.d., and "analytic" is the least i.i.d. noise that keeps the budget (balle2018improving, Theorem 8).
+7. imgm scales its covariance until the least standard deviation is s/B or more.
+8. mgm and udn: the inverse variances along the axes of the noise add up to (x/s)^2, so each variance is at least
+   (s/x)^2.
+9. idn without row_utility: all variances are N w^2/x^2 >= (s/x)^2, where w is the most that an entry can change.
+10. mvg with gamma >= s/2, as every true bound on the norm is: every variance is at least 1/phi^2, where
+    a phi^2 + b phi = 2 epsilon with a >= s^2 and b >= 2 z s (since gamma >= s/2, z >= 1 and the harmonic sums are at
+    least 1), so s phi <= x.
+
+**What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices),
+"matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package.
+
+"auto" takes Gaussian noise only, which composes exactly and is floating-point-safe; "l2" and "spherical" have less
+error with few entries, but no floating-point-safe sampler is known for them. Of two that differ by less than 1e-9 it
+takes the one listed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.errors import NotApplicable, NotCertifiable, NumericalFailure
+from matrixdp.mechanisms.base import Recipe
+from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
+from matrixdp.mechanisms.optimal import checked_weights, isotropic_is_optimal
+from matrixdp.privacy.certificate import certify
+from matrixdp.privacy.drawing import has_safe_sampler
+from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
+
+# Errors that differ by less count as equal.
+TIE = 1e-9
+# Not Gaussian, and not floating-point-safe.
+_BY_NAME_ONLY = ("l2", "spherical")
+
+
+def least_error(
+    recipes: Mapping[str, Recipe], shape: Shape, sensitivity: Sensitivity, budget: Budget, options: Mapping[str, Any]
+) -> NoiseLaw:
+    """The law of the mechanism with the least expected error that keeps the budget and is floating-point-safe.
+
+    Args:
+        recipes: the mechanisms by name; "analytic" is one of them.
+        shape: the shape of the value to release.
+        sensitivity: what a neighbour can change.
+        budget: the budget to keep.
+        options: of any of the recipes; `weights` and `workload` say what the error is counted on.
+    """
+    options = _with_task(shape, options)
+    analytic = recipes["analytic"]
+    best = analytic.calibrate(shape, sensitivity, budget)
+    if _analytic_is_optimal(shape, sensitivity, options):
+        return best
+    least = expected_error(best, options)
+    for recipe in recipes.values():
+        if recipe is analytic or recipe.missing(options) or not _may_win(recipe, shape, sensitivity, options):
+            continue
+        try:
+            law = recipe.calibrate(shape, sensitivity, budget, **recipe.known(options))
+            error = expected_error(law, options)
+            if error < least * (1 - TIE) and _keeps(law, sensitivity, budget):
+                best, least = law, error
+        except (NotApplicable, NotCertifiable, NumericalFailure):
+            continue
+    return best
+
+
+def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> bool:
+    if not isinstance(law, Gaussian):
+        return False
+    certificate = certify(law, sensitivity)
+    return certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
+
+
+def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
+    """What the noise costs the task that the options name: a workload, weights, or all entries alike."""
+    if options.get("workload") is not None:
+        return workload_error(options["workload"], law)
+    return law.expected_squared_error(options.get("weights"))
+
+
+def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with a workload as an object, which is slow to build; whether weights make sense is checked too."""
+    if options.get("weights") is not None:
+        checked_weights(options["weights"], shape)
+    if options.get("workload") is None:
+        return options
+    return {**options, "workload": as_workload(options["workload"], shape)}
+
+
+def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
+    """Theorems 1 to 5."""
+    if options.get("workload") is None:
+        return isotropic_is_optimal(sensitivity, options.get("weights"))
+    if not isinstance(sensitivity, Counts):
+        return isinstance(sensitivity, Frobenius)
+    grams = [gram for term in options["workload"].terms for gram in term]
+    diagonal = all(np.count_nonzero(gram) == np.count_nonzero(np.diagonal(gram)) for gram in grams)
+    return diagonal and (sensitivity.cells == 1 or all(np.ptp(np.diagonal(gram)) == 0 for gram in grams))
+
+
+def _may_win(recipe: Recipe, shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
+    """Whether neither theorems 6 to 10 nor what the recipe is rules it out."""
+    if recipe.refuted or recipe.slow or recipe.name in _BY_NAME_ONLY:
+        return False
+    if recipe.name == "optimal":
+        return not isotropic_is_optimal(sensitivity, options.get("weights"))
+    if recipe.name == "idn":
+        return options.get("row_utility") is not None
+    if recipe.name == "mvg":
+        return 2 * _check.positive("gamma", options["gamma"]) < sensitivity.frobenius_radius(shape)
+    return recipe.name not in ("classic", "imgm", "mgm", "udn")

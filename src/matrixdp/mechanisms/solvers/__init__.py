@@ -1,0 +1,1 @@
+"""Optimal designs and the workloads that they serve."""

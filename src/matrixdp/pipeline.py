@@ -1,0 +1,305 @@
+"""size -> certify -> charge -> draw: the one way from a value to a release, wherever the value lives.
+
+A mechanism proposes a law. `size` makes it as large as the budget asks for, the cost of drawing it included; `certify`
+says what it then guarantees; a ledger is charged, durably; only then a backend draws the noise.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+
+from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
+from matrixdp.backends import backend_of
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
+from matrixdp.mechanisms import RECIPES, calibrate
+from matrixdp.mechanisms.base import HEADROOM
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.certificate import Certificate, certify, check_releasable, drawn, refuse_unsafe_floats
+from matrixdp.privacy.drawing import Drawing, drawing_for, seeded
+from matrixdp.privacy.guarantee import ROUNDING, Guarantee, with_total_variation
+from matrixdp.sensitivity import Sensitivity
+
+# Noise is made larger by up to this share, so that the cost of drawing it does not show in its mu.
+SMALL = 0.02
+# Shares of delta tried in turn for the total-variation error of the samplers, where several releases share a budget.
+SAMPLER_SHARES = (0.01, 0.2, 0.5)
+# The share where it is not tried; that error grows with e^epsilon.
+SAMPLER_SHARE, SAMPLER_SHARE_ABOVE, LARGE_EPSILON = 1e-3, 0.5, 16.0
+
+
+class Spends(Protocol):
+    """Anything that can be charged for a release, such as a ledger."""
+
+    def spend(self, certificate: Guarantee, note: str = "") -> object:
+        """Records the spend durably, or raises BudgetExceeded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A noisy value that may be published, with what it guarantees and the law its noise was drawn from.
+
+    A value on Dask is a recipe with the records and the keys in it: publish what comes out of `compute()`, never that.
+    """
+
+    value: Any
+    certificate: Certificate
+    noise: NoiseLaw
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if type(self.value).__module__.partition(".")[0] == "dask":
+            raise TypeError("a release on Dask has records and keys inside; pickle the value that compute() gives")
+        return super().__reduce_ex__(protocol)
+
+    def __str__(self) -> str:
+        return str(self.certificate)
+
+
+def release(
+    value: Any,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    mechanism: str | NoiseLaw = "auto",
+    *,
+    ledger: Spends | None = None,
+    note: str = "",
+    query: Mapping[str, Any] | None = None,
+    accept_violation: bool = False,
+    rng: np.random.Generator | None = None,
+    **options: Any,
+) -> Release:
+    """Adds noise to a value so that the budget is kept, and certifies it.
+
+    Args:
+        value: the query's value, a vector or matrix of finite numbers: an array; a PyTorch tensor, which comes back as
+            a tensor on its device; or a Dask array, which comes back as one, with noise drawn on the workers.
+        sensitivity: what a neighbour can change in it.
+        budget: the guarantee to keep.
+        mechanism: a mechanism's name, or a noise law; "auto" takes the least expected error.
+        ledger: charged when all else is done that can fail, and before any noise is drawn; if it refuses, nothing is
+            released.
+        note: what the ledger remembers of this release; never data.
+        query: the query's name and public parameters, for the certificate: `{"name": ..., "parameters": {...}}`.
+        accept_violation: release even though the noise is known not to keep the budget, or is not floating-point-safe;
+            the latter has no price that a ledger could add up, and is not charged to one.
+        rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
+        **options: options of the mechanism.
+
+    Guarantee: `result.certificate`, for neighbours under its adjacency whose values differ by a member of the set and
+    both fit the grid of the noise. Values that do not (some ten million times the noise or more, as the law has it) are
+    refused, and that one refusal is not hidden.
+
+    Warns:
+        UserWarning: if rng is given; such a release is marked as reproducible.
+
+    Raises:
+        GuaranteeViolated: if the mechanism's noise does not keep the budget, is not floating-point-safe ("l2" and
+            "spherical" are not) or rests on a refuted theorem, and accept_violation is not set.
+    """
+    prepared = prepare(
+        value, sensitivity, budget, mechanism, query=query, accept_violation=accept_violation, rng=rng, **options
+    )
+    return prepared.release(ledger, note)
+
+
+def prepare(
+    value: Any,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    mechanism: str | NoiseLaw = "auto",
+    *,
+    query: Mapping[str, Any] | None = None,
+    accept_violation: bool = False,
+    rng: np.random.Generator | None = None,
+    **options: Any,
+) -> Prepared:
+    """All of `release` that comes before the ledger is charged: its certificate is known, and nothing is drawn yet."""
+    backend = backend_of(value)
+    checked = backend.checked(value, sensitivity)
+    law = proposed(mechanism, backend.shape_of(checked), sensitivity, budget, options)
+    certificate = sized_for_budget(law, sensitivity, budget, rng, query)
+    refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
+    check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)
+    assert certificate.drawing is not None
+    draw = backend.prepared(checked, certificate.law, certificate.drawing, rng, value)
+    return Prepared(certificate, draw, seeded=rng is not None)
+
+
+class Prepared:
+    """A release that only has to be charged and drawn, once. Until then the value must not be changed."""
+
+    def __init__(self, certificate: Certificate, draw: Callable[[], Any], *, seeded: bool) -> None:
+        self.certificate = certificate
+        self._draw: Callable[[], Any] | None = draw
+        self._seeded = seeded
+
+    def release(self, ledger: Spends | None = None, note: str = "") -> Release:
+        """Charges the ledger, if there is one, and then draws the noise."""
+        draw, self._draw = self._draw, None
+        if draw is None:
+            raise InvalidInput("this release was drawn already, and is paid for once; prepare another")
+        if ledger is not None and self._seeded:
+            raise InvalidInput("rng and ledger exclude each other: a release that can be reproduced is for tests only")
+        if ledger is not None:
+            refuse_unsafe_floats(self.certificate, "charging a release without a guarantee to a ledger")
+        if self._seeded:
+            warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
+        if ledger is not None:
+            ledger.spend(self.certificate, note=note)
+        return Release(value=draw(), certificate=self.certificate, noise=self.certificate.law)
+
+
+def proposed(
+    mechanism: str | NoiseLaw, shape: Any, sensitivity: Sensitivity, budget: Budget, options: Mapping[str, Any]
+) -> NoiseLaw:
+    """The law that a mechanism proposes, or the law that was given in its place."""
+    if not isinstance(mechanism, NoiseLaw):
+        return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
+    if options:
+        raise InvalidInput(f"options ({', '.join(options)}) go with a mechanism's name; a law is used as it is")
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    if mechanism.shape != shape:
+        raise InvalidInput(f"mechanism is a law for values of shape {mechanism.shape}, got a value of shape {shape}")
+    return mechanism
+
+
+# --- size ---
+
+
+def sized_for_budget(
+    law: NoiseLaw,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    rng: np.random.Generator | None = None,
+    query: Mapping[str, Any] | None = None,
+) -> Certificate:
+    """The certificate of one release: the law as proposed, inflated slightly if the cost of drawing it needs that.
+
+    A law that does not keep the budget, or is not Gaussian, keeps its size.
+    """
+    undrawn = certify(law, sensitivity, budget, query=query)
+    if rng is not None:
+        return drawn(undrawn, seeded(rng))
+    if not isinstance(law, Gaussian) or undrawn.mu is None:
+        return drawn(undrawn, drawing_for(law, sensitivity, None))
+    whole = float(gaussian.mu(budget.epsilon, budget.delta))
+    drawing = drawing_for(law, sensitivity, max(undrawn.mu, whole))
+    if not undrawn.meets(budget):
+        return drawn(undrawn, drawing)
+    error = with_total_variation(0.0, budget.epsilon, drawing.total_variation)
+    spare = budget.delta - error
+    if not spare > 0:
+        raise NumericalFailure(
+            f"delta {budget.delta:g} is below {error:.2g}, the total-variation error of the sampler at epsilon "
+            f"{budget.epsilon:g} (it grows with e^epsilon) and {math.prod(law.shape)} entries; use a larger delta or a "
+            "smaller epsilon"
+        )
+    allowed = float(gaussian.mu(budget.epsilon, spare))
+    if drawing.enlargement <= SMALL * undrawn.mu:
+        allowed = min(allowed, undrawn.mu)  # a recipe may have left room for other releases, which is not to be used up
+    return _with_room(undrawn, drawing, allowed)
+
+
+def sized_for_mu(
+    law: Gaussian, sensitivity: Sensitivity, mu: float, *, may_shrink: bool = True, with_drawing: bool = True
+) -> Certificate:
+    """The certificate of Gaussian noise in the size at which it has this mu, drawing included.
+
+    Args:
+        law: the noise, in any size.
+        sensitivity: what a neighbour can change.
+        mu: what one release may have.
+        may_shrink: whether noise that is more than enough is made smaller; else only what is too small is changed.
+        with_drawing: False for the law alone.
+    """
+    undrawn = certify(law, sensitivity)
+    drawing = drawing_for(law, sensitivity, mu) if with_drawing else None
+    return _with_room(undrawn, drawing, mu, may_shrink=may_shrink)
+
+
+def _with_room(undrawn: Certificate, drawing: Drawing | None, mu: float, *, may_shrink: bool = False) -> Certificate:
+    """The certificate of the law scaled until its mu and what drawing adds to it make up the mu that is allowed."""
+    assert isinstance(undrawn.law, Gaussian)
+    assert undrawn.mu is not None
+    cost = 0.0 if drawing is None else drawing.enlargement
+    if may_shrink or not (undrawn.mu + cost) * (1 + ROUNDING) <= mu:
+        factor = undrawn.mu / (mu - cost) * HEADROOM
+        undrawn = certify(undrawn.law.scaled(factor), undrawn.sensitivity, undrawn.budget, query=undrawn.query)
+    return undrawn if drawing is None else drawn(undrawn, drawing)
+
+
+def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, share: float | None = None) -> float:
+    """mu of one of so many Gaussian releases that keep the budget together.
+
+    Args:
+        budget: what all of them may use.
+        releases: how many, on the average over the records; a whole number where they are sampled.
+        sampling_rate: the probability with which each release uses a record.
+        share: of delta, kept back for the total-variation error of the samplers.
+    """
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    if share is None:
+        share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
+    delta = budget.delta * (1 - share)
+    if sampling_rate == 1.0:
+        mu = float(gaussian.mu(budget.epsilon, delta)) / math.sqrt(releases)
+    else:
+        mu = 1 / noise_multiplier_for(budget.epsilon, delta, sampling_rate, int(releases))
+    return mu * (1 - 1e-12)  # slightly less, for the total is rounded up when it is added up
+
+
+def sized_together(
+    law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, releases: int, sampling_rate: float = 1.0
+) -> Certificate:
+    """The certificate of one of so many releases that keep the budget together, each in the same size.
+
+    Guarantee: an Accountant finds that all of them together keep the budget.
+    """
+
+    def fits(certificate: Certificate) -> bool:
+        total = Accountant()
+        total.add(certificate, releases, sampling_rate)
+        return total.delta(budget.epsilon) <= budget.delta
+
+    if isinstance(law, Spherical):
+        guess = 1 / mu_of_each(budget, releases, sampling_rate, 0.0) * sensitivity.frobenius_radius(law.shape)
+        return _least_spherical(law, sensitivity, law.scale * guess / law.std, fits)
+    if not isinstance(law, Gaussian):
+        raise NotCertifiable(f"only Gaussian and spherical noise can be sized for a budget, not {law.describe()}")
+    for share in SAMPLER_SHARES:
+        certificate = sized_for_mu(law, sensitivity, mu_of_each(budget, releases, sampling_rate, share))
+        if fits(certificate):
+            return certificate
+    raise NumericalFailure(
+        f"delta {budget.delta:g} is too small for the total-variation error of the sampler on {math.prod(law.shape)} "
+        f"entries in {releases} releases; use a larger delta, a smaller epsilon, fewer releases or fewer entries"
+    )
+
+
+def _least_spherical(
+    law: Spherical, sensitivity: Sensitivity, scale: float, fits: Callable[[Certificate], bool]
+) -> Certificate:
+    """Spherical noise of the least size, to a percent, that fits; the search begins at this scale."""
+
+    def at(scale: float) -> Certificate:
+        return certify(replace(law, scale=scale), sensitivity)
+
+    high = scale
+    while not fits(at(high)):
+        high *= 1.1
+    low = 0.9 * high
+    while fits(at(low)):
+        low, high = 0.9 * low, low
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(at(middle)) else (middle, high)
+    return at(high)

@@ -1,0 +1,126 @@
+"""Two arithmetics with one interface, so that a formula is written once for floats and arrays; and exact operations.
+
+Formulas take `Floats` (fast for one setting) or `Arrays` (one vectorised solve) as an argument `xp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy
+
+from matrixdp.errors import NumericalFailure
+
+Real = Any  # a float, or a one-dimensional float64 array, as the arithmetic says
+
+_ITERATIONS = 40  # 5 is the most that was seen for arguments of any use, 7 outside
+
+
+class Floats:
+    """Python floats."""
+
+    exp, log, sqrt = math.exp, math.log, math.sqrt
+    maximum, minimum, nextafter = max, min, math.nextafter
+
+    @staticmethod
+    @cache
+    def special() -> Any:
+        """Special functions, loaded when first needed: that takes longer than the rest of the package."""
+        from scipy.special import cython_special
+
+        return cython_special
+
+    @staticmethod
+    def where(condition: bool, value: float, other: float) -> float:
+        """One of two values."""
+        return value if condition else other
+
+    @staticmethod
+    def choose(condition: bool, then: Callable[..., Real], otherwise: Callable[..., Real], *arguments: float) -> Real:
+        """`then(...)` where the condition holds, `otherwise(...)` elsewhere."""
+        return then(Floats, *arguments) if condition else otherwise(Floats, *arguments)
+
+    @staticmethod
+    def solve(step: Callable[..., Real], start: float, *data: float) -> float:
+        """The first iterate that the step itself accepts; a step gives this verdict, and the next iterate."""
+        for _ in range(_ITERATIONS):
+            accepted, following = step(Floats, start, *data)
+            if accepted:
+                return start
+            start = following
+        raise _no_root(step, data)
+
+
+class Arrays:
+    """One-dimensional arrays, entry by entry."""
+
+    exp, log, sqrt, where = np.exp, np.log, np.sqrt, np.where
+    maximum, minimum, nextafter = np.maximum, np.minimum, np.nextafter
+
+    @staticmethod
+    def special() -> Any:
+        """Special functions, loaded when first needed."""
+        return scipy.special
+
+    @staticmethod
+    def choose(condition: Real, then: Callable[..., Real], otherwise: Callable[..., Real], *arguments: Real) -> Real:
+        """As for floats; each function sees only its own entries."""
+        result = np.empty(condition.shape)
+        for mask, function in ((condition, then), (~condition, otherwise)):
+            chosen = np.flatnonzero(mask)
+            if chosen.size:
+                result[chosen] = function(Arrays, *(argument[chosen] for argument in arguments))
+        return result
+
+    @staticmethod
+    def solve(step: Callable[..., Real], start: Real, *data: Real) -> Real:
+        """As for floats; an entry leaves the iteration when it is accepted."""
+        result = np.empty(start.shape)
+        places = np.arange(start.size)
+        for _ in range(_ITERATIONS):
+            accepted, following = step(Arrays, start, *data)
+            result[places[accepted]] = start[accepted]
+            left = np.flatnonzero(~accepted)
+            if not left.size:
+                return result
+            places, start = places[left], following[left]
+            data = tuple(entries[left] for entries in data)
+        raise _no_root(step, tuple(float(entries[0]) for entries in data))
+
+
+def _no_root(step: Callable[..., Real], data: tuple[float, ...]) -> NumericalFailure:
+    return NumericalFailure(f"no root in {_ITERATIONS} iterations of {step.__name__} for {data}; please report it")
+
+
+def divide_up(xp: Any, x: Real, power_of_two: Real) -> Real:
+    """The least float that is at least x / power_of_two; only an underflow can round."""
+    quotient = x / power_of_two
+    return xp.where(quotient * power_of_two < x, xp.nextafter(quotient, math.inf), quotient)
+
+
+# --- exact sums and products (Knuth, Dekker): the rounded result and what rounding left out ---
+
+
+def two_sum(x: Real, y: Real) -> tuple[Real, Real]:
+    """x + y, rounded, and the rounding error."""
+    total = x + y
+    part = total - x
+    return total, (x - (total - part)) + (y - part)
+
+
+def _split(x: Real) -> tuple[Real, Real]:
+    """x as a sum of two floats of at most 26 bits."""
+    shifted = 134217729.0 * x  # 2^27 + 1
+    high = shifted - (shifted - x)
+    return high, x - high
+
+
+def two_product(x: Real, y: Real) -> tuple[Real, Real]:
+    """x * y, rounded, and the rounding error."""
+    product = x * y
+    (x_high, x_low), (y_high, y_low) = _split(x), _split(y)
+    return product, ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low

@@ -1,0 +1,147 @@
+"""How noise is drawn, and what that costs.
+
+A value is whitened (the noise becomes standard normal), put on a grid and given grid noise; colouring it again is
+post-processing. Two things have to be paid for, and `Drawing` says how much: putting values on the grid, and rounding
+while whitening, can lengthen a difference (`enlargement`, in units of mu); and the tables have a total-variation error.
+What may be added is measured against the mu that the budget allows: noise with room to spare needs no finer grid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp.distributions import Gaussian, NoiseLaw, generator
+from matrixdp.distributions.covariance import Covariance, FullCovariance
+from matrixdp.errors import NumericalFailure
+from matrixdp.privacy.laws import added_law
+from matrixdp.secure.grid import FINEST, Grid, plan
+from matrixdp.sensitivity import Sensitivity
+
+# The share of the allowed mu that the grid, and rounding in the whitening, may each add.
+TOLERANCE = 2.0**-10
+# Whitened values must stay below this norm, or below less where rounding asks for it.
+LARGEST_NORM = 2.0**40
+# A law whose whitening is so inexact that not even this norm is safe makes no claim about floating point.
+LEAST_NORM = 2.0**20
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a release is drawn.
+
+    Attributes:
+        grid: the grid of its noise, in units of the noise; None for noise that is not drawn on one.
+        largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law alone.
+        enlargement: what has to be added to mu.
+        total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
+        float_safe: whether the guarantee covers the floating-point numbers that are released.
+        reproducible: drawn from a generator that the caller gave, and so no secret.
+        third_party: the kind of a law from outside the package, whose sampler matrixdp does not vouch for.
+    """
+
+    grid: Grid | None = None
+    largest_norm: float | None = None
+    enlargement: float = 0.0
+    total_variation: float = 0.0
+    float_safe: bool = False
+    reproducible: bool = False
+    third_party: str | None = None
+
+    def __post_init__(self) -> None:
+        _check.at_least_zero("enlargement", self.enlargement)
+        _check.at_least_zero("total_variation", self.total_variation)
+
+    def __str__(self) -> str:
+        if self.reproducible:
+            return "REPRODUCIBLE: from a generator given by the caller, for tests and studies only"
+        if self.third_party is not None:
+            safe = "floating-point-safe by its author's word" if self.float_safe else "not floating-point-safe"
+            return f"the sampler of {self.third_party}, {safe}; matrixdp does not vouch for it"
+        if self.grid is None:
+            return "secure entropy, in floating point: the guarantee is that of the law, not of these floats"
+        where = f"secure entropy, grid of 2^{round(math.log2(self.grid.step))} std"
+        return where if self.float_safe else f"{where}, whitened in floating point: no proof about these floats"
+
+
+def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> Drawing:
+    """How to draw a law, so that the grid adds at most a thousandth of mu, which is what the budget allows."""
+    added = added_law(law)
+    if added is not None:
+        return Drawing(float_safe=added.float_safe, third_party=added.kind)
+    if not isinstance(law, Gaussian) or mu is None:
+        return Drawing()
+    changed = _changed(law, sensitivity)
+    grid = _grid_for(mu * TOLERANCE / math.sqrt(changed))
+    return costed(Drawing(grid=grid, largest_norm=_largest_norm(law.covariance, mu)), law, sensitivity)
+
+
+def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing:
+    """What this way of drawing costs, computed again from the choices: the grid and the largest norm."""
+    added = added_law(law)
+    if drawing.reproducible:
+        return Drawing(reproducible=True)
+    if added is not None:
+        return Drawing(float_safe=added.float_safe, third_party=added.kind)
+    if drawing.grid is None or not isinstance(law, Gaussian):
+        return Drawing()
+    changed, error = _changed(law, sensitivity), _whitening_error(law.covariance)
+    norm = drawing.largest_norm if error else None
+    return Drawing(
+        grid=drawing.grid,
+        largest_norm=norm,
+        enlargement=drawing.grid.displacement * math.sqrt(changed) + error * (norm or 0.0),
+        # an independent entry that does not change has one law under both neighbours, tables and all
+        total_variation=changed * drawing.grid.total_variation,
+        float_safe=norm is None or norm >= LEAST_NORM,
+    )
+
+
+def seeded(rng: np.random.Generator) -> Drawing:
+    """The drawing of a release whose noise comes from the caller's generator."""
+    generator(rng)
+    return Drawing(reproducible=True)
+
+
+def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
+    """Whether the guarantee of a law, where mu is allowed, can cover the floating-point numbers that are released."""
+    added = added_law(law)
+    if added is not None:
+        return added.float_safe
+    return (
+        isinstance(law, Gaussian) and mu is not None and (_largest_norm(law.covariance, mu) or math.inf) >= LEAST_NORM
+    )
+
+
+def _changed(law: Gaussian, sensitivity: Sensitivity) -> int:
+    """The most coordinates of the noise that a neighbour changes."""
+    independent = _independent(law.covariance)
+    return sensitivity.changed_entries(law.shape) if independent else law.covariance.rank()
+
+
+def _independent(covariance: Covariance) -> bool:
+    return isinstance(covariance, FullCovariance) and covariance.independent
+
+
+def _whitening_error(covariance: Covariance) -> float:
+    """How far rounding while whitening two values can move their difference, relative to the larger norm."""
+    return 0.0 if _independent(covariance) else 2 * covariance.whitening_error()
+
+
+def _largest_norm(covariance: Covariance, mu: float) -> float | None:
+    """The norm of whitened values up to which that error adds at most a thousandth to mu."""
+    inexact = _whitening_error(covariance)
+    return min(LARGEST_NORM, mu * TOLERANCE / inexact) if inexact else None
+
+
+def _grid_for(displacement: float) -> Grid:
+    """The coarsest grid with at most this displacement of an entry."""
+    fineness = displacement / (Grid(1).displacement / Grid(1).step)
+    if not fineness >= Grid(FINEST).step:
+        raise NumericalFailure(
+            "the budget is so small, for so many entries, that no grid is fine enough; use a larger epsilon or delta"
+        )
+    return plan(fineness)

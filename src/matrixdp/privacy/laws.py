@@ -1,0 +1,145 @@
+"""What each noise law guarantees on a set, and how laws from outside the package are added.
+
+A law describes noise (`matrixdp.distributions`); its claim is computed here, never by the mechanism that proposed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions.covariance import Isotropic
+from matrixdp.errors import InvalidInput, NotCertifiable
+from matrixdp.privacy import records, spherical
+from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Profile
+from matrixdp.privacy.suprema import ATTAINED, supremum
+from matrixdp.sensitivity import Sensitivity
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a law guarantees on a set.
+
+    Attributes:
+        profile: delta for every epsilon, never below the truth.
+        exact: whether it is that of a difference in the set, or a proven upper bound.
+        witness: gives a difference in the set that is hidden worst.
+    """
+
+    profile: Profile
+    exact: bool
+    witness: Callable[[], Array]
+
+
+@singledispatch
+def claim(law: NoiseLaw, sensitivity: Sensitivity) -> Claim:
+    """What a law guarantees on a set.
+
+    Raises:
+        NotCertifiable: if the noise cannot hide some difference in the set at all, or nothing is proven about it.
+    """
+    added = _ADDED.get(type(law))
+    if added is None:
+        raise NotCertifiable(
+            f"nothing is proven about the noise {type(law).__name__}; matrixdp.register_law adds a law"
+        )
+    profile = added.profile(law, sensitivity)
+    if not isinstance(profile, Profile):
+        raise InvalidInput(f"the profile of {added.kind} must have delta(epsilon) and epsilon(delta)")
+    return Claim(profile, added.exact, lambda: added.witness(law, sensitivity))
+
+
+@claim.register
+def _(law: Gaussian, sensitivity: Sensitivity) -> Claim:
+    """One number, mu: the largest norm of a whitened difference."""
+    found = supremum(sensitivity, law.covariance)
+    mu = found.mu * (1 + ROUNDING + law.covariance.slack)
+    if not 0 < mu < math.inf:
+        raise NotCertifiable(f"{law.describe()} cannot hide every change allowed here: {sensitivity}")
+    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, found.witness)
+
+
+@claim.register
+def _(law: Spherical, sensitivity: Sensitivity) -> Claim:
+    """Only the length of a difference counts, and the longest is the worst."""
+    radius = sensitivity.frobenius_radius(law.shape) * (1 + ROUNDING)
+    profile = spherical.Profile(dimension=math.prod(law.shape), k=law.k, p=law.p, scale=law.scale, radius=radius)
+    return Claim(profile, True, lambda: longest(law, sensitivity))
+
+
+def is_known(law: Any) -> bool:
+    """Whether a claim is known for this very class; one derived from it may draw something else."""
+    return isinstance(law, NoiseLaw) and (type(law) in claim.registry or type(law) in _ADDED)
+
+
+def longest(law: NoiseLaw, sensitivity: Sensitivity) -> Array:
+    """A difference in the set of the largest norm."""
+    return supremum(sensitivity, Isotropic(law.shape, 1.0)).witness()
+
+
+# --- laws from outside the package ---
+
+
+@dataclass(frozen=True)
+class AddedLaw:
+    """A law that was registered from outside; see `register_law`."""
+
+    kind: str
+    profile: Callable[[Any, Sensitivity], Profile]
+    witness: Callable[[Any, Sensitivity], Array]
+    add_noise: Callable[[Any, Array], Array]
+    exact: bool
+    float_safe: bool
+
+
+_ADDED: dict[type, AddedLaw] = {}
+
+
+def added_law(law: NoiseLaw) -> AddedLaw | None:
+    """How a law from outside the package was registered; None for a law of matrixdp's own."""
+    return _ADDED.get(type(law))
+
+
+def register_law(
+    law: type[NoiseLaw],
+    *,
+    kind: str,
+    profile: Callable[[Any, Sensitivity], Profile],
+    add_noise: Callable[[Any, Array], Array] | None = None,
+    float_safe: bool = False,
+    exact: bool = False,
+    witness: Callable[[Any, Sensitivity], Array] = longest,
+) -> None:
+    """Makes a noise law from outside the package known to certificates, releases, accountants, ledgers and audits.
+
+    Guarantee: none of matrixdp's. A certificate for such a law rests on the profile and the sampler given here, and
+        says that matrixdp does not vouch for them.
+
+    Args:
+        law: a frozen dataclass derived from `matrixdp.distributions.NoiseLaw`; its fields are its JSON.
+        kind: its name in JSON, such as "acme.discrete-laplace".
+        profile: from a law and a set to its Profile: an immutable, hashable object with delta(epsilon) and
+            epsilon(delta), never below the truth, for the worst difference in the set, and convex in e^epsilon. It
+            raises NotCertifiable where nothing is proven.
+        add_noise: from a law and a value to the noisy value, with secret randomness; `value + law.sample()` by default.
+        float_safe: whether the author claims that the profile covers the floating-point numbers which add_noise gives.
+            `release` and ledgers refuse a law for which nobody does.
+        exact: whether the profile is attained by a difference in the set.
+        witness: from a law and a set to a difference that is hidden worst, for audits; the longest by default.
+    """
+    if not (isinstance(law, type) and issubclass(law, NoiseLaw)):
+        raise InvalidInput(f"law must be a class derived from NoiseLaw, got {_check.kind(law)}")
+    if not isinstance(kind, str) or "." not in kind:
+        raise InvalidInput("kind must be a name with a dot, such as 'acme.discrete-laplace': others are matrixdp's own")
+    records.register(kind, law)
+    _ADDED[law] = AddedLaw(kind, profile, witness, add_noise or _with_sample, exact, float_safe)
+
+
+def _with_sample(law: NoiseLaw, value: Array) -> Array:
+    return value + law.sample()

@@ -1,0 +1,199 @@
+"""Laws, sets and all that a certificate holds, as JSON and back.
+
+A record is a JSON object with a `kind` and one entry for each field of the class that the kind names. Floats have all
+their digits, so they come back as they were. Arrays are nested lists while they are small; larger ones are written as
+their bytes (little-endian float64, base64), or kept in a file beside the document and named by their SHA-256. Reading
+builds objects through their constructors, which check every argument: nothing in a document is trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance.spectrum import Spectrum
+from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.secure.grid import Grid
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+
+LISTED = 64
+"""The most entries of an array that is written as a list."""
+
+BESIDE = 1 << 16
+"""The fewest entries of an array that goes into a file beside the document, where there is one."""
+
+Store = Callable[[bytes], str]
+"""Keeps the bytes of an array and gives their SHA-256."""
+
+Fetch = Callable[[str], bytes]
+"""Gives the bytes with this SHA-256."""
+
+
+def _one_line(kind: type[OneRow] | type[OneColumn]) -> Callable[..., Any]:
+    def build(*, radius: Any, width: Any, adjacency: str) -> Any:
+        extent = {"radius": radius} if width is None else {"low": 0.0, "high": width}
+        return kind(**extent, adjacency=adjacency)
+
+    return build
+
+
+def _spectrum(*, variances: Any, directions: Any, slack: float) -> Spectrum:
+    """With the stated slack, unless that is less than follows from the numbers."""
+    found = Spectrum(variances, directions)
+    if _check.at_least_zero("slack", slack) >= found.slack * (1 - 1e-9):
+        object.__setattr__(found, "slack", float(slack))
+    return found
+
+
+_BUILD: dict[str, Callable[..., Any]] = {}
+_KINDS: dict[type, str] = {}
+# Fields that follow from the others are not written, but for the slack, which also depends on where a spectrum is from.
+_WRITTEN: dict[type, tuple[str, ...]] = {Spectrum: ("variances", "directions", "slack")}
+
+
+def register(kind: str, record: type, build: Callable[..., Any] | None = None) -> None:
+    """Makes a dataclass a kind of record.
+
+    Args:
+        kind: its name in JSON.
+        record: the class.
+        build: makes an object from its fields; the class itself by default.
+    """
+    if kind in _BUILD or record in _KINDS:
+        raise InvalidInput(f"kind {kind!r} or the class {record.__name__} is registered already; choose another name")
+    if not is_dataclass(record):
+        raise InvalidInput(f"{record.__name__} must be a dataclass: its fields are what is written")
+    _BUILD[kind], _KINDS[record] = build or record, kind
+
+
+for _kind, _record in {
+    "budget": Budget,
+    "grid": Grid,
+    "frobenius": Frobenius,
+    "entrywise": Entrywise,
+    "counts": Counts,
+    "rank-one": RankOne,
+    "gaussian": Gaussian,
+    "spherical": Spherical,
+    "isotropic": Isotropic,
+    "diagonal": Diagonal,
+    "kronecker": Kronecker,
+    "dense": Dense,
+    "blocks": Blocks,
+    "symmetric": Symmetric,
+}.items():
+    register(_kind, _record)
+register("one-row", OneRow, _one_line(OneRow))
+register("one-column", OneColumn, _one_line(OneColumn))
+register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
+register("spectrum", Spectrum, _spectrum)
+
+
+def kind_of(value: Any) -> str | None:
+    """The kind of an object, if its class is registered."""
+    return _KINDS.get(type(value))
+
+
+def encode(value: Any, store: Store | None = None) -> Any:
+    """An object as JSON knows it.
+
+    Args:
+        value: a record, an array, a number, a string, a mapping or a sequence of such.
+        store: keeps large arrays elsewhere; without it they are written into the document.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, np.ndarray):
+        return _encoded_array(value, store)
+    if isinstance(value, Mapping):
+        return {str(name): encode(part, store) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(part, store) for part in value]
+    kind = kind_of(value)
+    if kind is None:
+        raise InvalidInput(
+            f"{type(value).__name__} has no JSON form; register it first: a noise law with matrixdp.register_law"
+        )
+    written = _WRITTEN.get(type(value)) or [field.name for field in fields(value) if field.init]
+    return {"kind": kind, **{name: encode(getattr(value, name), store) for name in written}}
+
+
+def decode(content: Any, fetch: Fetch | None = None) -> Any:
+    """The object that `encode` wrote.
+
+    Raises:
+        InvalidInput: if the content is not what `encode` writes, or does not pass the checks of a constructor.
+    """
+    if isinstance(content, list):
+        return [decode(part, fetch) for part in content]
+    if not isinstance(content, dict):
+        return content
+    if "array" in content:
+        return _decoded_array(content["array"], fetch)
+    if set(content) == {"float"}:
+        return float(content["float"])
+    parts = {name: decode(part, fetch) for name, part in content.items() if name != "kind"}
+    kind = content.get("kind")
+    if kind is None:
+        return parts
+    if kind not in _BUILD:
+        raise InvalidInput(
+            f"kind {_check.shown(kind)} is unknown here; if it is a noise law of yours, register it first"
+        )
+    try:
+        return _BUILD[kind](**{name: tuple(part) if isinstance(part, list) else part for name, part in parts.items()})
+    except MatrixDPError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as reason:
+        raise InvalidInput(f"a record of kind {kind!r} cannot be read ({type(reason).__name__})") from None
+
+
+def _encoded_array(array: Array, store: Store | None) -> dict[str, Any]:
+    values = np.ascontiguousarray(array, dtype="<f8")
+    if values.size <= LISTED:
+        return {"array": values.tolist()}
+    shape = [int(side) for side in values.shape]
+    if store is not None and values.size >= BESIDE:
+        return {"array": {"shape": shape, "sha256": store(values.tobytes())}}
+    return {"array": {"shape": shape, "float64": base64.b64encode(values.tobytes()).decode()}}
+
+
+def _decoded_array(content: Any, fetch: Fetch | None) -> Array:
+    if isinstance(content, list):
+        return np.array(content, dtype=np.float64)
+    try:
+        shape = tuple(_check.count("a side of an array", side) for side in content["shape"])
+        if "float64" in content:
+            content_bytes = base64.b64decode(content["float64"], validate=True)
+        else:
+            if fetch is None:
+                raise InvalidInput("an array lies in a file beside this document; read it with Certificate.load(path)")
+            content_bytes = fetch(content["sha256"])
+            if digest(content_bytes) != content["sha256"]:
+                raise InvalidInput("the file of arrays beside this document is not the one that it was written with")
+        return np.frombuffer(content_bytes, dtype="<f8").astype(np.float64).reshape(shape)
+    except MatrixDPError:
+        raise
+    except (KeyError, TypeError, ValueError) as reason:
+        raise InvalidInput(f"an array cannot be read ({type(reason).__name__})") from None
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,322 @@
+"""Certificates as JSON documents, and checking one without trust in any number that stands in it.
+
+A document holds the records (law, set, drawing, query, budget) and what was computed from them. Verifying reads the
+records, computes everything again, writes a fresh document, and compares the two entry by entry. So a change of any
+record shows in what follows from it, and a change of a result shows against the fresh one; to pass, the whole document
+must be the true one for its law and set. That proves consistency, not origin: nobody's signature is in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.privacy import records, spherical
+from matrixdp.privacy.certificate import USUAL, Certificate, certify, drawn
+from matrixdp.privacy.drawing import Drawing, costed
+from matrixdp.privacy.guarantee import Curve, GaussianProfile
+from matrixdp.privacy.records import Fetch, Store, decode, digest, encode
+from matrixdp.sensitivity import Sensitivity
+
+SCHEMA = 1
+"""The version of the documents that are written; older ones stay readable."""
+
+TOLERANCE = 1e-9
+"""The relative difference up to which two numbers agree: linear algebra differs between machines."""
+
+for _kind, _record in {
+    "drawing": Drawing,
+    "gaussian-profile": GaussianProfile,
+    "spherical-profile": spherical.Profile,
+    "curve": Curve,
+}.items():
+    records.register(_kind, _record)
+
+
+def document_of(certificate: Certificate, store: Store | None = None) -> dict[str, Any]:
+    """A certificate as a document."""
+    asked, law, sensitivity = certificate.budget or USUAL, certificate.law, certificate.sensitivity
+    drawing = certificate.drawing
+    return {
+        "matrixdp": "certificate",
+        "schema": SCHEMA,
+        "law": encode(law, store),
+        "sensitivity": encode(sensitivity, store),
+        "drawing": None if drawing is None else encode(drawing, store),
+        "query": encode(certificate.query, store),
+        "budget": encode(certificate.budget, store),
+        "remark": certificate.remark,
+        "guarantee": {
+            "adjacency": str(certificate.adjacency),
+            "profile": _profile(certificate, store),
+            "total_variation": certificate.total_variation,
+            "exact": certificate.exact,
+            "mu": certificate.mu,
+            "epsilon": encode(certificate.epsilon(asked.delta)),
+            "at_delta": asked.delta,
+            "delta": certificate.delta(asked.epsilon),
+            "at_epsilon": asked.epsilon,
+            "keeps_budget": None if certificate.budget is None else certificate.meets(certificate.budget),
+            "covers": certificate.covers,
+            "float_safe": certificate.float_safe,
+        },
+        "facts": {
+            "shape": list(certificate.shape),
+            "expected_squared_error": law.expected_squared_error(),
+            **_of_gaussian(law),
+            "noise": law.describe(),
+            "change": str(sensitivity),
+            "extent": [encode(float(number)) for number in sensitivity.extent(law.shape)],
+            "drawn_with": None if drawing is None else str(drawing),
+        },
+        **({"released": dict(certificate.released)} if certificate.released else {}),
+    }
+
+
+def _of_gaussian(law: NoiseLaw) -> dict[str, Any]:
+    """Numbers that also move when noise changes where nothing else depends on it."""
+    if not isinstance(law, Gaussian):
+        return {}
+    return {"inverse_trace": law.covariance.power_trace(-1), "rounding": law.covariance.slack}
+
+
+def _profile(certificate: Certificate, store: Store | None) -> Any:
+    """The profile as a record; that of a law from outside the package is computed again by its author's code alone."""
+    known = records.kind_of(certificate.profile) is not None
+    return encode(certificate.profile, store) if known else {"words": str(certificate.profile)}
+
+
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """A JSON object of a version that this program knows."""
+    try:
+        content = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as reason:
+        raise InvalidInput(f"the certificate is not JSON ({type(reason).__name__})") from None
+    if not isinstance(content, dict) or "matrixdp" not in content:
+        raise InvalidInput(
+            'the certificate must be a JSON object with an entry "matrixdp"; Certificate.to_json writes one'
+        )
+    if content.get("schema") not in range(1, SCHEMA + 1) or isinstance(content.get("schema"), bool):
+        raise InvalidInput(f"the certificate has a schema that is not known here (up to {SCHEMA}); upgrade matrixdp")
+    return content
+
+
+def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Certificate:
+    """The certificate in a document, with the numbers that stand in it; only `verified` says whether they are true."""
+    try:
+        stated = content["guarantee"]
+        law, sensitivity = decode(content["law"], fetch), decode(content["sensitivity"], fetch)
+        drawing, budget = decode(content["drawing"], fetch), decode(content["budget"], fetch)
+        profile = decode(stated["profile"], fetch)
+        if isinstance(profile, dict):  # a law from outside the package
+            profile = certify(law, sensitivity).profile
+        kinds = ((law, NoiseLaw), (sensitivity, Sensitivity), (drawing, Drawing | None), (budget, Budget | None))
+        if not all(isinstance(part, kind) for part, kind in (*kinds, (content["query"], Mapping | None))):
+            raise InvalidInput("the certificate has a record of the wrong kind")
+        certificate = Certificate(
+            profile=profile,
+            adjacency=stated["adjacency"],
+            total_variation=stated["total_variation"],
+            law=law,
+            sensitivity=sensitivity,
+            exact=stated["exact"],
+            drawing=drawing,
+            query=content["query"],
+            budget=budget,
+            released=content.get("released"),
+            remark=content["remark"],
+            document=content,
+        )
+    except (KeyError, TypeError, AttributeError) as reason:
+        raise InvalidInput(f"the certificate lacks an entry, or has one of the wrong kind ({reason})") from None
+    return certificate
+
+
+# --- verification ---
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One entry of a document that is not what follows from law and set."""
+
+    entry: str
+    stated: Any
+    computed: Any
+
+    def __str__(self) -> str:
+        stated, computed = _check.shown(self.stated), _check.shown(self.computed)
+        return f"{self.entry}: the document says {stated}, computed again it is {computed}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a verification found; true in a condition if everything agrees.
+
+    Attributes:
+        compared: how many entries were compared.
+        findings: those that do not agree.
+        remarks: what a person should know besides.
+        subject: what was verified.
+    """
+
+    compared: int
+    findings: tuple[Finding, ...]
+    remarks: tuple[str, ...] = ()
+    subject: str = "Certificate"
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+    def __str__(self) -> str:
+        verdict = "verified" if self else "NOT verified"
+        head = f"{self.subject} {verdict}: {self.compared} entries compared, {len(self.findings)} disagree"
+        return "\n".join(
+            [head, *(f"  {finding}" for finding in self.findings), *(f"  {note}" for note in self.remarks)]
+        )
+
+
+_NO_ORIGIN = "This proves that the numbers follow from the law and the set, not who wrote them: nothing is signed."
+
+
+def verified(certificate: Certificate) -> Verification:
+    """Computes the document again from the records alone, and compares."""
+    stated = certificate.document or document_of(certificate)
+    try:
+        fresh = document_of(recomputed(certificate))
+    except MatrixDPError as reason:
+        return Verification(0, (Finding("law and sensitivity", "a guarantee", str(reason)),), (_NO_ORIGIN,))
+    findings, compared = compared_documents(stated, fresh)
+    remarks = [_NO_ORIGIN]
+    if certificate.drawing is not None and certificate.drawing.third_party:
+        kind = certificate.drawing.third_party
+        remarks.append(f"Profile and sampler of {kind} come from outside matrixdp, which does not vouch for them.")
+    if certificate.drawing is not None and certificate.drawing.reproducible:
+        remarks.append("The noise is seeded: whoever knows the seed can remove it.")
+    return Verification(compared, findings, tuple(remarks))
+
+
+def with_value(found: Verification, certificate: Certificate, content: bytes) -> Verification:
+    """The same verification, and whether these are the bytes of the released file."""
+    stated = (certificate.released or {}).get("sha256", _ABSENT)
+    wrong = () if stated == digest(content) else (Finding("released.sha256", stated, digest(content)),)
+    return Verification(found.compared + 1, (*found.findings, *wrong), found.remarks)
+
+
+def recomputed(certificate: Certificate) -> Certificate:
+    """The certificate that follows from the records, and from no number that was stated."""
+    law, sensitivity = certificate.law, certificate.sensitivity
+    _check_query(certificate)
+    fresh = certify(law, sensitivity, certificate.budget, query=certificate.query, remark=certificate.remark)
+    return fresh if certificate.drawing is None else drawn(fresh, costed(certificate.drawing, law, sensitivity))
+
+
+_ABSENT = "nothing"
+
+QUERIES: dict[str, Any] = {}
+"""How to compute the set of a query from its public parameters and the shape of its value; `queries` fills it in."""
+
+
+def _check_query(certificate: Certificate) -> None:
+    query = certificate.query
+    if query is None:
+        return
+    change = QUERIES.get(str(query.get("name")))
+    if change is None:
+        raise InvalidInput(f"query {_check.shown(query.get('name'))} is not one that matrixdp knows")
+    try:
+        asked = change(decode(query["parameters"]), certificate.shape)
+    except (KeyError, TypeError, IndexError) as reason:
+        raise InvalidInput(f"the query's parameters are not those of {query['name']} ({reason})") from None
+    findings, _ = compared_documents(encode(certificate.sensitivity), encode(asked))
+    if findings:
+        raise InvalidInput(f"the query's parameters give another sensitivity set ({findings[0]})")
+
+
+def compared_documents(stated: Any, computed: Any) -> tuple[tuple[Finding, ...], int]:
+    """The entries that differ, and how many were compared; the name of a released file is left out."""
+    entries = list(_pairs("", stated, computed))
+    return tuple(Finding(name, a, b) for name, a, b in entries if not _agree(a, b)), len(entries)
+
+
+def _pairs(name: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(stated, Mapping) and "sha256" in stated and isinstance(computed, Mapping) and "float64" in computed:
+        computed = {"shape": computed["shape"], "sha256": digest(base64.b64decode(computed["float64"]))}
+    if isinstance(stated, Mapping) and isinstance(computed, Mapping):
+        for key in sorted({*stated, *computed} - ({"released"} if not name else set())):
+            yield from _pairs(f"{name}.{key}".lstrip("."), stated.get(key, _ABSENT), computed.get(key, _ABSENT))
+    elif isinstance(stated, (list, tuple)) and isinstance(computed, (list, tuple)) and len(stated) == len(computed):
+        for index, (one, other) in enumerate(zip(stated, computed, strict=True)):
+            yield from _pairs(f"{name}[{index}]", one, other)
+    else:
+        yield name, stated, computed
+
+
+def _agree(stated: Any, computed: Any) -> bool:
+    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, computed))
+    if not numbers:
+        return type(stated) is type(computed) and bool(stated == computed)
+    if isinstance(stated, int) and isinstance(computed, int):
+        return stated == computed
+    return math.isclose(stated, computed, rel_tol=TOLERANCE, abs_tol=1e-300)
+
+
+# --- files ---
+
+
+def save(certificate: Certificate, path: Path) -> None:
+    """Writes a certificate to a new file, and its large arrays to another beside it."""
+    text, arrays = written(certificate)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    if arrays:
+        with beside(path).open("xb") as file:
+            file.write(arrays)
+
+
+def written(certificate: Certificate) -> tuple[str, bytes]:
+    """The text of a certificate, and the content of the file of arrays beside it, empty if there is none."""
+    kept: dict[str, bytes] = {}
+
+    def store(content: bytes) -> str:
+        name = digest(content)
+        kept[name] = content
+        return name
+
+    text = json.dumps(document_of(certificate, store), indent=2, allow_nan=False) + "\n"
+    if not kept:
+        return text, b""
+    packed = io.BytesIO()
+    np.savez(packed, allow_pickle=False, **{name: np.frombuffer(kept[name], dtype="<f8") for name in kept})
+    return text, packed.getvalue()
+
+
+def beside(path: Path) -> Path:
+    """The file of arrays beside a certificate."""
+    return path.with_name(f"{path.name}.npz")
+
+
+def load(path: Path) -> Certificate:
+    """Reads a certificate and the arrays beside it."""
+    return certificate_of(parsed(path.read_bytes()), lambda name: _array_bytes(beside(path), name))
+
+
+def _array_bytes(path: Path, name: str) -> bytes:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return bytes(np.asarray(arrays[name], dtype="<f8").tobytes())
+    except (OSError, KeyError, ValueError) as reason:
+        raise InvalidInput(
+            f"arrays of the certificate cannot be read from {path.name} ({type(reason).__name__})"
+        ) from None

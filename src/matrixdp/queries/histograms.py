@@ -1,0 +1,81 @@
+"""Counts of records in the cells of a public grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
+from matrixdp.errors import InvalidInput
+from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.queries.records import load
+from matrixdp.sensitivity import Counts
+
+
+@takes_relation
+def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str = ADD_REMOVE) -> Answer:
+    """How many records fall into each cell of a grid, in one dimension or two.
+
+    Args:
+        records: see `load`; one column, or two for a two-dimensional histogram.
+        edges: the borders of the cells, increasing; a pair of such arrays for two columns. A cell holds its lower
+            border and not its upper one, but the last cell holds both. Records outside the grid are not counted.
+        columns: which columns to use; all by default.
+        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
+
+    Guarantee: a neighbour changes one cell by 1 (replace: two cells).
+    """
+    asked = query("histogram", columns=columns, edges=edges, adjacency=checked(adjacency))
+    rows = load(records, columns)
+    dimensions = rows.shape[1]
+    if dimensions > 2:
+        raise InvalidInput(
+            f"histogram counts in 1 or 2 dimensions, got {dimensions} columns; choose one or two (columns)"
+        )
+    borders = [_borders("edges", edges)] if dimensions == 1 else _pair(edges)
+    cells = np.zeros(len(rows), dtype=np.intp)
+    inside = np.ones(len(rows), dtype=bool)
+    for entries, border in zip(rows.T, borders, strict=True):
+        index = np.searchsorted(border, entries, side="right") - 1
+        index[entries == border[-1]] -= 1
+        inside &= (index >= 0) & (index < len(border) - 1)
+        cells = cells * (len(border) - 1) + index
+    shape = tuple(len(border) - 1 for border in borders)
+    counts = np.bincount(cells[inside], minlength=int(np.prod(shape))).reshape(shape)
+    asked["parameters"]["edges"] = borders
+    return Answer(counts.astype(np.float64), change_in_histogram(shape, **asked["parameters"]), asked)
+
+
+@changes("histogram")
+def change_in_histogram(shape: Shape, *, edges: Any, adjacency: str, columns: Any = None) -> Counts:
+    """One cell changes by 1 when a record comes or goes, two when it moves."""
+    if shape != tuple(len(border) - 1 for border in edges):
+        raise InvalidInput(f"edges must be those of {' x '.join(map(str, shape))} cells")
+    return Counts(2 if adjacency == REPLACE else 1, adjacency=adjacency)
+
+
+def _borders(name: str, edges: Any) -> Array:
+    if isinstance(edges, str) or not np.iterable(edges):
+        raise InvalidInput(
+            f"{name} must list the borders of the cells, got {_check.kind(edges)}: a number of cells or a rule would "
+            "take them from the data, which reveals it; np.linspace(low, high, cells + 1) with public ends makes them"
+        )
+    if any(np.iterable(border) for border in edges):
+        raise InvalidInput(
+            f"{name} must be one list of numbers for one column of records, got a nested {type(edges).__name__}"
+        )
+    borders = _check.finite(name, edges, ndim=1)
+    if not (len(borders) >= 2 and np.all(borders[1:] > borders[:-1])):
+        falls = np.flatnonzero(~(borders[1:] > borders[:-1]))[:1]
+        where = f"entry {falls[0] + 1} is not above the one before it" if len(falls) else f"got {len(borders)}"
+        raise InvalidInput(f"{name} must be two or more increasing numbers; {where}")
+    return borders
+
+
+def _pair(edges: Any) -> list[Array]:
+    if isinstance(edges, str) or not np.iterable(edges) or len(list(edges)) != 2:
+        raise InvalidInput(f"edges must be a pair of lists, one for each of the 2 columns, got {_check.kind(edges)}")
+    return [_borders(f"edges[{i}]", part) for i, part in enumerate(edges)]
