@@ -16,7 +16,7 @@ import torch
 
 from matrixdp import Budget, calibrate, certify, compare, release
 from matrixdp.audit import audit
-from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions import Gaussian, Product, Spherical
 from matrixdp.distributions.covariance import Isotropic, Kronecker
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import GuaranteeViolated, NotApplicable
@@ -186,6 +186,8 @@ def unreachable(out):
     The coordinates in which the noise was drawn are recovered by rounding, and what they give must be the release, bit
     by bit.
     """
+    if isinstance(out.noise, Product):
+        return int(np.sum(out.noise.step * np.rint(out.value / out.noise.step) != out.value))
     covariance, step = out.noise.covariance, out.certificate.drawing.grid.step
     if isinstance(covariance, Isotropic):
         unit = covariance.std * step

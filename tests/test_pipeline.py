@@ -284,7 +284,7 @@ def test_what_compare_advises_is_what_auto_takes(sensitivity):
     assert calibrate("auto", shape=(2, 2), sensitivity=sensitivity, budget=BUDGET).source.startswith(
         f"{table.least_gaussian} ["
     )
-    assert f"Use: {table.least_gaussian}," in str(table)
+    assert f"auto takes {table.least_gaussian}," in str(table)
     assert compare((2, 2), sensitivity, BUDGET, mechanisms=["l2"]).least_gaussian is None
 
 

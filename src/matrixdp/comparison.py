@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 # A claim is called exact when the true delta is this close to it.
-TIGHT = 1e-6
+TIGHT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,14 @@ class Comparison:
             notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it, for {_WHY}.")
         if self.least_gaussian is not None:
             notes.append(
-                f"Use: {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is "
+                f"auto takes {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is "
                 "floating-point-safe."
+            )
+        least = next((row for row in self.rows if row.verdict in KEEPS), None)
+        if least is not None and not least.gaussian:
+            notes.append(
+                f"{least.mechanism} has the least error for one release, and is floating-point-safe; ask by name. "
+                "Where many releases share a budget, Gaussian noise costs less."
             )
         return Group(table, *(Text(note, style="dim") for note in notes))
 

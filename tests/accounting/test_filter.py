@@ -52,8 +52,8 @@ def charged(*blocks, relation="add/remove", budget=BUDGET):
 
 # noise, sampling rate, count, relation, k, and whether the tail of the loss is much heavier than a Gaussian one
 BLOCKS = [
-    (1 / 1.1, 256 / 60000, 7032, "add/remove", 1.5e-6, True),
-    (1.0, 0.01, 1000, "add/remove", 1e-9, True),
+    pytest.param(1 / 1.1, 256 / 60000, 7032, "add/remove", 1.5e-6, True, marks=pytest.mark.slow),
+    pytest.param(1.0, 0.01, 1000, "add/remove", 1e-9, True, marks=pytest.mark.slow),
     (0.5, 0.1, 100, "add/remove", 1.5e-6, True),
     (2.0, 0.01, 5, "add/remove", 1e-9, True),
     (3.0, 0.5, 1, "add/remove", 1.5e-6, False),
@@ -194,6 +194,7 @@ def test_totals_are_never_below_those_of_releases_that_were_fixed_beforehand():
             assert accountant.delta(epsilon) <= (float(gaussian.delta(mu, epsilon)) + k) * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "loss"), [(1.1, 256 / 60000, 7000, 0.02), (1.0, 0.01, 1000, 0.04), (2.0, 0.1, 100, 0.02)]
 )

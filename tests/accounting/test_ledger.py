@@ -684,6 +684,7 @@ def test_forks_while_another_thread_spends(tmp_path, scenario):
     assert found["entries"] == found["thread"] + 40
 
 
+@pytest.mark.slow
 def test_kills_lose_no_spend_and_release_nothing_without_one(tmp_path, scenario):
     found = scenario("crash", tmp_path, 200, True)
     assert found["held"]

@@ -34,6 +34,8 @@ VALUES = np.random.default_rng(3).normal(size=(400, 50))
 # Workers cannot import this file, so functions in it travel as code.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.slow  # a real cluster
+
 
 @pytest.fixture(scope="module")
 def cluster():

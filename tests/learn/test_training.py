@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from matrixdp import Budget, calibrate
 from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.distributions import Gaussian, Spherical
 from matrixdp.distributions.covariance import Blocks, Isotropic
@@ -108,6 +109,16 @@ def test_a_step_without_noise_is_the_reference_step(clipping):
     step(run)
     torch.testing.assert_close(parameters(run), before - 0.5 * gradient / RECORDS, rtol=1e-5, atol=1e-7)
     assert run.steps == 1
+
+
+def test_what_was_spent_is_a_record_that_verifies():
+    run = trainer()
+    assert run.composition().parts[0].count == run.affordable == 10
+    step(run)
+    composition = Composition.from_json(run.composition().to_json())
+    assert composition.parts[0].count == 1
+    assert composition.epsilon(BUDGET.delta) == run.epsilon()
+    assert composition.verify(), str(composition.verify())
 
 
 @seeds
@@ -572,7 +583,7 @@ def test_other_data_are_refused(data):
         ({"clip": 0.0}, InvalidInput, "clip"),
         ({"clipping": "l1"}, InvalidInput, "norm"),
         ({"largest_batch": 0}, InvalidInput, "largest_batch"),
-        ({"noise": "laplace"}, InvalidInput, "noise must be one of"),
+        ({"noise": "uniform"}, InvalidInput, "noise must be one of"),
         ({"noise": "auto"}, InvalidInput, "noise must be one of"),
         ({"noise": 7}, InvalidInput, "noise must be a mechanism's name"),
         ({"noise": "mvg"}, InvalidInput, "gamma"),

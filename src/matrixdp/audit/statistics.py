@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
 from matrixdp.distributions.covariance import FullCovariance
 from matrixdp.errors import InvalidInput
 
@@ -134,6 +134,18 @@ def _(law: Spherical, difference: Array) -> Statistic:
         return surplus * log_distance + np.exp(law.p * (log_distance - math.log(law.scale)))
 
     return lambda outputs: energy(_log_distance(outputs, far)) - energy(_log_distance(outputs, origin))
+
+
+@likelihood_ratio.register
+def _(law: Product, difference: Array) -> Statistic:
+    """Entries are independent, with log-densities -(|x|/scale)^exponent, after the values were floored to the grid."""
+    changed = np.flatnonzero(difference)
+    far = law.step * np.floor(difference.ravel()[changed] / law.step)
+
+    def energy(distances: Array) -> Array:
+        return np.asarray(np.sum(np.abs(distances / law.scale) ** law.exponent, axis=1))
+
+    return lambda outputs: energy(_rows(outputs)[:, changed] - far) - energy(_rows(outputs)[:, changed])
 
 
 @dataclass(frozen=True, eq=False)

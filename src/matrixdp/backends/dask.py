@@ -99,7 +99,7 @@ def prepared(
         raise InvalidInput("rng cannot be given for a Dask array: its noise is drawn on the workers, from secure keys")
     if not (isinstance(law, Gaussian) and _independent(law.covariance) and drawing.grid is not None):
         raise InvalidInput(
-            f"noise that is not independent from entry to entry cannot be drawn block by block ({law.describe()}); "
+            f"only Gaussian noise with independent entries can be drawn block by block, got {law.describe()}; "
             'use mechanism="analytic", or compute() the value first'
         )
     numpy.prepare(law, drawing, _dtype(value))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Covariance, FullCovariance, Isotropic
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy.drawing import Drawing
@@ -69,6 +69,8 @@ def prepared(
     grid, added = drawing.grid, added_law(law)
     if added is not None and rng is None:
         return lambda: added.add_noise(law, value)
+    if isinstance(law, Product) and rng is None:
+        return _prepared_discrete(value, law)
     if grid is None or not isinstance(law, Gaussian):
         return lambda: value + law.sample(rng)
     from matrixdp.secure import kernels  # numba, when it is needed
@@ -84,8 +86,21 @@ def prepared(
     return lambda: _noisy(white, std, covariance, grid, noisy)
 
 
+def _prepared_discrete(value: Array, law: Product) -> Callable[[], Array]:
+    """Whole multiples of the step, drawn from tables that are built and compiled here."""
+    from matrixdp.secure import discrete, kernels
+
+    source = discrete.Tabled(law.exponent, law.scale_in_steps)
+    discrete.add_noise(np.zeros(1), law.step, source)
+    if not kernels.largest(value) < discrete.LIMIT * law.step:
+        raise InvalidInput(TOO_LARGE)
+    return lambda: np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64)
+
+
 def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None) -> Array:
     """The value with one draw of the noise; the caller has made sure that it fits the grid."""
+    if isinstance(law, Product) or added_law(law) is not None:
+        return prepared(value, law, drawing, rng)()
     if drawing.grid is None or not isinstance(law, Gaussian):
         return value + law.sample(rng)
     std, white = _whitened(value, law.covariance)

@@ -77,9 +77,8 @@ def display(file: File, json: arguments.Json = False) -> None:
     console = show.console()
     console.print(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}", markup=False)
     # rounded to the private side: what was spent up, what is left down
-    console.print(
-        f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {len(entries)} entries", markup=False
-    )
+    number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
+    console.print(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}", markup=False)
     console.print(
         f"Left for one Gaussian release: mu {rounded_down(remaining.mu)}, "
         f"which is epsilon {rounded_down(remaining.epsilon)}",

@@ -59,7 +59,9 @@ def propose(
         )
     if not by_layer:
         size = sum(math.prod(shape) for shape in shapes)
-        return calibrate(mechanism, shape=(size,), sensitivity=sensitivity, budget=budget, **options)
+        whole = calibrate(mechanism, shape=(size,), sensitivity=sensitivity, budget=budget, **options)
+        check_drawable(whole)
+        return whole
     parts: list[FullCovariance] = []
     for shape in shapes:
         law = calibrate(mechanism, shape=as_matrix(shape), sensitivity=sensitivity, budget=budget, **options)
@@ -69,6 +71,12 @@ def propose(
             )
         parts.append(law.covariance)
     return Gaussian(Blocks(tuple(parts)), source=law.source, note="layer by layer")
+
+
+def check_drawable(law: NoiseLaw) -> None:
+    """Raises InvalidInput for noise that is not drawn on parameters."""
+    if not isinstance(law, (Gaussian, Spherical)):
+        raise InvalidInput(f"noise on parameters must be Gaussian, got {law.describe()}; use 'analytic'")
 
 
 def as_matrix(shape: Shape) -> Shape:
@@ -119,6 +127,7 @@ class ParameterNoise:
     ) -> None:
         if len(law.shape) != 1:
             raise InvalidInput(f"noise must be a law on a vector of all parameters, got shape {law.shape}")
+        check_drawable(law)
         undrawn = certify(law, sensitivity)
         if generator is not None:
             drawing = Drawing(reproducible=True)

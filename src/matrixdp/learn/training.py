@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Budget
@@ -154,6 +155,10 @@ class PrivateSGD:
     def epsilon(self, delta: float | None = None) -> float:
         """What the steps so far guarantee together, at this delta, or at the budget's."""
         return self._accounts(self.steps).epsilon(self.budget.delta if delta is None else delta)
+
+    def composition(self) -> Composition:
+        """The steps so far, as a record that verifies; before the first step, all that are planned."""
+        return self._accounts(self.steps or self.affordable).composition(self.budget)
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many epochs, on the model's device; an epoch has records / batch_size steps."""

@@ -33,9 +33,11 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
 **What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices),
 "matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package.
 
-"auto" takes Gaussian noise only, which composes exactly and is floating-point-safe; "l2" and "spherical" have less
-error with few entries, but no floating-point-safe sampler is known for them. Of two that differ by less than 1e-9 it
-takes the one listed first.
+"auto" takes Gaussian noise only, which composes exactly, also where noise is chosen in view of earlier answers, and is
+floating-point-safe. "laplace" and "discrete" have less error where few entries change, and are asked for by name: a
+ledger for adaptive use charges them as the Gaussian noise that dominates them, which is dear. "l2" and "spherical" have
+less error with few entries, but no floating-point-safe sampler is known for them. Of two that differ by less than 1e-9
+it takes the one listed first.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
-# Not Gaussian, and not floating-point-safe.
-_BY_NAME_ONLY = ("l2", "spherical")
+# Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
+_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
 
 
 def least_error(

@@ -21,7 +21,7 @@ from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import GuaranteeViolated, InvalidInput
-from matrixdp.privacy.drawing import Drawing
+from matrixdp.privacy.drawing import Drawing, has_safe_sampler
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.privacy.laws import added_law, claim, is_known
 from matrixdp.sensitivity import Sensitivity
@@ -99,7 +99,7 @@ class Certificate(Guarantee):
             return "the floating-point numbers released"
         if self.drawing is None:
             unsafe = "the ideal law only; no floating-point-safe sampler is known for it"
-            return unsafe if self.mu is None else "the law of the noise, which has not been drawn"
+            return unsafe if self._covers_law_only else "the law of the noise, which has not been drawn"
         if self.drawing.reproducible:
             return "the ideal law only; seeded noise is not private"
         return "the ideal law only, not the floating-point numbers released"
@@ -156,7 +156,9 @@ class Certificate(Guarantee):
     @property
     def _covers_law_only(self) -> bool:
         """Whether the guarantee stops short of the numbers released, or would if the law were drawn."""
-        return self.mu is None if self.drawing is None else not self.drawing.float_safe
+        if self.drawing is None:
+            return self.mu is None and not has_safe_sampler(self.law, None)
+        return not self.drawing.float_safe
 
     def _tightness(self) -> str:
         tight = "exact" if self.exact else "an upper bound"

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from matrixdp import _check
-from matrixdp.distributions import Gaussian, NoiseLaw, generator
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, generator
 from matrixdp.distributions.covariance import Covariance, FullCovariance
 from matrixdp.errors import NumericalFailure
 from matrixdp.privacy.laws import added_law
+from matrixdp.secure import discrete
 from matrixdp.secure.grid import FINEST, Grid, plan
 from matrixdp.sensitivity import Sensitivity
 
@@ -35,6 +36,7 @@ class Drawing:
 
     Attributes:
         grid: the grid of its noise, in units of the noise; None for noise that is not drawn on one.
+        step: the step of the grid of discrete noise, in the units of the value, which is floored to it; None otherwise.
         largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law alone.
         enlargement: what has to be added to mu.
         total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
@@ -44,6 +46,7 @@ class Drawing:
     """
 
     grid: Grid | None = None
+    step: float | None = None
     largest_norm: float | None = None
     enlargement: float = 0.0
     total_variation: float = 0.0
@@ -61,6 +64,8 @@ class Drawing:
         if self.third_party is not None:
             safe = "floating-point-safe by its author's word" if self.float_safe else "not floating-point-safe"
             return f"the sampler of {self.third_party}, {safe}; matrixdp does not vouch for it"
+        if self.step is not None:
+            return f"secure entropy, tables of whole multiples of {self.step:g}"
         if self.grid is None:
             return "secure entropy, in floating point: the guarantee is that of the law, not of these floats"
         where = f"secure entropy, grid of 2^{round(math.log2(self.grid.step))} std"
@@ -72,6 +77,8 @@ def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> Dr
     added = added_law(law)
     if added is not None:
         return Drawing(float_safe=added.float_safe, third_party=added.kind)
+    if isinstance(law, Product):
+        return costed(Drawing(step=law.step), law, sensitivity)
     if not isinstance(law, Gaussian) or mu is None:
         return Drawing()
     changed = _changed(law, sensitivity)
@@ -86,6 +93,10 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         return Drawing(reproducible=True)
     if added is not None:
         return Drawing(float_safe=added.float_safe, third_party=added.kind)
+    if isinstance(law, Product):
+        error = discrete.Tabled(law.exponent, law.scale_in_steps).total_variation
+        changed = sensitivity.changed_entries(law.shape)
+        return Drawing(step=law.step, total_variation=changed * error, float_safe=True)
     if drawing.grid is None or not isinstance(law, Gaussian):
         return Drawing()
     changed, error = _changed(law, sensitivity), _whitening_error(law.covariance)
@@ -111,6 +122,8 @@ def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
     added = added_law(law)
     if added is not None:
         return added.float_safe
+    if isinstance(law, Product):
+        return True
     return (
         isinstance(law, Gaussian) and mu is not None and (_largest_norm(law.covariance, mu) or math.inf) >= LEAST_NORM
     )

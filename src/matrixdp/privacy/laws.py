@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
+import numpy as np
+
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import records, spherical
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Profile
 from matrixdp.privacy.suprema import ATTAINED, supremum
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.secure.discrete import LIMIT
+from matrixdp.sensitivity import Counts, Entrywise, Sensitivity
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,33 @@ def _(law: Spherical, sensitivity: Sensitivity) -> Claim:
     radius = sensitivity.frobenius_radius(law.shape) * (1 + ROUNDING)
     profile = spherical.Profile(dimension=math.prod(law.shape), k=law.k, p=law.p, scale=law.scale, radius=radius)
     return Claim(profile, True, lambda: longest(law, sensitivity))
+
+
+@claim.register
+def _(law: Product, sensitivity: Sensitivity) -> Claim:
+    """The worst difference moves every entry that may change by its whole bound, in steps.
+
+    Floor turns a difference of at most b into at most ceil(b/step) steps. Counts differ by their bound as they stand.
+    Of entries with bounds, such as sums, each value may have been rounded twice before, by 2^-53 of at most 2^51 steps:
+    both values together by one step more.
+    """
+    if math.frexp(law.step)[0] != 0.5:
+        raise NotCertifiable(f"the step of discrete noise must be a power of two, got {law.step!r}")
+    if not isinstance(sensitivity, (Counts, Entrywise)):
+        raise NotCertifiable(
+            f"discrete noise is certified where entries change by their own bounds, not for: {sensitivity}"
+        )
+    if isinstance(sensitivity, Counts):
+        bounds, rounding = np.full(sensitivity.changed_entries(law.shape), sensitivity.bound), 0
+    else:
+        bounds, rounding = sensitivity.bounds(law.shape)[sensitivity.bounds(law.shape) > 0], 1
+    if not np.max(bounds) / law.step < LIMIT:
+        raise NotCertifiable(f"the step of the noise, {law.step:g}, is too small for changes of {np.max(bounds):g}")
+    steps = np.ceil(bounds / law.step).astype(np.int64) + rounding  # the quotient is exact
+    sizes, counts = np.unique(steps, return_counts=True)
+    (shift, cells), *others = zip(sizes.tolist(), counts.tolist(), strict=True)
+    profile = DiscreteProfile(law.exponent, law.scale_in_steps, shift, cells, tuple(others))
+    return Claim(profile, bool(np.all(steps * law.step == bounds)), lambda: longest(law, sensitivity))
 
 
 def is_known(law: Any) -> bool:

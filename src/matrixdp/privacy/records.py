@@ -21,7 +21,7 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, Spherical
+from matrixdp.distributions import Gaussian, Product, Spherical
 from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
@@ -59,23 +59,27 @@ def _spectrum(*, variances: Any, directions: Any, slack: float) -> Spectrum:
 
 _BUILD: dict[str, Callable[..., Any]] = {}
 _KINDS: dict[type, str] = {}
+_OPTIONAL: dict[type, tuple[str, ...]] = {}
 # Fields that follow from the others are not written, but for the slack, which also depends on where a spectrum is from.
 _WRITTEN: dict[type, tuple[str, ...]] = {Spectrum: ("variances", "directions", "slack")}
 
 
-def register(kind: str, record: type, build: Callable[..., Any] | None = None) -> None:
+def register(
+    kind: str, record: type, build: Callable[..., Any] | None = None, *, optional: tuple[str, ...] = ()
+) -> None:
     """Makes a dataclass a kind of record.
 
     Args:
         kind: its name in JSON.
         record: the class.
         build: makes an object from its fields; the class itself by default.
+        optional: fields that are written only where they are not None, as documents of before do not have them.
     """
     if kind in _BUILD or record in _KINDS:
         raise InvalidInput(f"kind {kind!r} or the class {record.__name__} is registered already; choose another name")
     if not is_dataclass(record):
         raise InvalidInput(f"{record.__name__} must be a dataclass: its fields are what is written")
-    _BUILD[kind], _KINDS[record] = build or record, kind
+    _BUILD[kind], _KINDS[record], _OPTIONAL[record] = build or record, kind, optional
 
 
 for _kind, _record in {
@@ -87,6 +91,7 @@ for _kind, _record in {
     "rank-one": RankOne,
     "gaussian": Gaussian,
     "spherical": Spherical,
+    "product": Product,
     "isotropic": Isotropic,
     "diagonal": Diagonal,
     "kronecker": Kronecker,
@@ -131,7 +136,9 @@ def encode(value: Any, store: Store | None = None) -> Any:
             f"{type(value).__name__} has no JSON form; register it first: a noise law with matrixdp.register_law"
         )
     written = _WRITTEN.get(type(value)) or [field.name for field in fields(value) if field.init]
-    return {"kind": kind, **{name: encode(getattr(value, name), store) for name in written}}
+    fields_of = {name: getattr(value, name) for name in written}
+    left_out = [name for name in _OPTIONAL[type(value)] if fields_of[name] is None]
+    return {"kind": kind, **{name: encode(part, store) for name, part in fields_of.items() if name not in left_out}}
 
 
 def decode(content: Any, fetch: Fetch | None = None) -> Any:

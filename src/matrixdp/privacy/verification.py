@@ -25,6 +25,7 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy import records, spherical
 from matrixdp.privacy.certificate import USUAL, Certificate, certify, drawn
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.drawing import Drawing, costed
 from matrixdp.privacy.guarantee import Curve, GaussianProfile
 from matrixdp.privacy.records import Fetch, Store, decode, digest, encode
@@ -37,12 +38,17 @@ TOLERANCE = 1e-9
 """The relative difference up to which two numbers agree: linear algebra differs between machines."""
 
 for _kind, _record in {
-    "drawing": Drawing,
     "gaussian-profile": GaussianProfile,
     "spherical-profile": spherical.Profile,
     "curve": Curve,
 }.items():
     records.register(_kind, _record)
+records.register("drawing", Drawing, optional=("step",))
+records.register(
+    "discrete-profile",
+    DiscreteProfile,
+    lambda *, others, **fields: DiscreteProfile(**fields, others=tuple(tuple(group) for group in others)),
+)
 
 
 def document_of(certificate: Certificate, store: Store | None = None) -> dict[str, Any]:

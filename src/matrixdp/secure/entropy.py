@@ -34,7 +34,7 @@ _ZEROS = memoryview(bytes(1 << 19))  # what is encrypted: the ciphertext of zero
 
 
 class _Secret:
-    """Something that holds a secret: silent in print, never copied, and bound to the process that made it."""
+    """Something that holds a secret: redacted in repr, never copied, and bound to the process that made it."""
 
     __slots__ = ("_process", "_secret")
 

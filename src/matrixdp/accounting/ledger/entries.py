@@ -161,7 +161,7 @@ def guarantee_of(document: Document, curve: Document | None = None) -> Guarantee
         raise InvalidInput("a document is of a kind or schema that is not known here; upgrade matrixdp")
     stated = document["guarantee"] if document["matrixdp"] == "certificate" else document
     profile = records.decode(stated["profile"] if curve is None else dict(curve))
-    if not isinstance(profile, GaussianProfile | spherical.Profile | Curve):
+    if not isinstance(profile, Profile):
         raise InvalidInput(f"the profile of a guarantee cannot be read, got {_check.kind(profile)}")
     return Guarantee(_usable(profile), stated["adjacency"], stated["total_variation"])
 

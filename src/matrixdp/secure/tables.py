@@ -1,0 +1,292 @@
+"""Alias tables of exact integer probabilities for discrete Laplace and generalised Gaussian noise, at any scale.
+
+The noise K has P(K = j) prop. to exp(-(|j|/s)^t) on the whole numbers. Small scales need one table of |K| and a sign.
+How larger scales are put together from independent tables:
+
+1. *Discrete Laplace (t = 1), any scale.* K = A - B with A, B geometric, P(A = a) prop. to q^a, q = e^(-1/s). In base m
+   write A = sum m^i A_i. As q^A is the product of (q^(m^i))^(A_i), the digits are independent: A_i is geometric with
+   ratio r_i = q^(m^i), cut to 0, ..., m - 1, and the last one is geometric and not cut. So
+
+       K = sum m^i D_i,      D_i = A_i - B_i independent,     P(D_i = d) prop. to r_i^|d| - r_i^(2m - |d|),  |d| < m,
+
+   (sum r^(a + b) over a - b = d), and the last D_i is discrete Laplace of scale s/m^i. With m = 2048, two tables reach
+   scales of 330,000, three 6.8e8. There is no error but that of the tables.
+2. *Discrete Gaussian (t = 2), large scales.* K = 128 K_1 + K_2 with K_2 discrete Gaussian of variance parameter
+   (13/8)^2 128^2 and K_1 of the rest. As in fact 2 of grid.py (with g = 128, c = 13/8 and y a whole number, and both
+   laws normalised over whole numbers), the probability of every y is that of the discrete Gaussian times
+   C (1 + A(y)), |A| <= a = 2q/(1 - q), q = exp(-2 pi^2 v), v = s_1^2 c^2/(s_1^2 + c^2), s_1^2 the variance parameter of
+   K_1. As both laws sum to 1, |C (1 + A) - 1| <= 2a/(1 - a), and the total variation is at most half of that.
+3. *1 < t < 2.* No split is known: |x|^t is not smooth at 0, so the Fourier transform of the law falls only like a
+   power, and no narrow remainder hides a coarse grid. One table of up to 2^16 columns has to do: (2^16/s)^t >= 50.
+   That is a scale of 1,500 to 9,000; the privacy of larger ones could be computed, but there is no use in it.
+
+A table has 2^c columns, c = 11, ..., 16, and serves |K| < 2^c. Probabilities of |K| are whole multiples of 2^-127. A
+64-bit word holds a column (c bits), a sign (1 bit) and a number to compare with the column's threshold (63 - c bits);
+if it meets the threshold exactly, one word in 2^(63-c), a second word decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from fractions import Fraction
+from functools import cache, lru_cache
+
+import numpy as np
+
+from matrixdp.errors import InvalidInput
+from matrixdp.secure.entropy import Words
+
+LEAST_SCALE = 2.0**-10
+"""The least scale, in steps, that is drawn: all but one in e^1024 are 0."""
+
+_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = 11, 16, 13  # of a column; beyond 2^13 columns, laws are split if they can be
+_TIE_BITS = 64
+_TOTAL = 1 << 127
+_DEEP = 50.0  # a table ends where probabilities are below e^-50 of the largest
+_FIXED = 192  # bits after the point in the arithmetic that builds tables
+_ONE = 1 << _FIXED
+_DIGITS = Context(prec=70)  # 232 bits
+_BASE = 1 << _LEAST_BITS  # of the digits of a geometric variable
+_REFINEMENT, _SMOOTH = 128, Fraction(13, 8)  # of a discrete Gaussian that is split
+_SLACK = Fraction(1, 1 << 110)  # in a total variation, for the arithmetic: its errors are below 2^-140
+
+
+@dataclass(frozen=True, eq=False)
+class AliasTable:
+    """An alias table for a symmetric law on the whole numbers, of 2^c columns.
+
+    Column i holds `threshold << (c + 1) | alias`: a word of that column gives |K| = i if its upper bits are below the
+    threshold, and |K| = alias if they are above. If they are equal, it is i for a second word below `ties[i]`.
+    """
+
+    packed: Words
+    """The columns, read-only."""
+
+    ties: Words
+    """The lower 64 bits of the thresholds, read-only."""
+
+    total_variation: float
+    """Distance between the law that the table draws and the law that it stands for, from above."""
+
+    def numerators(self) -> list[int]:
+        """P(|K| = k) for k = 0, 1, ... as whole multiples of 2^-127."""
+        columns = self.packed.size
+        totals, capacity = [0] * columns, _TOTAL // columns
+        for column, (packed, tie) in enumerate(zip(self.packed.tolist(), self.ties.tolist(), strict=True)):
+            own = packed // (2 * columns) << _TIE_BITS | tie
+            totals[column] += own
+            totals[packed % columns] += capacity - own
+        return totals
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """K as a sum of independent digits: what the table draws times 2^shift.
+
+    Guarantee: the law of K is within `total_variation` of P(K = j) prop. to exp(-(|j|/scale)^exponent).
+    """
+
+    tables: tuple[AliasTable, ...]
+    shifts: tuple[int, ...]
+    total_variation: float
+
+
+def largest_scale(exponent: float) -> float:
+    """The largest scale, in steps, for which there are tables: 2^40 for exponent 1, 2^16 for 2, less between."""
+    if exponent == 1.0:
+        return 2.0**40
+    return 2.0**16 if exponent == 2.0 else (1 << _MOST_BITS) / _DEEP ** (1.0 / exponent)
+
+
+@lru_cache(maxsize=32)
+def digits(exponent: float, scale: float) -> Digits:
+    """The tables of the law with this exponent, from 1 to 2, and this scale in steps.
+
+    Raises:
+        InvalidInput: no tables are known for this law.
+    """
+    if not (1.0 <= exponent <= 2.0 and LEAST_SCALE <= scale <= largest_scale(exponent)):
+        raise InvalidInput(
+            f"scale must lie between {LEAST_SCALE:.3g} and {largest_scale(exponent):.6g} steps for exponent "
+            f"{exponent:g}, got {scale!r}: the tables would be too large; use a coarser grid, or exponent 1 or 2"
+        )
+    if exponent == 1.0:
+        return _laplace_digits(scale)
+    if exponent == 2.0 and scale * math.sqrt(_DEEP) > 1 << _SPLIT_BITS:
+        return _split_gaussian(scale)
+    return _together([_generalised(exponent, scale, Fraction(scale))], [0], 0.0)
+
+
+def _together(tables: Sequence[AliasTable], shifts: Sequence[int], split: float) -> Digits:
+    distance = 1.000001 * (sum(table.total_variation for table in tables) + split)
+    return Digits(tuple(tables), tuple(shifts), distance)
+
+
+def _laplace_digits(scale: float) -> Digits:
+    """By 1. above."""
+    rate, tables = 1 / Fraction(scale), []
+    while (1 << _SPLIT_BITS) * rate < _DEEP:
+        tables.append(_digit(rate))
+        rate *= _BASE
+    return _together([*tables, _laplace(rate)], [_LEAST_BITS * i for i in range(len(tables) + 1)], 0.0)
+
+
+def _laplace(rate: Fraction) -> AliasTable:
+    """P(k) prop. to e^(-rate |k|)."""
+    ratio = _exp(-rate)
+    weights = _powers(ratio, 1 << _bits(_DEEP / float(rate)))
+    return _table(weights, 2 * (weights[-1] * ratio // (_ONE - ratio) + 1) if ratio else 0)
+
+
+def _digit(rate: Fraction) -> AliasTable:
+    """P(d) prop. to r^|d| - r^(2m - |d|) for |d| < m, r = e^-rate."""
+    powers = _powers(_exp(-rate), 2 * _BASE + 1)
+    return _table([powers[d] - powers[2 * _BASE - d] for d in range(_BASE)], 0)
+
+
+def _powers(ratio: int, count: int) -> list[int]:
+    powers = [_ONE]
+    for _ in range(count - 1):
+        powers.append(powers[-1] * ratio >> _FIXED)
+    return powers
+
+
+def _split_gaussian(scale: float) -> Digits:
+    """By 2. above; exp(-(k/scale)^2) has the variance parameter scale^2 / 2."""
+    fine_squared = 2 * _SMOOTH**2 * _REFINEMENT**2
+    coarse_squared = (Fraction(scale) ** 2 - fine_squared) / _REFINEMENT**2
+    variance, smooth = float(coarse_squared / 2), float(_SMOOTH**2)
+    q = math.exp(-19.739 * variance * smooth / (variance + smooth))  # 19.739 < 2 pi^2
+    tables = [_gaussian(squared) for squared in (coarse_squared, fine_squared)]
+    return _together(tables, [_REFINEMENT.bit_length() - 1, 0], 2.001 * q)
+
+
+def _gaussian(squared_scale: Fraction) -> AliasTable:
+    """P(k) prop. to exp(-k^2 / squared_scale), by products of neighbours."""
+    columns = 1 << _bits(math.sqrt(squared_scale * _DEEP))
+    weights, weight = [], _ONE
+    ratio, decay = _exp(-1 / squared_scale), _exp(-2 / squared_scale)
+    for _ in range(columns):
+        weights.append(weight)
+        weight, ratio = weight * ratio >> _FIXED, ratio * decay >> _FIXED
+    return _table(weights, 2 * (weight * _ONE // (_ONE - ratio) + 1))
+
+
+def _generalised(exponent: float, scale: float, exact_scale: Fraction) -> AliasTable:
+    """P(k) prop. to exp(-(k/scale)^exponent), by logarithms and exponentials."""
+    if exponent == 2.0:
+        return _gaussian(exact_scale**2)
+    columns = 1 << _bits(scale * _DEEP ** (1.0 / exponent))
+    power = Fraction(exponent)
+    shift = power.denominator.bit_length() - 1
+    log_scale = _fixed(_DIGITS.ln(Decimal(scale)))
+    logs = _logs(columns + 1)
+    weights = [_ONE]
+    for k in range(1, columns + 1):
+        size = _exp_fixed((logs[k] - log_scale) * power.numerator >> shift)  # (k/scale)^exponent
+        weights.append(_exp_fixed(-size) if size < _FIXED * _ONE else 0)
+    beyond = weights.pop()  # sizes are convex in k, so ratios of neighbours fall
+    ratio = beyond * _ONE // weights[-1] + 1 if weights[-1] else 0
+    return _table(weights, 2 * (beyond * _ONE // (_ONE - ratio) + 2))
+
+
+def _bits(columns: float) -> int:
+    """Of the number of a column, where so many are needed."""
+    return max(math.ceil(math.log2(columns)), _LEAST_BITS)
+
+
+# --- fixed-point arithmetic ---
+
+
+def _fixed(value: Decimal) -> int:
+    """To the nearest multiple of 2^-192."""
+    return int(_DIGITS.multiply(value, Decimal(_ONE)).to_integral_value())
+
+
+@cache
+def _log_two() -> int:
+    return _fixed(_DIGITS.ln(Decimal(2)))
+
+
+def _logs(count: int) -> list[int]:
+    """log k for k = 0, ..., count - 1 (0 for k = 0): that of the primes, and sums of them."""
+    logs, factor = [0] * count, list(range(count))
+    for k in range(2, count):
+        if factor[k] == k:
+            logs[k] = _fixed(_DIGITS.ln(Decimal(k)))
+            factor[k * k :: k] = [min(k, found) for found in factor[k * k :: k]]
+        else:
+            logs[k] = logs[factor[k]] + logs[k // factor[k]]
+    return logs
+
+
+@cache
+def _exponentials() -> tuple[list[int], list[int]]:
+    """exp(-i/2^8) and exp(-i/2^16) for i = 0, ..., 255."""
+    first, second = ([_fixed(_DIGITS.exp(Decimal(-i) / Decimal(1 << bits))) for i in range(256)] for bits in (8, 16))
+    return first, second
+
+
+def _exp_fixed(x: int) -> int:
+    """exp(x), all in fixed point; for x below 2^8."""
+    doublings = -(-x // _log_two())
+    rest = doublings * _log_two() - x  # from 0 to log 2, and exp(x) = 2^doublings exp(-rest)
+    first, second = _exponentials()
+    product = first[rest >> _FIXED - 8] * second[rest >> _FIXED - 16 & 255] >> _FIXED
+    rest &= (1 << _FIXED - 16) - 1
+    series = _ONE
+    for n in range(11, 0, -1):  # 2^(-16 * 12) / 12! vanishes
+        series = _ONE - (rest * series >> _FIXED) // n
+    product = product * series >> _FIXED
+    return product << doublings if doublings >= 0 else product >> -doublings
+
+
+def _exp(x: Fraction) -> int:
+    """exp(x) for x <= 0."""
+    return _exp_fixed((x.numerator << _FIXED) // x.denominator) if x > -_FIXED else 0
+
+
+# --- the tables themselves ---
+
+
+def _table(weights: Sequence[int], beyond: int) -> AliasTable:
+    """The alias table of P(k) prop. to weights[|k|], given |k| < len(weights); `beyond` is the weight of all others."""
+    both_signs = [(2 if k else 1) * weight for k, weight in enumerate(weights)]
+    served = sum(both_signs)
+    numerators = [_TOTAL * weight // served for weight in both_signs]
+    numerators[0] += _TOTAL - sum(numerators)  # fewer than there are columns
+    # |n/T - w/N| with N = served + beyond, over both signs, and what is beyond; halved
+    errors = sum(abs(n * served - _TOTAL * w) for n, w in zip(numerators, both_signs, strict=True))
+    distance = Fraction(errors, 2 * _TOTAL * served) + Fraction(beyond, served + beyond)
+    return AliasTable(*_alias(numerators), math.nextafter(float(distance + _SLACK), math.inf))
+
+
+def _alias(numerators: Sequence[int]) -> tuple[Words, Words]:
+    """Walker's table, built after Vose, as in grid.py, for any power of two of columns.
+
+    Source: walker1977efficient; vose1991linear.
+    Deviates: 1. whole numbers, so nothing is lost; 2. a full column is stored as its own alias with threshold 0.
+    """
+    rest, capacity = list(numerators), _TOTAL // len(numerators)
+    columns, ties = list(range(len(rest))), [0] * len(rest)
+    low = [i for i in columns if rest[i] < capacity]
+    high = [i for i in columns if rest[i] > capacity]
+    while low:
+        needy, rich = low.pop(), high[-1]
+        threshold, ties[needy] = divmod(rest[needy], 1 << _TIE_BITS)
+        columns[needy] = threshold * 2 * len(rest) | rich
+        rest[rich] -= capacity - rest[needy]
+        if rest[rich] <= capacity:
+            high.pop()
+        if rest[rich] < capacity:
+            low.append(rich)
+    return _read_only(columns), _read_only(ties)
+
+
+def _read_only(words: list[int]) -> Words:
+    array = np.array(words, dtype=np.uint64)
+    array.flags.writeable = False
+    return array
