@@ -19,6 +19,8 @@ from matrixdp.errors import BudgetExceeded
 from matrixdp.privacy import gaussian, spherical
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 
+pytestmark = pytest.mark.slow  # privacy-loss distributions of thousands of steps
+
 BUDGET = Budget(2.0, 1e-6)
 LAPLACE = spherical.Profile(1, 1, 1.0, 4.0, 1.0)
 
@@ -52,8 +54,8 @@ def charged(*blocks, relation="add/remove", budget=BUDGET):
 
 # noise, sampling rate, count, relation, k, and whether the tail of the loss is much heavier than a Gaussian one
 BLOCKS = [
-    pytest.param(1 / 1.1, 256 / 60000, 7032, "add/remove", 1.5e-6, True, marks=pytest.mark.slow),
-    pytest.param(1.0, 0.01, 1000, "add/remove", 1e-9, True, marks=pytest.mark.slow),
+    (1 / 1.1, 256 / 60000, 7032, "add/remove", 1.5e-6, True),
+    (1.0, 0.01, 1000, "add/remove", 1e-9, True),
     (0.5, 0.1, 100, "add/remove", 1.5e-6, True),
     (2.0, 0.01, 5, "add/remove", 1e-9, True),
     (3.0, 0.5, 1, "add/remove", 1.5e-6, False),
@@ -194,7 +196,6 @@ def test_totals_are_never_below_those_of_releases_that_were_fixed_beforehand():
             assert accountant.delta(epsilon) <= (float(gaussian.delta(mu, epsilon)) + k) * 1.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "loss"), [(1.1, 256 / 60000, 7000, 0.02), (1.0, 0.01, 1000, 0.04), (2.0, 0.1, 100, 0.02)]
 )

@@ -555,6 +555,7 @@ OLDER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", OLDER)
 def test_an_older_file_keeps_its_hashes_and_its_total(path, schema):
     path.write_bytes((GOLDEN / f"ledger-schema-{schema}.db").read_bytes())

@@ -55,6 +55,7 @@ def test_an_adjacency_can_be_fixed_at_creation(call, refused, tmp_path):
     assert len(Ledger(file).history()) == 1
 
 
+@pytest.mark.slow
 def test_spends_by_hand(call, refused, file):
     result = call("ledger", "spend", file, "--mu", "0.5", "--adjacency", "add/remove", "--note", "a [bold] table")
     assert result.exit_code == 0, result.stderr
@@ -142,6 +143,7 @@ def test_names_and_a_key(call, refused, file):
     assert "stated" in printed
 
 
+@pytest.mark.slow
 def test_everything_is_shown_within_80_columns(call, file):
     ledger = Ledger(file)
     certificate = certify(
