@@ -100,7 +100,7 @@ def test_a_coarse_grid_gives_a_larger_delta():
     ("scale", "shift", "epsilon"), [(9.347934908833874, 2, 4.2879e-4), (37.99756412846789, 2, 0.5267034)]
 )
 def test_a_large_atom_near_epsilon_calls_for_a_finer_grid(scale, shift, epsilon):
-    """With exponent 1.000001 the sums are almost on a lattice; a grid that suffices elsewhere is off by 0.2 % here."""
+    """With exponent 1.000001 the sums are almost on a lattice; a grid that suffices elsewhere errs by 0.2 % here."""
     near, there = (DiscreteProfile(exponent, scale, shift, 16).delta(epsilon) for exponent in (1.000001, 1.0))
     assert there * (1 - 1e-4) < near < there * (1 + 2e-4)
     rough = transformed(cells.cell_loss(1.000001, scale, shift), 16, epsilon, 3e-5)
