@@ -25,6 +25,7 @@ ROOMS = [
     "mechanisms",
     "queries",
     "backends",
+    "intervals",
     "pipeline",
     "comparison",
     "audit",

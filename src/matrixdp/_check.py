@@ -166,10 +166,11 @@ def shape(value: Any) -> Shape:
     return tuple(count("each entry of shape", side) for side in value)
 
 
-def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2), copy: bool = True) -> Array:
+def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] | None = (1, 2), copy: bool = True) -> Array:
     """A non-empty array of finite real numbers as float64, never a view that a caller could change later.
 
-    With copy=False, for a value that is used at once, it is the caller's own array if that is float64 in C order.
+    It may have any number of dimensions with ndim=None. With copy=False, for a value that is used at once, it is the
+    caller's own array if that is float64 in C order.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} must not be a masked array; fill or drop what is masked first")
@@ -177,7 +178,7 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2), copy:
     if given.dtype.kind not in "iuf":
         raise InvalidInput(f"{name} must be an array of real numbers, got dtype {entries(given.dtype)}; convert it")
     allowed = (ndim,) if isinstance(ndim, int) else ndim
-    if given.ndim not in allowed:
+    if allowed is not None and given.ndim not in allowed:
         dimensions = " or ".join(str(d) for d in allowed)
         raise InvalidInput(f"{name} must have {dimensions} dimensions, got {given.ndim} (shape {given.shape})")
     if not given.size > 0:

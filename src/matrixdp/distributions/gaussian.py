@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.covariance import Covariance, Isotropic
+from matrixdp.distributions.margins import Margin, error_rate, sidak
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.grid import Grid
 
@@ -39,6 +42,42 @@ class Gaussian(NoiseLaw):
     def expected_squared_error(self, weights: Any = None) -> float:
         """E ||Z||_F^2, or weighted."""
         return self.covariance.trace() if weights is None else self.covariance.weighted_trace(weights)
+
+    @property
+    def entry_std(self) -> Any:
+        """The standard deviation of every entry, in the shape of the value; one number if it is the same for all."""
+        if isinstance(self.covariance, Isotropic):
+            return self.covariance.std
+        return np.sqrt(self.covariance.variances()).reshape(self.shape)
+
+    @property
+    def standard_error(self) -> Array:
+        """The standard deviation of the noise in every entry, in the shape of the value."""
+        return np.broadcast_to(self.entry_std, self.shape)
+
+    @property
+    def standard_error_range(self) -> tuple[float, float]:
+        """The least and the largest standard error of an entry, without an array as large as the value."""
+        least, largest = self.covariance.variance_range()
+        return math.sqrt(least), math.sqrt(largest)
+
+    def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
+        """Quantiles of the normal law; by Sidak's inequality for all entries at once."""
+        entries = math.prod(self.shape) if simultaneous else 1
+        return Margin(self.entry_std * normal_quantile(sidak(error_rate(level), entries)), float(level))
+
+    def linear_covariance(self, weights: Array) -> Array:
+        """W cov(Z) W^T, for weights of shape (functions, entries)."""
+        shape = self.covariance.shape
+        colored = np.stack([self.covariance.times(row.reshape(shape)).ravel() for row in weights])
+        covariance = weights @ colored.T
+        return np.asarray((covariance + covariance.T) / 2)
+
+    def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
+        """As `margin`, for linear functions."""
+        stds = np.sqrt(np.maximum(np.diagonal(self.linear_covariance(weights)), 0.0))
+        alpha = sidak(error_rate(level), len(weights) if simultaneous else 1)
+        return Margin(stds * normal_quantile(alpha), float(level))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws the noise."""
@@ -74,6 +113,11 @@ class Gaussian(NoiseLaw):
     def scaled(self, factor: float) -> Gaussian:
         """The same law with every standard deviation multiplied by the factor."""
         return replace(self, covariance=self.covariance.scaled(factor))
+
+
+def normal_quantile(alpha: float) -> float:
+    """The number that the size of a standard normal variable passes with probability alpha."""
+    return -float(scipy.special.ndtri(alpha / 2)) * (1 + 1e-14)
 
 
 def secure_normal(shape: Shape) -> Array:

@@ -91,7 +91,7 @@ def workload_error(workload: Any, law: NoiseLaw) -> float:
     task = as_workload(workload, law.shape)
     covariance = law.covariance if isinstance(law, Gaussian) else None
     if covariance is None or isinstance(covariance, Isotropic):
-        return law.std**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
+        return law.root_mean_square**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
     if isinstance(covariance, Kronecker) and task.shape == law.shape:
         return sum(
             _trace_product(rows, covariance.rows) * _trace_product(columns, covariance.columns)
