@@ -159,8 +159,15 @@ def choice(name: str, value: Any, options: Iterable[str]) -> str:
     return value
 
 
+def any_shape(value: Any) -> Shape:
+    """The shape of a released value, of any number of dimensions: () for a scalar."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidInput(f"shape must be a tuple such as (rows, columns), or () for a scalar, got {shown(value)}")
+    return tuple(count("each entry of shape", side) for side in value)
+
+
 def shape(value: Any) -> Shape:
-    """The shape of a released value: (n,) or (rows, columns)."""
+    """The shape of a vector or a matrix: (n,) or (rows, columns)."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) not in (1, 2):
         raise InvalidInput(f"shape must be (n,) or (rows, columns), got {shown(value)}")
     return tuple(count("each entry of shape", side) for side in value)
@@ -218,7 +225,7 @@ def array_of(name: str, value: Any) -> npt.NDArray[Any]:
 
 def broadcast(name: str, value: Any, target: Shape) -> Array:
     """A number, or an array of the target shape, as a finite array of that shape."""
-    array = np.asarray(number(name, value)) if array_of(name, value).ndim == 0 else finite(name, value)
+    array = np.asarray(number(name, value)) if array_of(name, value).ndim == 0 else finite(name, value, ndim=None)
     if array.shape not in ((), target):
         raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}")
     return np.broadcast_to(array, target)

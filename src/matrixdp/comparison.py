@@ -157,7 +157,7 @@ def compare(
         for recipe, law in proposals(shape, sensitivity, budget, options, names):
             rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options))
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
-    return Comparison(shape=_check.shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
+    return Comparison(shape=_check.any_shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
 
 
 def _name(law: NoiseLaw) -> str:

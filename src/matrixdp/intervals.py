@@ -15,6 +15,7 @@ the sampler, for which margins leave room.
   variance 1 + h^2/12 in units of its own.
 - Discrete noise of step g: the value was floored, which lowers every entry by less than g, unless it lies on the grid.
 - The last digits of floats: four units in the last place of what is released cover rounding it, and that of the ends.
+  Whole multiples of the step of discrete noise are not rounded in double precision.
 """
 
 from __future__ import annotations
@@ -69,14 +70,16 @@ class LinearRelease:
         noise: their noise; it knows its weights.
         covariance: of the functions, the rounding of the noise included.
         moved: how far putting the value on a grid may have moved them.
-        last_digits: how far rounding of floats may have moved them.
+        last_digit: the relative rounding of floats.
+        sizes: what that is relative to.
     """
 
     value: Any
     noise: LinearNoise
     covariance: Array
     moved: Moved
-    last_digits: Any
+    last_digit: float
+    sizes: Any
 
     @property
     def standard_error(self) -> Array:
@@ -86,7 +89,7 @@ class LinearRelease:
     def interval(self, level: float = 0.95, simultaneous: bool = False) -> Interval:
         """Where the functions of the true value lie, one by one, or all at once; see `Release.interval`."""
         margin = self.noise.margin(level, simultaneous=simultaneous)
-        return _interval(self.value, margin, self.moved, self.last_digits, level, simultaneous)
+        return _interval(self.value, margin, self.moved, self.last_digit, self.sizes, simultaneous)
 
 
 def standard_error(law: NoiseLaw, drawing: Drawing | None) -> Array:
@@ -106,7 +109,8 @@ def interval(
         moved = Moved(away, away)
     else:
         moved = Moved(0.0, _floored(law, drawing, on_grid))
-    return _interval(value, margin, moved, _last_digit(value) * abs(value), level, simultaneous)
+    exact = drawing is not None and drawing.step is not None and value.dtype.itemsize == 8
+    return _interval(value, margin, moved, 0.0 if exact else _last_digit(value), abs(value), simultaneous)
 
 
 def linear(value: Any, law: NoiseLaw, drawing: Drawing | None, weights: Any, *, on_grid: bool) -> LinearRelease:
@@ -122,16 +126,15 @@ def linear(value: Any, law: NoiseLaw, drawing: Drawing | None, weights: Any, *, 
     else:
         step = _floored(law, drawing, on_grid)
         moved = Moved(*(step * np.sum(np.maximum(sign * noise.weights, 0.0), axis=1) for sign in (-1, 1)))
-    last_digits = (_last_digit(value) + flat.size * 2.0**-52) * (abs(flat) @ np.abs(noise.weights).T)
+    last_digit, sizes = _last_digit(value) + flat.size * 2.0**-52, abs(flat) @ np.abs(noise.weights).T
     covariance = noise.covariance * (1.0 if drawing is None else drawing.variance_factor)
-    return LinearRelease(flat @ noise.weights.T, noise, covariance, moved, last_digits)
+    return LinearRelease(flat @ noise.weights.T, noise, covariance, moved, last_digit, sizes)
 
 
-def _interval(value: Any, margin: Margin, moved: Moved, last_digits: Any, level: float, simultaneous: bool) -> Interval:
-    wider = 1 + _last_digit(value)
-    low = value - _like(value, (margin.size + moved.down) * wider) - last_digits
-    high = value + _like(value, (margin.size + moved.up) * wider) + last_digits
-    return Interval(low, high, max(float(level), margin.level - 1e-12), simultaneous)
+def _interval(value: Any, margin: Margin, moved: Moved, last_digit: float, sizes: Any, simultaneous: bool) -> Interval:
+    down, up = (_like(value, (margin.size + way) * (1 + last_digit)) for way in moved)
+    rounding = last_digit * sizes
+    return Interval(value - down - rounding, value + up + rounding, margin.level, simultaneous)
 
 
 def _independent(law: Gaussian) -> bool:

@@ -117,8 +117,9 @@ def release(
     """Adds noise to a value so that the budget is kept, and certifies it.
 
     Args:
-        value: the query's value, a vector or matrix of finite numbers: an array; a PyTorch tensor, which comes back as
-            a tensor on its device; or a Dask array, which comes back as one, with noise drawn on the workers.
+        value: the query's value, finite numbers in any number of dimensions: an array or a number; a PyTorch tensor,
+            which comes back as a tensor on its device; or a Dask array, which comes back as one, with noise drawn on
+            the workers.
         sensitivity: what a neighbour can change in it.
         budget: the guarantee to keep.
         mechanism: a mechanism's name, or a noise law; "auto" takes the least expected error.

@@ -42,6 +42,10 @@ class NoiseLaw(ABC):
         """The same law with this source."""
         return replace(self, source=source)  # type: ignore[type-var]
 
+    def reshaped(self, shape: Shape) -> Self:
+        """The same noise on values of another shape, whose entries come in the same order."""
+        return replace(self, shape=shape)  # type: ignore[type-var]
+
     @property
     def root_mean_square(self) -> float:
         """The root of the mean variance over all entries; `standard_error` has that of each."""

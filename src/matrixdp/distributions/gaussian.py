@@ -24,11 +24,20 @@ LEVELS = 4
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(NoiseLaw):
-    """Gaussian noise."""
+    """Gaussian noise.
+
+    Attributes:
+        covariance: of the entries of a vector or a matrix.
+        source: who proposed it.
+        note: what else a certificate should say.
+        value_shape: the shape of the value, where it is not that of the covariance: its entries, in the same order, are
+            those of the vector or matrix.
+    """
 
     covariance: Covariance
     source: str = "covariance given by the caller"
     note: str = ""
+    value_shape: Shape | None = None
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,11 +46,19 @@ class Gaussian(NoiseLaw):
                 "covariance must come from matrixdp.distributions.covariance (Isotropic, ...), got "
                 f"{type(self.covariance).__name__}"
             )
-        object.__setattr__(self, "shape", self.covariance.shape)
+        own = self.covariance.shape
+        shape = own if self.value_shape is None else _check.any_shape(self.value_shape)
+        if math.prod(shape) != math.prod(own):
+            raise InvalidInput(f"value_shape must have {math.prod(own)} entries, as the covariance has, got {shape}")
+        object.__setattr__(self, "value_shape", None if shape == own else shape)
+        object.__setattr__(self, "shape", shape)
 
     def expected_squared_error(self, weights: Any = None) -> float:
         """E ||Z||_F^2, or weighted."""
-        return self.covariance.trace() if weights is None else self.covariance.weighted_trace(weights)
+        if weights is None:
+            return self.covariance.trace()
+        counted = _check.broadcast("weights", weights, self.shape)
+        return self.covariance.weighted_trace(counted.reshape(self.covariance.shape))
 
     @property
     def entry_std(self) -> Any:
@@ -81,9 +98,9 @@ class Gaussian(NoiseLaw):
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws the noise."""
-        if rng is None:
-            return self.covariance.color(secure_normal(self.shape))
-        return self.covariance.color(generator(rng).standard_normal(self.shape))
+        own = self.covariance.shape
+        normal = secure_normal(own) if rng is None else generator(rng).standard_normal(own)
+        return self.covariance.color(normal).reshape(self.shape)
 
     def describe(self) -> str:
         """A short human-readable description."""
@@ -109,6 +126,10 @@ class Gaussian(NoiseLaw):
             raise InvalidInput(f"values must have the shape {self.shape} of the noise, got {tuple(source.shape)}")
         chunks = kernels.stream(source, self.covariance.std, Grid(LEVELS), rows=_check.count("chunk_rows", chunk_rows))
         return (np.asarray(chunk, dtype=np.float64) for chunk in chunks)
+
+    def reshaped(self, shape: Shape) -> Gaussian:
+        """The same noise on values of another shape, whose entries come in the same order."""
+        return replace(self, value_shape=shape)
 
     def scaled(self, factor: float) -> Gaussian:
         """The same law with every standard deviation multiplied by the factor."""

@@ -47,6 +47,11 @@ def sidak(alpha: float, count: int) -> float:
     return -math.expm1(math.log1p(-alpha) / count)
 
 
+def attained(level: float, computed: float) -> float:
+    """A probability from below, given that it is at least the level that was asked for."""
+    return max(float(level), computed - 1e-12)
+
+
 @dataclass(frozen=True, eq=False)
 class LinearNoise:
     """The noise W vec(Z) of linear functions of a release, one per row of W.

@@ -13,7 +13,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.distributions import sums
 from matrixdp.distributions.base import NoiseLaw, generator
-from matrixdp.distributions.margins import Margin, error_rate, sidak
+from matrixdp.distributions.margins import Margin, attained, error_rate, sidak
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.tables import LEAST_SCALE, largest_scale
 
@@ -43,7 +43,7 @@ class Product(NoiseLaw):
     note: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _check.shape(self.shape))
+        object.__setattr__(self, "shape", _check.any_shape(self.shape))
         object.__setattr__(self, "step", _check.length("step", self.step))
         object.__setattr__(self, "scale", _check.length("scale", self.scale))
         object.__setattr__(self, "exponent", checked_exponent(self.exponent))
@@ -77,7 +77,7 @@ class Product(NoiseLaw):
         """A whole number of steps, so that the level attained is at least the one asked for, and often more."""
         entries = math.prod(self.shape) if simultaneous else 1
         steps, beyond = sums.quantile(self.exponent, self.scale_in_steps, sidak(error_rate(level), entries))
-        return Margin(self.step * steps, math.exp(entries * math.log1p(-beyond)))
+        return Margin(self.step * steps, attained(level, math.exp(entries * math.log1p(-beyond))))
 
     def linear_covariance(self, weights: Array) -> Array:
         """W cov(Z) W^T, for weights of shape (functions, entries)."""
@@ -88,7 +88,8 @@ class Product(NoiseLaw):
         alpha = error_rate(level) / (len(weights) if simultaneous else 1)
         found = [sums.margin(self.exponent, self.scale_in_steps, row, alpha) for row in weights]
         steps, beyond = np.transpose(found)
-        return Margin(self.step * steps, 1 - float(np.sum(beyond) if simultaneous else np.max(beyond)))
+        passed = np.sum(beyond) if simultaneous else np.max(beyond)
+        return Margin(self.step * steps, attained(level, 1 - float(passed)))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws the noise; whole multiples of the step."""

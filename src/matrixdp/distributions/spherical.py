@@ -34,7 +34,7 @@ class Spherical(NoiseLaw):
     note: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _check.shape(self.shape))
+        object.__setattr__(self, "shape", _check.any_shape(self.shape))
         for name in ("k", "p", "scale"):
             object.__setattr__(self, name, _check.positive(name, getattr(self, name)))
 

@@ -29,7 +29,7 @@ import scipy
 from matrixdp._check import Array
 
 _DEPTH, _DEEPER = 60.0, 400.0  # terms below e^-60 change no digit of a sum; of E exp(xK), below e^-400
-_LEVELS = 64  # weights that have no common divisor are rounded to so many
+_LEVELS = 64, 4096  # weights that have no common divisor are rounded to so many, at least and at most
 _LONGEST, _WORK = 1 << 22, 1 << 25  # points of a transform, and points times different weights
 _SHARE = 0.01  # of alpha, for each rounding
 _WRAPPED = 1e-4  # of alpha, for what wraps around
@@ -65,7 +65,7 @@ def margin(exponent: float, scale: float, weights: Array, alpha: float) -> tuple
 
 def _convolved(exponent: float, scale: float, sizes: Array, alpha: float) -> tuple[float, float] | None:
     """By 1 and 2; None if the transform is too long or too inexact for it."""
-    unit = _common_divisor(sizes)
+    unit = _common_divisor(sizes) or float(np.max(sizes)) / _levels(exponent, scale, sizes, alpha)
     whole = np.rint(sizes / unit)
     rest = sizes - unit * whole
     rounded = bool(np.any(np.abs(rest) > 2 * _SAME * sizes))
@@ -96,14 +96,21 @@ def _convolved(exponent: float, scale: float, sizes: Array, alpha: float) -> tup
     return (unit * coarse * place + extra) * (1 + 1e-9), min(float(beyond[place]) + alpha - share, alpha)
 
 
-def _common_divisor(sizes: Array) -> float:
-    """A number of which all sizes are small whole multiples, or else a small share of the largest."""
-    least, largest = float(np.min(sizes)), float(np.max(sizes))
+def _common_divisor(sizes: Array) -> float | None:
+    """A number of which all sizes are small whole multiples, if one is found."""
+    least = float(np.min(sizes))
     for divisor in range(1, 17):
         quotients = sizes * (divisor / least)
         if np.all(np.abs(quotients - np.rint(quotients)) <= _SAME * quotients) and np.max(quotients) <= 1 << 12:
             return least / divisor
-    return largest / _LEVELS
+    return None
+
+
+def _levels(exponent: float, scale: float, sizes: Array, alpha: float) -> int:
+    """To how many levels weights without a common divisor are rounded: as many as the work allows."""
+    reach = 2 * _bounded(exponent, scale, sizes, _WRAPPED * alpha) / float(np.max(sizes))
+    most = math.sqrt(_WORK / reach)  # there are no more groups than levels, and none than weights
+    return int(min(max(_WORK / (reach * min(sizes.size, most)), _LEVELS[0]), _LEVELS[1]))
 
 
 def _transform(law: Array, groups: Array, counts: Any, length: int) -> Array:

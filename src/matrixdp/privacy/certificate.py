@@ -188,7 +188,7 @@ class Certificate(Guarantee):
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
-            ("noise", f"{self.law.describe()}, on {' x '.join(str(side) for side in self.shape)}"),
+            ("noise", f"{self.law.describe()}, on {' x '.join(map(str, self.shape)) or 'one number'}"),
             *([("std error", between(*bars))] if bars else []),
             ("source", self.source),
             *([("drawn with", str(self.drawing))] if self.drawing else []),
