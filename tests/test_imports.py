@@ -26,6 +26,7 @@ ROOMS = [
     "queries",
     "backends",
     "intervals",
+    "bootstrap",
     "pipeline",
     "comparison",
     "audit",

@@ -102,7 +102,7 @@ for _kind, _record in {
 register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
-register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
+register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
 register("spectrum", Spectrum, _spectrum)
 
 
