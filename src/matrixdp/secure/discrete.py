@@ -36,9 +36,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key, Stream, Words
 from matrixdp.secure.kernels import BLOCK
-from matrixdp.secure.tables import LEAST_SCALE, AliasTable, Digits, digits, largest_scale
-
-Whole = npt.NDArray[np.int64]
+from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_scale
 
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them exactly, with room to shift them."""
@@ -107,7 +105,7 @@ class Tabled:
             if look_up(words, table.packed, np.uint64(shift), np.int64(0 if part else origin), out):
                 more = np.empty_like(words)
                 stream.fill(more, block, _TIES + part)
-                _break_ties(words, table, more, shift, out)
+                out += table.ties_broken(words, more) << shift
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ def add_noise(
         if given.dtype == np.uint64 and not int(given.max()) < LIMIT:
             raise InvalidInput("values must be below 2^51 in size; use a coarser grid")
         numbers: npt.NDArray[Any] = given.astype(np.int64, copy=False)
-        if not kernels._compiled(_bits)(_frozen(numbers.reshape(-1))) < LIMIT:
+        if not kernels._compiled(_bits)(kernels._read_only(numbers.reshape(-1))) < LIMIT:
             raise InvalidInput("values must be below 2^51 in size; use a coarser grid")
     else:
         numbers = given.astype(np.float64, copy=False)
@@ -265,7 +263,7 @@ def _draw(
             elif values.dtype == np.int64:
                 here[:] = values[place]
             else:
-                floors(_frozen(values[place]), step, here.view(np.float64))
+                floors(kernels._read_only(values[place]), step, here.view(np.float64))
                 origin = _ORIGIN
             source.add(stream, block, origin, here, words[: here.size])
 
@@ -297,23 +295,6 @@ def _bits(values: Whole) -> np.int64:
     for j in range(values.size):
         bits |= values[j] ^ (values[j] >> np.int64(63))
     return bits
-
-
-def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view that may not be written, so that numba sees one type of values."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
-
-
-def _break_ties(words: Words, table: AliasTable, more: Words, shift: int, out: Whole) -> None:
-    """Goes on where a word has met its threshold, and was given the alias: 64 bits more decide about it."""
-    size = np.uint64(table.packed.size)
-    columns = words & (size - np.uint64(1))
-    chosen = table.packed[columns]
-    own = ((words ^ chosen) // (size + size) == 0) & (more < table.ties[columns])
-    change = columns.astype(np.int64) - (chosen & (size - np.uint64(1))).astype(np.int64)
-    out[own] += (np.where(words & size, -change, change) << shift)[own]
 
 
 def _floors(values: npt.NDArray[np.float64], step: float, shifted: npt.NDArray[np.float64]) -> None:

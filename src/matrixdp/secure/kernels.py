@@ -31,7 +31,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.entropy import Key, Words
-from matrixdp.secure.grid import FINEST, LIMIT, REFINEMENT, SIGN_BIT, Grid, Table
+from matrixdp.secure.grid import FINEST, LIMIT, REFINEMENT, Grid
 
 Floats = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
@@ -63,16 +63,6 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
         noise[j] = carry * noise[j] + np.float64(size if word & sign_bit == 0 else -size)
         met += (word ^ column) & threshold_bits == 0
     return met
-
-
-def _break_ties(words: Words, table: Table, more: Words, noise: Array) -> None:
-    """Goes on where a word has met its threshold, and was given the alias: 64 bits more decide about it."""
-    columns = words & np.uint64(table.packed.size - 1)
-    chosen = table.packed[columns]
-    own = ((words ^ chosen) >> np.uint64(SIGN_BIT + 1) == 0) & (more < table.ties[columns])
-    alias = chosen & np.uint64(table.packed.size - 1)
-    sign = np.where(words >> np.uint64(SIGN_BIT) & np.uint64(1), -1.0, 1.0)
-    noise[own] += (sign * (columns.astype(np.float64) - alias.astype(np.float64)))[own]
 
 
 def _add(values: Floats, unit: float, noise: Array, out: Floats) -> None:
@@ -247,7 +237,7 @@ def _draw(values: Floats | None, unit: float, grid: Grid, key: Key | None, out: 
                 if look_up(words[:count], table.packed, float(REFINEMENT) if level else 0.0, noise[:count]):
                     more = np.empty(count, dtype=np.uint64)
                     entropy.fill(more, block, FINEST + level)
-                    _break_ties(words[:count], table, more, noise[:count])
+                    noise[:count] += table.ties_broken(words[:count], more)
             add(zeros[:count] if source is None else source[place], unit, noise[:count], out[place])
 
     _share(work, out.size, workers)
