@@ -39,7 +39,7 @@ def entries(dtype: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """What a message may say of anything: its type, and its shape or length."""
+    """What a message may say of any object: its type, and its shape or length."""
     name = type(value).__name__
     try:
         shape = tuple(value.shape)
@@ -221,3 +221,11 @@ def broadcast(name: str, value: Any, target: Shape) -> Array:
     if array.shape not in ((), target):
         raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}")
     return np.broadcast_to(array, target)
+
+
+def weights(value: Any, target: Shape) -> Array:
+    """Weights of squared errors, one number or one per entry, none below 0."""
+    array = broadcast("weights", value, target)
+    if not np.all(array >= 0):
+        raise InvalidInput("weights must be 0 or above everywhere")
+    return array

@@ -1,4 +1,4 @@
-"""What may be done to a released matrix for free.
+"""Post-processing of a released matrix, which costs no privacy.
 
 A function of a release that does not look at the data again keeps its guarantee (dwork2014algorithmic, proposition
 2.1). Every argument beside the matrix must therefore be public: a range, a rank, a total, the std of the noise.

@@ -3,20 +3,20 @@
     out = floor(value / step) + K,      P(K = j) prop. to exp(-(|j| / scale)^exponent),      in whole steps.
 
 Floor moves neighbouring values that differ by at most m steps to whole numbers that differ by at most m, so nothing has
-to be added to the sensitivity; rounding half to even would not do (0.5 -> 0, 1.5 -> 2). The step is a power of two, so
-the quotient is exact; whole numbers need no step.
+to be added to the sensitivity; rounding half to even would need more (0.5 -> 0, 1.5 -> 2). The step is a power of two,
+so the quotient is exact; whole numbers need no step.
 
 There are two samplers.
 
 - `Tabled` draws from alias tables (tables.py): one word and one look-up per table, no rejection. As in kernels.py, the
   loops have no branch that depends on values or noise; only a tie takes longer, one look-up in 2^(63-c) with 2^c
   columns. Tables of 2^11 columns stay in the first-level cache, larger ones (1 < exponent < 2 and large scales) in the
-  second. What is drawn is within `total_variation` of the law, and delta = 0 cannot be had.
-- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, and without an end. **Its time depends on the
+  second. What is drawn is within `total_variation` of the law, so delta = 0 is not possible.
+- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, with unbounded support. **Its time depends on the
   noise**: an entry that needs more random bits is drawn again more slowly (one in 2^18 or fewer, up to scales of a
-  million). Whoever sees times that finely learns that some entry's noise was close to where it changes.
+  million). An observer of such fine timing learns that some entry's noise was close to a step.
 
-A key stands for the same noise on every machine and for any number of threads.
+The same key gives the same noise on every machine and for any number of threads.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_s
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them exactly, with room to shift them."""
 
-_SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and their bits count on with them
-_ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # what the bits of _SHIFT are, read as a whole number
+_SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and so are their bits, shifted
+_ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # the bits of _SHIFT, read as a whole number
 _TIES = 64  # parts of the stream from here on break ties
 _REFINING = 128  # and from here on refine exact draws
 _FINE = 2.0**-42  # of the scale: closer to a whole number, an exact draw takes more bits
 
 
 class Sampler(Protocol):
-    """Something that draws whole numbers of steps."""
+    """A sampler of whole numbers of steps."""
 
     @property
     def total_variation(self) -> float:
@@ -89,7 +89,7 @@ class Tabled:
 
     @cached_property
     def digits(self) -> Digits:
-        """The tables."""
+        """The tables of the law."""
         return digits(float(self.exponent), float(self.scale))
 
     @property
@@ -110,12 +110,12 @@ class Tabled:
 
 @dataclass(frozen=True)
 class ExactLaplace:
-    """Discrete Laplace noise, exactly: P(K = j) prop. to e^(-|j| / scale), without an end and without an error.
+    """Discrete Laplace noise, exactly: P(K = j) prop. to e^(-|j| / scale), with unbounded support and no error.
 
     K = A - B with A, B geometric, and A = floor(-scale log U) with U uniform on (0, 1), as P(A >= a) = P(U <= q^a) =
     q^a. The bits of U are drawn as they are needed: 64 of them give an interval, and if -scale log U has the same floor
     all over it, that is A. Otherwise 64 more are drawn, and so on, in arithmetic with as many digits as that takes. Of
-    floats only this is used: numpy's logarithm is correct to 2^-45.
+    floats only this is assumed: numpy's logarithm is correct to 2^-45.
 
     Guarantee: the law of K is exact if the words are uniform; so a difference of m steps in all is kept
         (m/scale, 0)-private.
@@ -132,7 +132,7 @@ class ExactLaplace:
 
     @property
     def total_variation(self) -> float:
-        """None at all."""
+        """0: the law is exact."""
         return 0.0
 
     def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:

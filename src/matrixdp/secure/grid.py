@@ -36,8 +36,8 @@ table but the first leaves out.
 Each table serves |K| < 2048, more than 9.8 standard deviations. Probabilities of |K| are whole multiples of 2^-127, and
 Walker's alias method turns them into 2048 columns, each shared by at most two outcomes. A 64-bit word holds a column
 (11 bits), a sign (1 bit) and 52 bits to compare with the column's threshold: one word, one look-up, no rejection, so
-the time does not depend on the noise, but for ties: a word that meets the first 52 bits of its threshold exactly, one
-in 2^52, needs a second word for the other 64.
+the time does not depend on the noise, except for ties: a word that meets the first 52 bits of its threshold exactly,
+one in 2^52, needs a second word for the other 64.
 """
 
 from __future__ import annotations

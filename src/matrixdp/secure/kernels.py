@@ -8,9 +8,9 @@ and the block's place alone, so the result does not depend on the number of thre
 
 Time: the loops below have no branch that depends on a value or on the noise, only selections; values so small that they
 round to 0 are replaced by 0 first, because some processors are slow on subnormal numbers; multiplication stands where a
-division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer: for someone who
-sees times, the total variation is larger by up to 2^-52 per look-up than what Grid says. The tables (16 KiB each) stay
-in the first-level cache. Someone who shares that cache and times single look-ups is outside this model.
+division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer: for an observer
+of timing, the total variation is larger by up to 2^-52 per look-up than what Grid says. The tables (16 KiB each) stay
+in the first-level cache. An attacker who shares that cache and times single look-ups is outside this model.
 
 The loops are plain functions; numba compiles them at the first draw, and is not imported before.
 """
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
 
 BLOCK = 1 << 16
-"""Entries that are drawn together; part of what a key stands for."""
+"""Entries that are drawn together; another number would change the noise of a key."""
 
 _STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, unless told otherwise
 _SCAN = 16  # blocks that a thread looks at in the time of drawing one, or less
@@ -49,7 +49,7 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
     With 2^11 columns, a word's lower 11 bits are its column, the next is the sign, and its upper 52 bits are below the
     threshold exactly if the whole word is below the packed column with its lower 12 bits cleared. The lower 11 bits of
     the packed column are the alias: so one selection between word and column gives |K|. All masks come from the table,
-    because machine code on disk is not renewed when a constant elsewhere changes.
+    because cached machine code is not recompiled when a constant elsewhere changes.
     """
     sign_bit = np.uint64(table.size)
     size_bits = sign_bit - np.uint64(1)
@@ -251,7 +251,7 @@ def _read_only(values: Floats) -> Floats:
 
 
 def _share(work: Callable[[range], T], size: int, workers: int) -> list[T]:
-    """The blocks dealt out to threads. The threads end with the call, so that none is lost in a fork."""
+    """The blocks, distributed over threads. The threads end with the call, so that none is lost in a fork."""
     blocks = -(-size // BLOCK)
     if workers == 1:
         return [work(range(blocks))]

@@ -18,7 +18,7 @@ How larger scales are put together from independent tables:
    K_1. As both laws sum to 1, |C (1 + A) - 1| <= 2a/(1 - a), and the total variation is at most half of that.
 3. *1 < t < 2.* No split is known: |x|^t is not smooth at 0, so the Fourier transform of the law falls only like a
    power, and no narrow remainder hides a coarse grid. One table of up to 2^16 columns has to do: (2^16/s)^t >= 50.
-   That is a scale of 1,500 to 9,000; the privacy of larger ones could be computed, but there is no use in it.
+   That is a scale of 1,500 to 9,000; the privacy of larger ones could be computed, but nothing draws them.
 
 A table has 2^c columns, c = 11, ..., 16, and serves |K| < 2^c. Probabilities of |K| are whole multiples of 2^-127. A
 64-bit word holds a column (c bits), a sign (1 bit) and a number to compare with the column's threshold (63 - c bits);
@@ -142,7 +142,7 @@ def _together(tables: Sequence[AliasTable], shifts: Sequence[int], split: float)
 
 
 def _laplace_digits(scale: float) -> Digits:
-    """By 1. above."""
+    """Discrete Laplace noise, by 1. above."""
     rate, tables = 1 / Fraction(scale), []
     while (1 << _SPLIT_BITS) * rate < _DEEP:
         tables.append(_digit(rate))
@@ -210,7 +210,7 @@ def _generalised(exponent: float, scale: float, exact_scale: Fraction) -> AliasT
 
 
 def _bits(columns: float) -> int:
-    """Of the number of a column, where so many are needed."""
+    """The bits of a column's number, for so many columns."""
     return max(math.ceil(math.log2(columns)), _LEAST_BITS)
 
 
