@@ -1,4 +1,4 @@
-"""The census records of Adult, encoded without a look at them.
+"""The census records of Adult, encoded without looking at them.
 
 Every category and every range is written here, from the documentation of the data set and the codes of the census, so
 that the encoding is public: it tells nothing about the records, and one record changes only its own row.

@@ -84,7 +84,7 @@ class _Proposal(NamedTuple):
     tau: float
     std: Array  # of R before the condition, D_R^(-1/2)
     root: Array  # the inverse of a Cholesky factor L of the precision of T
-    condition: Array  # G^-1 V_R^T, one row a column of the others
+    condition: Array  # G^-1 V_R^T, one row per column of the others
     carry: Array  # D_R^-1 V_R
     slope: Array  # D_R^-1 V_R G^-1 V_T^T, from T to R
     trace: float
