@@ -72,7 +72,7 @@ def withheld(what: str) -> Iterator[None]:
     except (MatrixDPError, MemoryError):
         raise
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's; it tells of sizes alone, and callers look for it
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; its text has sizes alone, and callers catch it
             raise
         raise InvalidInput(
             f"{what} failed: {origin(error)}. Its message is withheld, as it may quote a record; to see it, run the "

@@ -127,7 +127,7 @@ def equal_share(total: Budget, releases: int) -> Budget:
     """The budget for each of several Gaussian releases, at the total's delta, so that all of them keep the total.
 
     Guarantee: Gaussian releases of the same records that each keep the share keep, together, the total, even when
-    later ones are chosen in the light of earlier ones.
+    later ones are chosen in view of earlier ones.
 
     Source: dong2022gaussian, composition of Gaussian differential privacy.
     """

@@ -22,7 +22,7 @@ from matrixdp.privacy.laws import added_law
 from matrixdp.sensitivity import Sensitivity
 
 Progress = Callable[[int, int], object]
-"""Told how many outputs have been drawn, and how many will be."""
+"""Called with the number of outputs drawn so far, and the number in all."""
 
 SAMPLES = 10_000
 CONFIDENCE = 1 - 1e-6
@@ -63,7 +63,7 @@ def audit(
         confidence: the probability that the bounds hold.
         statistic: "linear", "radial", "learned", or "auto", which tries them all; or a function from a stack of
             outputs (one more axis in front) to one number each.
-        progress: told how many outputs have been drawn and how many will be.
+        progress: called with the number of outputs drawn so far and the number in all.
 
     Guarantee: if release_fn keeps the claim, it is rejected with probability at most 1 - confidence, whatever the
         mechanism, the statistic and the number of samples.
@@ -115,7 +115,7 @@ def audit_law(
             then detects noise that is a few percent too small, at any delta; "auto" is the second for a Gaussian law.
         release_fn: another mechanism that is said to add this noise to its input; by default `law.sample` draws it.
         rng: a numpy Generator, for reproducible studies, and faster; by default the entropy that releases draw from.
-        progress: told how many outputs have been drawn and how many will be.
+        progress: called with the number of outputs drawn so far and the number in all.
 
     Guarantee: if the samples keep the budget, they are rejected with probability at most 1 - confidence; with the
         method "gaussian" only if what it assumes is true.

@@ -49,7 +49,7 @@ def load(records: Any, columns: Any = None) -> Array:
 
 
 def read(records: Any, columns: Any = None, order: Order = "K") -> Array:
-    """`load`, but unless told otherwise the matrix lies in memory as the records did, perhaps column by column."""
+    """`load`, but by default in the records' own memory order, perhaps column by column."""
     # A data frame can only come from a pandas that was imported already, so arrays do not have to pay for the import.
     loaded_pandas = sys.modules.get("pandas")
     if isinstance(records, (str, Path)):

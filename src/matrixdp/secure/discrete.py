@@ -53,7 +53,7 @@ class Sampler(Protocol):
 
     @property
     def total_variation(self) -> float:
-        """Distance of one entry's noise from its law, from above."""
+        """An upper bound on the total-variation distance of one entry's noise from its law."""
 
     def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
         """Adds the noise of a block to what is there, less the origin; `words` is room for as many words."""
@@ -94,7 +94,7 @@ class Tabled:
 
     @property
     def total_variation(self) -> float:
-        """Distance of one entry's noise from its law, from above."""
+        """An upper bound on the total-variation distance of one entry's noise from its law."""
         return self.digits.total_variation
 
     def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:

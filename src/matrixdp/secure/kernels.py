@@ -39,7 +39,7 @@ T = TypeVar("T")
 BLOCK = 1 << 16
 """Entries that are drawn together; another number would change the noise of a key."""
 
-_STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, unless told otherwise
+_STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, by default
 _SCAN = 16  # blocks that a thread looks at in the time of drawing one, or less
 
 

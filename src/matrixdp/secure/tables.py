@@ -76,7 +76,7 @@ class AliasTable:
     """The lower 64 bits of the thresholds, read-only."""
 
     total_variation: float
-    """Distance between the law that the table draws and the law that it stands for, from above."""
+    """An upper bound on the total-variation distance between the law that the table draws and the ideal one."""
 
     def numerators(self) -> list[int]:
         """P(|K| = k) for k = 0, 1, ... as whole multiples of 2^-127."""

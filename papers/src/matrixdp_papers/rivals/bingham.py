@@ -38,7 +38,7 @@ def matrix_bingham(matrix: Array, columns: int, sweeps: int, rng: np.random.Gene
     Args:
         matrix: A, symmetric.
         columns: k, below the side of A.
-        sweeps: how often every column is drawn anew.
+        sweeps: how often every column is drawn again.
         rng: a numpy Generator.
 
     Source: hoff2009simulation; kent2018new for the rejection.

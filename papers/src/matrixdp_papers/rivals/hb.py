@@ -67,7 +67,7 @@ def hb(
         levels.append(_aggregate(levels[-1], b))
     if _check.choice("noise", noise, NOISES) == "laplace":
         if delta is not None:
-            raise InvalidInput(f"delta={delta!r} has no use with Laplace noise, which is pure; set noise='gaussian'")
+            raise InvalidInput(f"delta={delta!r} does not go with Laplace noise, which is pure; set noise='gaussian'")
         scale = _check.positive("noise scale", changed * h / _check.positive("epsilon", epsilon) * HEADROOM)
         noisy = [level + randomness.laplace(scale=scale, size=level.shape) for level in levels]
     else:

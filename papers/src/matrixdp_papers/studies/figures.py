@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from matrixdp_papers.studies.base import Mean
 
-# Told apart by the colour-blind, and by their marks in grey.
+# The colour-blind can tell them apart; in grey, their marks do.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKS = "osD^vP*X<>"
 
