@@ -113,6 +113,8 @@ class Composition:
         object.__setattr__(self, "parts", tuple(self.parts))
         if not all(isinstance(part, Part) for part in self.parts):
             raise InvalidInput("parts must be of the class Part; an Accountant collects them")
+        if self.budget is not None:
+            self.budget.with_delta("a composition")
         if not isinstance(self.budget, Budget | None):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta) or None, got {_check.kind(self.budget)}")
         if len({part.certificate.adjacency for part in self.parts}) > 1:

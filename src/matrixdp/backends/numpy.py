@@ -70,7 +70,7 @@ def prepared(
     if added is not None and rng is None:
         return lambda: added.add_noise(law, value)
     if isinstance(law, Product) and rng is None:
-        return _prepared_discrete(value, law)
+        return _prepared_discrete(value, law, drawing)
     if grid is None or not isinstance(law, Gaussian):
         return lambda: value + law.sample(rng)
     from matrixdp.secure import kernels  # numba, when it is needed
@@ -86,11 +86,11 @@ def prepared(
     return lambda: _noisy(white, std, covariance, grid, noisy)
 
 
-def _prepared_discrete(value: Array, law: Product) -> Callable[[], Array]:
-    """Whole multiples of the step, drawn from tables that are built and compiled here."""
+def _prepared_discrete(value: Array, law: Product, drawing: Drawing) -> Callable[[], Array]:
+    """Whole multiples of the step, by a sampler whose tables are built and compiled here."""
     from matrixdp.secure import discrete, kernels
 
-    source = discrete.Tabled(law.exponent, law.scale_in_steps)
+    source = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(drawing.exact))
     discrete.add_noise(np.zeros(1), law.step, source)
     if not kernels.largest(value) < discrete.LIMIT * law.step:
         raise InvalidInput(TOO_LARGE)

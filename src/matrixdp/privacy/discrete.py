@@ -35,7 +35,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from fractions import Fraction
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 import scipy
@@ -46,8 +47,11 @@ from matrixdp._rounding import rounded_up
 from matrixdp.distributions.product import checked_exponent, checked_scale, steps_variance
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy.cell_sums import CLOSE, Cells
-from matrixdp.privacy.cells import UNIT, CellLoss, cell_loss
+from matrixdp.privacy.cells import TINY, UNIT, CellLoss, cell_loss
 from matrixdp.secure.tables import LEAST_SCALE, largest_scale
+
+Groups = tuple[tuple[int, int], ...]
+"""Entries that change, as (shift in steps, number of entries)."""
 
 _ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # of a scale or an epsilon, relative; where delta is known to some digits only
 _ROUGH = 3e-4  # the error in delta while an exponent is sought
@@ -92,12 +96,17 @@ class DiscreteProfile:
     def _groups(self) -> tuple[tuple[int, int], ...]:
         return ((self.shift, self.cells), *self.others)
 
-    @property
+    @cached_property
     def pure_epsilon(self) -> float:
-        """Where delta reaches 0, rounded up: the sum of all shifts over the scale for exponent 1, else infinite."""
+        """Where delta reaches 0: the sum of all shifts over the scale for exponent 1, else infinite.
+
+        The least float that is not below it, so that noise of scale m/epsilon keeps epsilon to the last digit.
+        """
         if self.exponent > 1.0:
             return math.inf
-        return sum(shift * cells for shift, cells in self._groups) / self.scale_in_steps * (1.0 + 4.0 * UNIT)
+        total, scale = sum(shift * cells for shift, cells in self._groups), Fraction(self.scale_in_steps)
+        found = total / self.scale_in_steps
+        return found if Fraction(found) * scale >= total else math.nextafter(found, math.inf)
 
     @property
     def variance(self) -> float:
@@ -138,7 +147,9 @@ class DiscreteProfile:
     def _delta(self, epsilon: float, tolerance: float | None = None, enough: float = 0.0, stride: int = 1) -> float:
         if epsilon >= self.pure_epsilon:
             return 0.0
-        if self.exponent == 1.0 and self.shift == 1 and not self.others:
+        if self.exponent == 1.0 and self.cells == 1 and not self.others:
+            found = _one_laplace(self.scale_in_steps, self.shift, epsilon)
+        elif self.exponent == 1.0 and self.shift == 1 and not self.others:
             found = _binomial(self.scale_in_steps, self.cells, epsilon)
         else:
             found = Cells(self.exponent, self.scale_in_steps, self._groups).delta(epsilon, tolerance, enough, stride)
@@ -146,6 +157,22 @@ class DiscreteProfile:
 
     def __str__(self) -> str:
         return f"delta {rounded_up(self.delta(1.0))} at epsilon 1"
+
+
+def _one_laplace(scale: float, shift: int, epsilon: float) -> float:
+    """Discrete Laplace in one entry: H = sup_c P(K <= c) - e^epsilon P(K <= c - m), in closed form.
+
+    For 0 <= c < m, with a = 1/scale, q = e^-a and x = m a - epsilon, the difference is
+    (q (1 - e^(-c a)) + 1 - e^(c a - x)) / (1 + q). It is largest where 2 c a < x <= 2 (c + 1) a, and both terms are
+    positive there; on both sides of that c it is tried as well, as x is rounded, up. It increases with x.
+    """
+    rate = 1.0 / scale
+    above = shift * rate * (1.0 + 8.0 * UNIT) - epsilon * (1.0 - 4.0 * UNIT)
+    middle, best = math.ceil(0.5 * above * scale) - 1, 0.0
+    for c in range(max(middle - 1, 0), min(middle + 1, shift - 1) + 1):
+        first = -math.exp(-rate) * math.expm1(-c * rate)
+        best = max(best, first - math.expm1(c * rate * (1.0 - 4.0 * UNIT) - above))
+    return best / (1.0 + math.exp(-rate)) * (1.0 + 32.0 * UNIT) + TINY
 
 
 def _binomial(scale: float, cells: int, epsilon: float) -> float:
@@ -188,14 +215,17 @@ def _crossing(function: Callable[[float], float], low: float, high: float, toler
 # --- scales and exponents ---
 
 
-def scale_for(epsilon: float, delta: float, shift: int = 1, cells: int = 1, exponent: float = 1.0) -> float:
+def scale_for(
+    epsilon: float, delta: float, shift: int = 1, cells: int = 1, exponent: float = 1.0, others: Groups = ()
+) -> float:
     """The least scale found, in steps, at which the noise keeps the budget.
 
     For exponent 1 delta falls as the scale grows, since discrete Laplace noise of a larger scale is that of a smaller
     one plus independent noise; so this is the least scale, to about 1e-11, relative. For larger exponents delta can
     rise with the scale while that is about the shift, so smaller scales are tried there too, in steps of 2 %.
 
-    Guarantee: `DiscreteProfile(exponent, scale, shift, cells).delta(epsilon) <= delta`, evaluated at this very scale.
+    Guarantee: `DiscreteProfile(exponent, scale, shift, cells, others).delta(epsilon) <= delta`, evaluated at this very
+        scale.
 
     Args:
         epsilon: above 0, or 0 if delta is not.
@@ -203,27 +233,30 @@ def scale_for(epsilon: float, delta: float, shift: int = 1, cells: int = 1, expo
         shift: steps that an entry changes by.
         cells: entries that change.
         exponent: from 1 to 2.
+        others: more entries that change at the same time, as (shift, cells).
 
     Raises:
         NotCertifiable: delta is 0 and the exponent above 1, or the scale would be out of range.
     """
-    return _scale_for(*_budget(epsilon, delta), *_change(shift, cells), checked_exponent(exponent))
+    return _scale_for(_Asked(*_budget(epsilon, delta), _groups(shift, cells, others)), checked_exponent(exponent))
 
 
 @lru_cache(maxsize=1024)
-def _scale_for(epsilon: float, delta: float, shift: int, cells: int, exponent: float) -> float:
-    asked = _Asked(epsilon, delta, shift, cells)
+def _scale_for(asked: _Asked, exponent: float) -> float:
+    epsilon, delta = asked.epsilon, asked.delta
     if delta > 0.0:
         return asked.scale(exponent)
     if exponent > 1.0:
         raise NotCertifiable("delta = 0 needs exponent 1")
-    scale = shift * cells / epsilon
+    scale = max(asked.length(1) / epsilon, LEAST_SCALE)
+    if not scale < largest_scale(1.0):
+        raise NotCertifiable("no scale in range keeps the budget; use a coarser grid")
     while not asked.profile(1.0, scale).pure_epsilon <= epsilon:
-        scale *= 1.0 + 4.0 * UNIT
+        scale = math.nextafter(scale, math.inf)
     return scale
 
 
-def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1) -> DiscreteProfile:
+def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1, others: Groups = ()) -> DiscreteProfile:
     """The exponent and scale with the least variance among those that keep the budget, as far as a search finds.
 
     Exponents are multiples of 1/64. Laplace is always a candidate, and all there is for delta = 0. The more cells share
@@ -231,14 +264,13 @@ def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1) 
 
     Guarantee: that of `scale_for`.
     """
-    return _best_exponent(*_budget(epsilon, delta), *_change(shift, cells))
+    return _best_exponent(_Asked(*_budget(epsilon, delta), _groups(shift, cells, others)))
 
 
 @lru_cache(maxsize=1024)
-def _best_exponent(epsilon: float, delta: float, shift: int, cells: int) -> DiscreteProfile:
-    asked = _Asked(epsilon, delta, shift, cells)
-    laplace = asked.profile(1.0, _scale_for(epsilon, delta, shift, cells, 1.0))
-    if delta == 0.0:
+def _best_exponent(asked: _Asked) -> DiscreteProfile:
+    laplace = asked.profile(1.0, _scale_for(asked, 1.0))
+    if asked.delta == 0.0:
         return laplace
     found, scales = {0: laplace.variance}, {0: laplace.scale_in_steps}
 
@@ -285,8 +317,8 @@ def _budget(epsilon: float, delta: float) -> tuple[float, float]:
     return epsilon, float(delta)
 
 
-def _change(shift: int, cells: int) -> tuple[int, int]:
-    return _check.count("shift", shift), _check.count("cells", cells)
+def _groups(shift: int, cells: int, others: Groups) -> Groups:
+    return tuple((_check.count("shift", m), _check.count("cells", n)) for m, n in ((shift, cells), *others))
 
 
 @dataclass(frozen=True)
@@ -295,12 +327,21 @@ class _Asked:
 
     epsilon: float
     delta: float
-    shift: int
-    cells: int
+    groups: Groups
+
+    @property
+    def shift(self) -> int:
+        """The most steps that an entry changes by."""
+        return max(shift for shift, _ in self.groups)
+
+    def length(self, power: int) -> float:
+        """The l1 or l2 norm of the change, in steps."""
+        total = sum(shift**power * cells for shift, cells in self.groups)
+        return total if power == 1 else math.sqrt(total)
 
     def profile(self, exponent: float, scale: float) -> DiscreteProfile:
         """The profile that such noise would have."""
-        return DiscreteProfile(exponent, scale, self.shift, self.cells)
+        return DiscreteProfile(exponent, scale, *self.groups[0], self.groups[1:])
 
     def excess(self, exponent: float, tolerance: float | None = None) -> Callable[[float], float]:
         """log of delta over what is allowed, as a function of the scale; 0 or below is private."""
@@ -364,7 +405,7 @@ class _Asked:
             return min(max(factor * math.sqrt(variance), LEAST_SCALE), largest_scale(exponent))
         z = math.sqrt(-2.0 * math.log(self.delta))
         mu = 2.0 * self.epsilon / (z + math.sqrt(z * z + 2.0 * self.epsilon)) + 2.5 * self.delta
-        std = self.shift * math.sqrt(self.cells) / mu
+        std = self.length(2) / mu
         if self.epsilon > 0.0:
-            std = min(std, math.sqrt(2.0) * self.shift * self.cells / self.epsilon)
+            std = min(std, math.sqrt(2.0) * self.length(1) / self.epsilon)
         return min(max(factor * std, LEAST_SCALE), largest_scale(exponent))

@@ -43,6 +43,9 @@ Whole = npt.NDArray[np.int64]
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them exactly, with room to shift them."""
 
+LARGEST_EXACT = 2.0**30
+"""The largest scale of exact draws, in steps; above, too many would take the slow way."""
+
 _SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and their bits count on with them
 _ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # what the bits of _SHIFT are, read as a whole number
 _TIES = 64  # parts of the stream from here on break ties
@@ -129,7 +132,7 @@ class ExactLaplace:
     scale: float
 
     def __post_init__(self) -> None:
-        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= 2.0**30:
+        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= LARGEST_EXACT:
             raise InvalidInput(f"scale must lie between 2^-10 and 2^30 steps, got {self.scale!r}; change the step")
 
     @property
