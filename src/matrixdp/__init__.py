@@ -16,6 +16,7 @@ __version__ = "0.2.0.dev0"
 
 __all__ = [
     "ADD_REMOVE",
+    "L1",
     "REPLACE",
     "ZERO_OUT",
     "Accountant",
@@ -25,7 +26,6 @@ __all__ = [
     "Counts",
     "Entrywise",
     "Frobenius",
-    "L1",
     "Ledger",
     "OneColumn",
     "OneRow",

@@ -163,7 +163,7 @@ def discrete_gaussian(shape: Shape, sensitivity: Sensitivity, budget: Budget) ->
     (shift, cells), *others = setting.groups
     if shift > MOST_STEPS:
         raise NotApplicable(
-            f"is for changes of at most {MOST_STEPS} steps of a grid, got {shift}; if the values of an L1 set are whole "
-            "multiples of a step, name it: L1(radius, step=1)"
+            f"is for changes of at most {MOST_STEPS} steps of a grid, got {shift}; if the values of an L1 set are "
+            "whole multiples of a step, name it: L1(radius, step=1)"
         )
     return setting.law(lambda delta: (2.0, scale_for(budget.epsilon, delta, shift, cells, 2.0, tuple(others))))

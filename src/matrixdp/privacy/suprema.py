@@ -186,7 +186,7 @@ def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
 
 
 def _signed(covariance: FullCovariance, cells: Indices, bound: float | Array) -> Array:
-    """A change of these cells by the bound, or one for each, with signs that reinforce each other, as they do with the first cell."""
+    """A change of these cells by the bound, or by one each, with signs that reinforce each other, as with the first."""
     box = np.zeros(math.prod(covariance.shape))
     box[cells] = bound
     box = box.reshape(covariance.shape)
