@@ -163,9 +163,7 @@ def noisy_block(
         return noisy.astype(values.dtype, copy=False)
 
 
-def noisy_discrete_block(
-    block: Any, step: float, source: Sampler, key: BlockKey, index: Shape, shape: Shape
-) -> Floats:
+def noisy_discrete_block(block: Any, step: float, source: Sampler, key: BlockKey, index: Shape, shape: Shape) -> Floats:
     """One block, floored to the grid, with discrete noise; runs on a worker."""
     values = _values(block, index, shape)
     if not values.size > 0:

@@ -23,8 +23,9 @@ from matrixdp.sensitivity import L1, Counts, Entrywise, Sensitivity
 ROOM = 5e-7
 # More than the error of the tables for an entry, which takes milliseconds to build; a release counts the true one.
 USUAL_ERROR = 1e-18
-# Steps of the grid in a bound that is no whole number, or whose values may have been rounded.
-FINENESS = {"laplace": 1024, "discrete": 64}
+# Steps of the grid in a bound that is no whole number, or whose values may have been rounded: for discrete Laplace in
+# one entry, which has a closed form, in several, and for other exponents.
+FINEST, FINER, FINE = 1024, 256, 64
 # On an l1 ball, steps of the grid in the radius for each step that flooring every entry may add.
 L1_FINENESS = 64
 # Budgets whose profiles are computed.
@@ -128,7 +129,8 @@ def laplace(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
     Source: ghosh2012universally for one count.
     Deviates: (1) the scale is solved for the exact profile at (epsilon, delta), several cells included.
     """
-    setting = _setting(shape, sensitivity, budget, FINENESS["laplace"])
+    finer = FINEST if sensitivity.changed_entries(shape) == 1 or isinstance(sensitivity, L1) else FINER
+    setting = _setting(shape, sensitivity, budget, finer)
     (shift, cells), *others = setting.groups
     return setting.law(lambda delta: (1.0, scale_for(budget.epsilon, delta, shift, cells, others=tuple(others))))
 
@@ -139,7 +141,7 @@ def discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
 
     Only t = 1 keeps delta = 0, and only it is tried where an entry changes by more than 4096 steps.
     """
-    setting = _setting(shape, sensitivity, budget, FINENESS["discrete"])
+    setting = _setting(shape, sensitivity, budget, FINE)
     (shift, cells), *others = setting.groups
     if shift > MOST_STEPS:
         return setting.law(lambda delta: (1.0, scale_for(budget.epsilon, delta, shift, cells, others=tuple(others))))
@@ -159,7 +161,7 @@ def discrete_gaussian(shape: Shape, sensitivity: Sensitivity, budget: Budget) ->
     Deviates: (1) the scale is solved for the exact profile at (epsilon, delta), several cells included; (2) drawn from
         tables, without rejection.
     """
-    setting = _setting(shape, sensitivity, budget, FINENESS["discrete"])
+    setting = _setting(shape, sensitivity, budget, FINE)
     (shift, cells), *others = setting.groups
     if shift > MOST_STEPS:
         raise NotApplicable(

@@ -32,11 +32,12 @@ add the error of the tables. Only the exact sampler keeps delta = 0.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import scipy
@@ -48,6 +49,7 @@ from matrixdp.distributions.product import checked_exponent, checked_scale, step
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy.cell_sums import CLOSE, Cells
 from matrixdp.privacy.cells import TINY, UNIT, CellLoss, cell_loss
+from matrixdp.privacy.saddlepoint import Saddlepoint
 from matrixdp.secure.tables import LEAST_SCALE, largest_scale
 
 Groups = tuple[tuple[int, int], ...]
@@ -57,6 +59,8 @@ _ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # of a scale or an epsilon, relative; where de
 _ROUGH = 3e-4  # the error in delta while an exponent is sought
 _EXPONENTS, _NEAR = 64, 2  # exponents that are tried lie on multiples of 1/64; next to an end, at most 2 of these away
 _DISCRETE = 4.0  # below this many shifts, delta need not fall as the scale grows
+_SECANTS = 20  # steps of the secant method, before halving takes over
+_MANY = 3  # entries from which on a search for an exponent looks at the saddle point
 _LARGEST_EPSILON = 1e4
 _FINE = 48.0  # while an exponent is sought, so many atoms in a scale will do
 
@@ -96,7 +100,7 @@ class DiscreteProfile:
     def _groups(self) -> tuple[tuple[int, int], ...]:
         return ((self.shift, self.cells), *self.others)
 
-    @cached_property
+    @property
     def pure_epsilon(self) -> float:
         """Where delta reaches 0: the sum of all shifts over the scale for exponent 1, else infinite.
 
@@ -104,7 +108,7 @@ class DiscreteProfile:
         """
         if self.exponent > 1.0:
             return math.inf
-        total, scale = sum(shift * cells for shift, cells in self._groups), Fraction(self.scale_in_steps)
+        total, scale = _total(self._groups), Fraction(self.scale_in_steps)
         found = total / self.scale_in_steps
         return found if Fraction(found) * scale >= total else math.nextafter(found, math.inf)
 
@@ -144,19 +148,43 @@ class DiscreteProfile:
             raise NotCertifiable(f"the losses cannot be cut off at a mass of {floor}; use a larger floor")
         return found
 
-    def _delta(self, epsilon: float, tolerance: float | None = None, enough: float = 0.0, stride: int = 1) -> float:
-        if epsilon >= self.pure_epsilon:
-            return 0.0
-        if self.exponent == 1.0 and self.cells == 1 and not self.others:
-            found = _one_laplace(self.scale_in_steps, self.shift, epsilon)
-        elif self.exponent == 1.0 and self.shift == 1 and not self.others:
-            found = _binomial(self.scale_in_steps, self.cells, epsilon)
-        else:
-            found = Cells(self.exponent, self.scale_in_steps, self._groups).delta(epsilon, tolerance, enough, stride)
-        return min(found, 1.0)
+    def _delta(self, epsilon: float, enough: float = 0.0) -> float:
+        return _delta(self.exponent, self.scale_in_steps, self._groups, epsilon, enough=enough)
 
     def __str__(self) -> str:
         return f"delta {rounded_up(self.delta(1.0))} at epsilon 1"
+
+
+def _total(groups: Groups) -> int:
+    return sum(shift * cells for shift, cells in groups)
+
+
+def _delta(
+    exponent: float,
+    scale: float,
+    groups: Groups,
+    epsilon: float,
+    tolerance: float | None = None,
+    enough: float = 0.0,
+    stride: int = 1,
+) -> float:
+    """(1) of cells.py, rounded up, in the quickest way; see `Cells.delta` for the last arguments."""
+    if exponent == 1.0 and _is_pure(epsilon, scale, _total(groups)):
+        return 0.0
+    shift, cells = groups[0]
+    if exponent == 1.0 and len(groups) == 1 and cells == 1:
+        found = _one_laplace(scale, shift, epsilon)
+    elif exponent == 1.0 and len(groups) == 1 and shift == 1:
+        found = _binomial(scale, cells, epsilon)
+    else:
+        found = Cells(exponent, scale, groups).delta(epsilon, tolerance, enough, stride)
+    return min(found, 1.0)
+
+
+def _is_pure(epsilon: float, scale: float, total: int) -> bool:
+    """Whether total/scale <= epsilon; where rounding could decide, fractions do."""
+    above = epsilon * scale - total
+    return above > 1e-12 * total or (above > -1e-12 * total and Fraction(epsilon) * Fraction(scale) >= total)
 
 
 def _one_laplace(scale: float, shift: int, epsilon: float) -> float:
@@ -248,10 +276,10 @@ def _scale_for(asked: _Asked, exponent: float) -> float:
         return asked.scale(exponent)
     if exponent > 1.0:
         raise NotCertifiable("delta = 0 needs exponent 1")
-    scale = max(asked.length(1) / epsilon, LEAST_SCALE)
+    scale = max(_total(asked.groups) / epsilon, LEAST_SCALE)
     if not scale < largest_scale(1.0):
         raise NotCertifiable("no scale in range keeps the budget; use a coarser grid")
-    while not asked.profile(1.0, scale).pure_epsilon <= epsilon:
+    while not _is_pure(epsilon, scale, _total(asked.groups)):
         scale = math.nextafter(scale, math.inf)
     return scale
 
@@ -335,9 +363,9 @@ class _Asked:
         return max(shift for shift, _ in self.groups)
 
     def length(self, power: int) -> float:
-        """The l1 or l2 norm of the change, in steps."""
+        """The l1 or l2 norm of the change, in steps; for 0, how many entries change."""
         total = sum(shift**power * cells for shift, cells in self.groups)
-        return total if power == 1 else math.sqrt(total)
+        return math.sqrt(total) if power == 2 else total
 
     def profile(self, exponent: float, scale: float) -> DiscreteProfile:
         """The profile that such noise would have."""
@@ -349,7 +377,7 @@ class _Asked:
         @cache
         def function(scale: float) -> float:
             stride = max(int(scale / _FINE), 1) if tolerance == _ROUGH else 1
-            found = self.profile(exponent, scale)._delta(self.epsilon, tolerance, 0.01 * self.delta, stride)
+            found = _delta(exponent, scale, self.groups, self.epsilon, tolerance, 0.01 * self.delta, stride)
             return max(_log(found / self.delta), -10.0)
 
         return function
@@ -357,45 +385,84 @@ class _Asked:
     def scale(self, exponent: float, rough: float | None = None) -> float:
         """The least scale found at which delta is small enough."""
         if exponent == 1.0:
-            return self._change_of_sign(1.0, self.excess(1.0), self.matching(1.0), 0.2, _ROOT)
+            return self._change_of_sign(1.0, self.excess(1.0), self._laplace_guess(), _ROOT)
         if rough is None:
             rough = self.rough_scale(exponent, self.matching(exponent))
         excess = self.excess(exponent, CLOSE)
-        found = self._change_of_sign(exponent, excess, rough, 2e-5, _CLOSE_ROOT)
+        found = self._change_of_sign(exponent, excess, rough, _CLOSE_ROOT)
         if found <= _DISCRETE * self.shift:
-            found = self._smaller(excess, found)
+            found = self._smaller(exponent, excess, found)
         exact, step = self.excess(exponent), 1e-10 * found
         while not exact(found) <= 0.0:
             found, step = found + step, 2.0 * step
         return found
 
     def rough_scale(self, exponent: float, guess: float) -> float:
-        """A scale at which delta changes from too large to small enough, to about 1e-4 and with a rougher delta."""
-        return self._change_of_sign(exponent, self.excess(exponent, _ROUGH), guess, 0.04, 1e-4)
+        """A scale at which delta changes from too large to small enough, to about 1e-4 and with a rougher delta.
+
+        By a saddle point where many atoms contribute.
+        """
+        if self.length(0) < _MANY or guess < self.shift:
+            return self._change_of_sign(exponent, self.excess(exponent, _ROUGH), guess, 1e-4)
+        about, allowed = Saddlepoint(exponent, self.groups, self.epsilon), math.log(self.delta)
+        return self._change_of_sign(exponent, lambda scale: max(about.log_delta(scale) - allowed, -10.0), guess, 1e-4)
+
+    def _laplace_guess(self) -> float:
+        """Where the largest loss alone is above epsilon, the root; else from a coarser grid, or as for Gaussian noise.
+
+        The largest loss is (sum of shifts) a, with probability (1 + q)^-k, q = e^-a, a = 1/scale.
+        """
+        total, cells = _total(self.groups), self.length(0)
+        rate = self.epsilon / total
+        for _ in range(3):
+            share = self.delta * math.exp(cells * math.log1p(math.exp(-rate)))
+            if not share < 0.999 * -math.expm1(-2.0 * rate):
+                break
+            rate = (self.epsilon - math.log1p(-share)) / total
+        else:
+            return min(max(1.0 / rate, LEAST_SCALE), largest_scale(1.0))
+        if cells == 1 or self.shift < 64:
+            return self.matching(1.0)
+        coarse = _Asked(self.epsilon, self.delta, tuple((max(shift // 16, 1), cells) for shift, cells in self.groups))
+        return min(coarse.scale(1.0) * self.shift / coarse.shift, largest_scale(1.0))
 
     def _change_of_sign(
-        self, exponent: float, excess: Callable[[float], float], guess: float, width: float, tolerance: float
+        self, exponent: float, excess: Callable[[float], float], guess: float, tolerance: float
     ) -> float:
-        low = high = guess
-        while not excess(high) <= 0.0:
-            if high == largest_scale(exponent):
-                raise NotCertifiable("no scale in range keeps the budget; use a coarser grid, or exponent 1")
-            low, high, width = high, min(high * (1.0 + width), largest_scale(exponent)), 2.0 * width
-        while excess(low) <= 0.0:
-            low, high, width = low / (1.0 + width), low, 2.0 * width
-            if low < LEAST_SCALE:
-                return high
-        return _crossing(excess, low, high, tolerance)
+        """A scale at which delta is small enough, and at one that is less by the tolerance, relative, it is not.
 
-    def _smaller(self, excess: Callable[[float], float], scale: float) -> float:
+        By the secant method, in logarithms, inside what is known to be too small and small enough.
+        """
+        low, high, largest = 0.0, math.inf, largest_scale(exponent)
+        slope = -2.0 + 2.0 * math.log(self.delta)  # as for Gaussian noise
+        scale, before = guess, (0.0, 0.0)
+        for attempt in itertools.count():
+            value = excess(scale)
+            if attempt and scale != before[0] and min(value, before[1]) > -10.0:
+                slope = min((value - before[1]) / math.log(scale / before[0]), -0.1)
+            low, high = (scale, high) if value > 0.0 else (low, scale)
+            if low >= largest:
+                raise NotCertifiable("no scale in range keeps the budget; use a coarser grid, or exponent 1")
+            if high <= max(low * (1.0 + tolerance), LEAST_SCALE) or slope * tolerance <= value <= 0.0:
+                break
+            # a little to the private side, so that the last step ends there
+            step = min(max(-value / slope + 0.3 * tolerance, -0.7), 0.7)
+            before, scale = (scale, value), scale * math.exp(step)
+            if not low < scale < high or attempt > _SECANTS:
+                scale = (
+                    math.sqrt(low * high) if low > 0.0 and high < math.inf else before[0] * 2.0 ** (1 if low else -1)
+                )
+            scale = min(max(scale, LEAST_SCALE), largest)
+        return high
+
+    def _smaller(self, exponent: float, excess: Callable[[float], float], scale: float) -> float:
         """The same, or a smaller scale that is private as well, where delta is not monotone."""
-        tried = [scale * 0.98**i for i in range(1, 60) if scale * 0.98**i >= LEAST_SCALE]
-        private = [other for other in tried if excess(other) <= 0.0]
-        if not private:
-            return scale
-        least = min(private)
-        below = max(0.98 * least, LEAST_SCALE)
-        return _crossing(excess, below, least, _CLOSE_ROOT) if excess(below) > 0.0 else least
+        rough = self.excess(exponent, _ROUGH)
+        for tried in (scale * 0.98**i for i in range(59, 0, -1)):
+            if tried >= LEAST_SCALE and rough(tried) <= 0.01 and excess(tried) <= 0.0:
+                below = max(0.98 * tried, LEAST_SCALE)
+                return _crossing(excess, below, tried, _CLOSE_ROOT) if excess(below) > 0.0 else tried
+        return scale
 
     def matching(self, exponent: float, variance: float | None = None) -> float:
         """The scale with about this variance, by default that of Gaussian noise or, if it is less, for pure privacy."""
