@@ -16,8 +16,6 @@ from matrixdp.sensitivity import L1
 
 # Of steps in the radius, so that 2^32 records add up in 64 bits.
 _MOST_STEPS = 2.0**31
-# Records that are too long are made this much shorter than the radius, so that rounding seldom leaves them too long.
-_SHORTER = 1.0 - 2.0**-40
 
 
 @takes_relation
@@ -74,9 +72,9 @@ def _clipped(rows: Array, one: L1, step: float) -> npt.NDArray[np.int64]:
     with np.errstate(over="ignore"):  # what overflows is too long
         too_long = np.sum(sizes, axis=1) > one.radius
     relative = sizes[too_long] / np.max(sizes[too_long], axis=1, keepdims=True, initial=0.0)
-    sizes[too_long] = relative * (one.radius * _SHORTER / np.sum(relative, axis=1, keepdims=True))
+    sizes[too_long] = np.minimum(sizes[too_long], relative * (one.radius / np.sum(relative, axis=1, keepdims=True)))
     steps = np.floor(sizes / step).astype(np.int64)
     most = int(one.radius / step)
-    while np.any(long := np.sum(steps, axis=1) > most):  # by rounding alone
-        steps[long] //= 2
+    while len(long := np.flatnonzero(np.sum(steps, axis=1) > most)):  # by rounding alone
+        steps[long, np.argmax(steps[long], axis=1)] -= 1
     return np.where(rows < 0, -steps, steps)
