@@ -80,7 +80,8 @@ class Comparison:
         from rich.text import Text
 
         sides = " x ".join(str(side) for side in self.shape)
-        table = Table(title=f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}")
+        title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
+        table = Table(title=title, padding=(0, 1, 0, 0))  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
         for heading in ("std", "E||Z||^2", "x best", "true delta"):
