@@ -113,10 +113,10 @@ class Composition:
         object.__setattr__(self, "parts", tuple(self.parts))
         if not all(isinstance(part, Part) for part in self.parts):
             raise InvalidInput("parts must be of the class Part; an Accountant collects them")
-        if self.budget is not None:
-            self.budget.with_delta("a composition")
         if not isinstance(self.budget, Budget | None):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta) or None, got {_check.kind(self.budget)}")
+        if self.budget is not None:
+            self.budget.with_delta("a composition")
         if len({part.certificate.adjacency for part in self.parts}) > 1:
             raise InvalidInput("parts must share one adjacency: guarantees about different neighbours do not add up")
 
