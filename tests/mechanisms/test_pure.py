@@ -155,6 +155,28 @@ def test_audits_of_pure_claims():
     assert gaussian_noise.epsilon_lower == math.inf
 
 
+def test_an_audit_of_releases_themselves():
+    """Each output is a release of its own, drawn exactly; an output without noise must be seen."""
+    law = calibrate("laplace", shape=(2,), sensitivity=Counts(1), budget=PURE)
+    given = {"samples": 600, "method": "clopper-pearson"}
+    drawn = audit_law(law, Counts(1), PURE, release_fn=lambda v: release(v, Counts(1), PURE, law).value, **given)
+    assert not drawn.rejected
+    assert audit_law(law, Counts(1), PURE, release_fn=lambda value: value, **given).rejected
+
+
+def test_trainings_and_federated_plans_refuse_it():
+    torch = pytest.importorskip("torch")
+    from matrixdp.federated.noise import budget_of_each
+    from matrixdp.learn import PrivateSGD
+
+    network, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with pytest.raises(InvalidInput, match="delta above 0"):
+        PrivateSGD(network, optimizer, data, lambda *_: None, budget=PURE, batch_size=4, clip=1.0, steps=2)
+    with pytest.raises(InvalidInput, match="delta above 0"):
+        budget_of_each(PURE, 3)
+
+
 def test_compare_shows_who_keeps_it():
     rows = {row.mechanism: row for row in compare(shape=(6, 10), sensitivity=Counts(1), budget=PURE)}
     assert rows["laplace"].verdict == "exact"
