@@ -30,6 +30,7 @@ from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.mechanisms import RECIPES
 from matrixdp.pipeline import mu_of_each
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.discrete import DiscreteProfile
 
 PURE = Budget(1.0, 0)
 SETS = [Counts(1), Counts(3), Counts(200), Counts(2, 0.3), Entrywise(0.7), L1(2.5), L1(2.5, 0.7), L1(5, 2, step=1)]
@@ -65,6 +66,19 @@ def test_a_pure_release_is_drawn_exactly_and_verifies(sensitivity):
     back = Certificate.from_json(certificate.to_json())
     assert back.verify(), str(back.verify())
     assert back.epsilon(0) <= 1.0
+
+
+def test_the_pure_epsilon_is_the_least_float_that_is_not_below_it():
+    rng = np.random.default_rng(8)
+    for _ in range(300):
+        shift, cells, scale = int(rng.integers(1, 50)), int(rng.integers(1, 9)), float(np.exp(rng.uniform(-4, 9)))
+        profile = DiscreteProfile(1.0, scale, shift, cells)
+        found = profile.pure_epsilon
+        assert (
+            Fraction(math.nextafter(found, 0.0)) * Fraction(scale) < shift * cells <= Fraction(found) * Fraction(scale)
+        )
+        assert profile.delta(found) == 0.0 == profile.delta(1.5 * found)
+        assert profile.delta(0.999 * found) > 0.0
 
 
 def test_one_count_has_the_scale_of_the_textbook():
