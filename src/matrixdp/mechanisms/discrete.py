@@ -25,7 +25,7 @@ ROOM = 5e-7
 USUAL_ERROR = 1e-18
 # Steps of the grid in a bound that is no whole number, or whose values may have been rounded: for discrete Laplace in
 # one entry, which has a closed form, in several, and for other exponents.
-FINEST, FINER, FINE = 1024, 256, 64
+FINEST, FINER, FINE = 1024, 128, 64
 # On an l1 ball, steps of the grid in the radius for each step that flooring every entry may add.
 L1_FINENESS = 64
 # Budgets whose profiles are computed.
