@@ -74,9 +74,8 @@ def milliseconds(mechanism, sensitivity, budget, calls, cached=False):
 
 
 def calibration(calls):
-    table = Table(
-        title=f"Calibration in ms of processor time, the fastest of {calls} calls, the slowest of {len(BUDGETS)} budgets"
-    )
+    title = f"Calibration, ms of processor time: fastest of {calls} calls, slowest of {len(BUDGETS)} budgets"
+    table = Table(title=title)
     for heading in ("set", "laplace", "cached", "discrete", "cached"):
         table.add_column(heading, justify="left" if heading == "set" else "right")
     for mechanism in ("laplace", "discrete"):

@@ -23,7 +23,7 @@ class Budget:
                 f"delta must be 0 (pure differential privacy) or above, and below 1, got {_check.shown(self.delta)}; "
                 "1e-6 is a common choice"
             )
-        object.__setattr__(self, "delta", float(self.delta))
+        object.__setattr__(self, "delta", abs(float(self.delta)))  # -0.0 is 0
 
     def with_delta(self, what: str) -> "Budget":
         """The budget itself, if its delta is above 0.

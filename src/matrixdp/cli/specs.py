@@ -13,14 +13,14 @@ from matrixdp._check import Shape
 from matrixdp.errors import InvalidInput
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
+if TYPE_CHECKING:
+    from matrixdp.budget import Budget
+    from matrixdp.privacy.certificate import Certificate
+
 
 def _l1(radius: float, largest_entry: float | None = None, step: float | None = None, **adjacency: Any) -> L1:
     return L1(radius, largest_entry, step=step, **adjacency)
 
-
-if TYPE_CHECKING:
-    from matrixdp.budget import Budget
-    from matrixdp.privacy.certificate import Certificate
 
 SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "frobenius": (Frobenius, ("RADIUS",)),
