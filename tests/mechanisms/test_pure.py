@@ -130,7 +130,7 @@ def test_a_gaussian_law_is_refused_and_never_made_finite():
     with pytest.raises(GuaranteeViolated, match="does not keep epsilon 1, delta 0"):
         release(np.zeros(3), Frobenius(1.0), PURE, law)
     out = release(np.zeros(3), Frobenius(1.0), PURE, law, accept_violation=True)
-    assert out.noise.std == 100.0
+    assert out.noise.root_mean_square == 100.0
     assert out.certificate.epsilon(0) == math.inf
     back = Certificate.from_json(out.certificate.to_json())
     assert back.verify(), str(back.verify())
