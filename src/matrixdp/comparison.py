@@ -95,7 +95,7 @@ class Comparison:
                     f"{row.root_mean_square:.4g}",
                     f"{row.expected_squared_error:.4g}",
                     f"{row.expected_squared_error / best:.3g}",
-                    f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                    f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
                 )
         notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]

@@ -62,8 +62,7 @@ class Recipe:
             raise InvalidInput(f"{self.name} needs the option {name!r}: {_summary(self.propose, name)}")
         if budget.delta == 0 and not self.pure:
             raise NotApplicable(
-                f"{self.name} cannot keep delta = 0, which is pure differential privacy: its noise needs a delta above "
-                "0; use 'laplace'"
+                f"{self.name} is not for delta = 0, pure differential privacy; use 'laplace', or a delta above 0"
             )
         return self.propose(shape, sensitivity, budget, **options).attributed_to(f"{self.name} [{self.source}]")
 
