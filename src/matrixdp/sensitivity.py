@@ -222,34 +222,54 @@ class OneRow(_OneLine):
 @takes_relation
 @dataclass(frozen=True, eq=False)
 class Counts(Sensitivity):
-    """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace)."""
+    """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace).
+
+    With `spread`, whole numbers that change by at most `bound` each and `cells * bound` in all, in any number of
+    entries: the rows of one person, who may have several. The convex hull of both sets is the same, so Gaussian and
+    spherical noise give the same guarantee on both; for independent discrete noise see `privacy.discrete`, 3.
+    """
 
     cells: int
     bound: float = 1.0
     adjacency: str = ADD_REMOVE
+    spread: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", _check.count("cells", self.cells))
         object.__setattr__(self, "bound", _check.length("bound", self.bound))
         object.__setattr__(self, "adjacency", checked(self.adjacency))
+        if not isinstance(self.spread, bool):
+            raise InvalidInput(f"spread must be True or False, got {_check.shown(self.spread)}")
+        if self.spread and not self.bound.is_integer():
+            raise InvalidInput(f"bound must be a whole number where changes may spread, got {self.bound!r}")
 
     def fits(self, shape: Shape) -> None:
         """Any shape; more cells than there are means all of them."""
 
     def frobenius_radius(self, shape: Shape) -> float:
-        return self.bound * math.sqrt(min(self.cells, math.prod(shape)))
+        return self.bound * math.sqrt(self.worst_cells(shape))
 
     def largest_entry(self, shape: Shape) -> float:
         return self.bound
 
-    def changed_entries(self, shape: Shape) -> int:
+    def worst_cells(self, shape: Shape) -> int:
+        """How many entries change by the whole bound in the worst case."""
         return min(self.cells, math.prod(shape))
+
+    def changed_entries(self, shape: Shape) -> int:
+        return min(self.cells * (int(self.bound) if self.spread else 1), math.prod(shape))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         change = np.abs(_check.finite("difference", difference))
-        return bool(np.count_nonzero(change) <= self.cells and np.all(change <= self.bound * (1 + tolerance)))
+        few = np.count_nonzero(change) <= self.cells
+        if self.spread:
+            few = np.sum(change) <= self.cells * self.bound * (1 + tolerance)
+        return bool(few and np.all(change <= self.bound * (1 + tolerance)))
 
     def describe(self) -> str:
+        if self.spread:
+            each = f"at most {self.bound:g} each and " if self.cells > 1 else "at most "
+            return f"counts change by {each}{self.cells * self.bound:g} in all"
         cells = "one cell changes" if self.cells == 1 else f"at most {self.cells} cells change"
         return f"{cells}, by at most {self.bound:g}" + (" each" if self.cells > 1 else "")
 

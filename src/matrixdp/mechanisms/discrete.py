@@ -35,14 +35,15 @@ def _change(shape: Shape, sensitivity: Sensitivity, budget: Budget, fineness: in
         raise NotApplicable("is for sets where few entries change by one bound: Counts, or Entrywise with one bound")
     if not (budget.epsilon <= LARGEST_EPSILON and budget.delta >= LEAST_DELTA):
         raise NotApplicable(f"is for epsilon up to {LARGEST_EPSILON:g} and delta from {LEAST_DELTA:g}, got {budget}")
-    cells = sensitivity.changed_entries(shape)
+    counts = isinstance(sensitivity, Counts)
+    cells = sensitivity.worst_cells(shape) if isinstance(sensitivity, Counts) else sensitivity.changed_entries(shape)
     if not cells <= MOST_CELLS:
         raise NotApplicable(f"is for at most {MOST_CELLS} entries that change, got {cells}; Gaussian noise is as good")
     bound = sensitivity.largest_entry(shape)
     if isinstance(sensitivity, Entrywise) and np.min(sensitivity.bounds(shape)) < bound:
         raise NotApplicable("is for entries with one bound")
-    counts = isinstance(sensitivity, Counts)
-    whole = counts and float(bound).is_integer() and bound <= fineness
+    spread = isinstance(sensitivity, Counts) and sensitivity.spread  # then a coarser step could move many entries
+    whole = counts and float(bound).is_integer() and (bound <= fineness or spread)
     step = 1.0 if whole else 2.0 ** math.floor(math.log2(bound / fineness))
     return step, math.ceil(bound / step) + (0 if counts else 1), cells  # as the certificate counts them
 
@@ -74,7 +75,7 @@ def laplace(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
     def make(delta: float) -> Product:
         return Product(shape, step, 1.0, scale_for(budget.epsilon, delta, shift, cells) * step)
 
-    return _with_room(budget, cells, make)
+    return _with_room(budget, sensitivity.changed_entries(shape), make)
 
 
 @recipe("discrete", source="matrixdp, privacy/discrete.py")
@@ -86,4 +87,4 @@ def discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
         found = best_exponent(budget.epsilon, delta, shift, cells)
         return Product(shape, step, found.exponent, found.scale_in_steps * step)
 
-    return _with_room(budget, cells, make)
+    return _with_room(budget, sensitivity.changed_entries(shape), make)

@@ -83,7 +83,8 @@ def _(law: Product, sensitivity: Sensitivity) -> Claim:
 
     Floor turns a difference of at most b into at most ceil(b/step) steps. Counts differ by their bound as they stand.
     Of entries with bounds, such as sums, each value may have been rounded twice before, by 2^-53 of at most 2^51 steps:
-    both values together by one step more.
+    both values together by one step more. Whole numbers that change by r in all, in any number of entries, change by r
+    steps of 1 in all, and then `privacy.discrete`, 3, has the worst.
     """
     if math.frexp(law.step)[0] != 0.5:
         raise NotCertifiable(f"the step of discrete noise must be a power of two, got {law.step!r}")
@@ -92,7 +93,9 @@ def _(law: Product, sensitivity: Sensitivity) -> Claim:
             f"discrete noise is certified where entries change by their own bounds, not for: {sensitivity}"
         )
     if isinstance(sensitivity, Counts):
-        bounds, rounding = np.full(sensitivity.changed_entries(law.shape), sensitivity.bound), 0
+        if sensitivity.spread and not law.step <= 1:
+            raise NotCertifiable(f"the step of discrete noise must be at most 1 where counts spread, got {law.step!r}")
+        bounds, rounding = np.full(sensitivity.worst_cells(law.shape), sensitivity.bound), 0
     else:
         bounds, rounding = sensitivity.bounds(law.shape)[sensitivity.bounds(law.shape) > 0], 1
     if not np.max(bounds) / law.step < LIMIT:

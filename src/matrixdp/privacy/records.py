@@ -73,7 +73,8 @@ def register(
         kind: its name in JSON.
         record: the class.
         build: makes an object from its fields; the class itself by default.
-        optional: fields that are written only where they are not None, as documents of before do not have them.
+        optional: fields that are written only where they are neither None nor False, as documents of before do not have
+            them.
     """
     if kind in _BUILD or record in _KINDS:
         raise InvalidInput(f"kind {kind!r} or the class {record.__name__} is registered already; choose another name")
@@ -87,7 +88,6 @@ for _kind, _record in {
     "grid": Grid,
     "frobenius": Frobenius,
     "entrywise": Entrywise,
-    "counts": Counts,
     "rank-one": RankOne,
     "gaussian": Gaussian,
     "spherical": Spherical,
@@ -100,6 +100,7 @@ for _kind, _record in {
     "symmetric": Symmetric,
 }.items():
     register(_kind, _record)
+register("counts", Counts, optional=("spread",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
 register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
@@ -137,7 +138,7 @@ def encode(value: Any, store: Store | None = None) -> Any:
         )
     written = _WRITTEN.get(type(value)) or [field.name for field in fields(value) if field.init]
     fields_of = {name: getattr(value, name) for name in written}
-    left_out = [name for name in _OPTIONAL[type(value)] if fields_of[name] is None]
+    left_out = [name for name in _OPTIONAL[type(value)] if fields_of[name] is None or fields_of[name] is False]
     return {"kind": kind, **{name: encode(part, store) for name, part in fields_of.items() if name not in left_out}}
 
 
