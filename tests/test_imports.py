@@ -29,6 +29,7 @@ ROOMS = [
     "comparison",
     "audit",
     "plots",
+    "tables",
     "sklearn",
     "distributed",
     "learn",

@@ -104,6 +104,13 @@ class Certificate(Guarantee):
             return "the ideal law only; seeded noise is not private"
         return "the ideal law only, not the floating-point numbers released"
 
+    @property
+    def neighbours(self) -> str:
+        """How neighbouring data sets differ, in words: by a record, or by all rows of a unit that the query names."""
+        unit = ((self.query or {}).get("parameters") or {}).get("unit")
+        words = self.adjacency.neighbours
+        return words if unit is None else words.replace("one record", f"all rows of one {unit}")
+
     def meets(self, budget: Budget) -> bool:
         """Whether the release keeps this budget, or the law if it has not been drawn; never true of unsafe floats."""
         return not self.unsafe_floats and super().meets(budget)
@@ -170,7 +177,7 @@ class Certificate(Guarantee):
         delta = self.budget.delta if self.budget else USUAL.delta
         added = added_law(self.law)
         lines = [
-            ("adjacency", f"{self.adjacency} ({self.adjacency.neighbours})"),
+            ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.profile} ({self._tightness()})"),
             ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}"),
