@@ -8,11 +8,12 @@
 A domain is public and total: every cell has a place, so that no error, warning or guess depends on a cell.
 """
 
-from matrixdp.tables.answers import TableAnswer, TableRelease
+from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.databases import sql
 from matrixdp.tables.domain import Domain
 from matrixdp.tables.files import csv_file
 from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
+from matrixdp.tables.outputs import TableRelease
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.table import Table
 from matrixdp.tables.units import bounded

@@ -26,9 +26,7 @@ class TableAnswer(Answer):
 
     axes: Axes
 
-    def __new__(
-        cls, value: Array, sensitivity: Sensitivity, query: Mapping[str, Any], axes: Axes = ()
-    ) -> TableAnswer:
+    def __new__(cls, value: Array, sensitivity: Sensitivity, query: Mapping[str, Any], axes: Axes = ()) -> TableAnswer:
         """An answer, with its axes beside it."""
         answer: TableAnswer = super().__new__(cls, value, sensitivity, query)  # type: ignore[assignment]
         answer.axes = axes

@@ -67,7 +67,7 @@ def _days(column: Any, kind: Any) -> npt.NDArray[Any]:
     a_day = 1 if types.is_date32(kind) else _DAYS["ms"] if types.is_date64(kind) else _DAYS[kind.unit]
     days = np.floor_divide(ticks, a_day)
     days[~valid] = np.iinfo(np.int64).min  # NaT
-    return days.view("datetime64[D]")
+    return np.asarray(days.view("datetime64[D]"))
 
 
 def draft_kinds(schema: Any) -> dict[str, str | None]:

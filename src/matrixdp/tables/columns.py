@@ -1,4 +1,4 @@
-"""What a column does with its cells. Each kind maps every cell to a public category, or out of the count, by rules that are fixed beforehand.
+"""What a column does with its cells: it maps every one to a public category, or out of the count, by fixed rules.
 
 A cell is *missing* (nothing, NaN, NaT, blank text, or a text listed in `missing_values`), *unexpected* (it says nothing
 that the column knows), or has a value. What becomes of the first two is a policy: "category" (a category of its own),
@@ -180,18 +180,16 @@ class Column(ABC):
             self._position(fill, name)
             return {"fill": fill}
         raise InvalidInput(
-            f'{name} must be "category", "out" or {{"fill": value}}, got {_check.shown(policy)}; it says what becomes of '
-            f"cells that are {name}"
+            f'{name} must be "category", "out" or {{"fill": value}}, got {_check.shown(policy)}; it says what becomes '
+            f"of cells that are {name}"
         )
 
     def _position(self, value: Any, name: str = "missing") -> float:
         position = self._reader()(value)
-        inside = not isinstance(position, Gap)
-        if inside and self.bounds is not None:
-            inside = self.bounds[0] <= position <= self.bounds[1]
-        if not inside:
+        low, high = self.bounds or (-np.inf, np.inf)
+        if isinstance(position, Gap) or not low <= position <= high:
             raise InvalidInput(f"{name}: the value to fill in must be one that the column lists, or in its bounds")
-        return float(position)  # type: ignore[arg-type]
+        return float(position)
 
 
 def texts_of(name: str, values: Any) -> tuple[str, ...]:
@@ -206,7 +204,9 @@ def texts_of(name: str, values: Any) -> tuple[str, ...]:
 
 
 def check_distinct(name: str, texts: Sequence[str]) -> None:
-    if len(set(texts)) != len(texts):
-        seen: set[str] = set()
-        twice = next(text for text in texts if text in seen or seen.add(text))  # type: ignore[func-returns-value]
-        raise InvalidInput(f"{name} must be different from each other, got {twice!r} twice")
+    """Raises InvalidInput if a public text is listed twice."""
+    seen: set[str] = set()
+    for text in texts:
+        if text in seen:
+            raise InvalidInput(f"{name} must be different from each other, got {text!r} twice")
+        seen.add(text)

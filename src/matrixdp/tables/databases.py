@@ -7,7 +7,7 @@ would otherwise be an error that depends on a cell.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,26 @@ class Sql:
                 parts = iter(lambda: cursor.fetchmany(ROWS), [])
                 yield from row_batches((row for part in parts for row in part), range(len(wanted)), len(wanted))
 
+    def declared(self) -> dict[str, str | None]:
+        """The kind of column that the database's types declare for each column, without reading a row."""
+        with self._connected() as connection:
+            if _is_duckdb(connection):
+                relation = connection.sql(self.query)
+                types: Iterable[tuple[str, str]] = zip(relation.columns, map(str, relation.types), strict=True)
+            else:
+                with closing(connection.cursor()) as cursor:
+                    types = self._types(connection, cursor)
+            return {str(name): _kind(declared) for name, declared in types}
+
+    def _types(self, connection: Any, cursor: Any) -> Iterable[tuple[str, str]]:
+        if isinstance(connection, sqlite3.Connection):  # which tells types of tables and views alone
+            cursor.execute(f"CREATE TEMP VIEW matrixdp_source AS {self.query}")
+            found = cursor.execute("PRAGMA table_info(matrixdp_source)").fetchall()
+            cursor.execute("DROP VIEW matrixdp_source")
+            return [(name, declared) for _, name, declared, *_ in found]
+        cursor.execute(f"SELECT * FROM ({self.query}) AS matrixdp_source LIMIT 0")
+        return [(column[0], getattr(column, "type_display", "")) for column in cursor.description]
+
     @contextmanager
     def _connected(self) -> Iterator[Any]:
         with _check.withheld("reading from the database"):
@@ -87,6 +107,24 @@ class Sql:
 
 # SQLite keeps any bytes as text, and its driver fails on what is no UTF-8.
 _SQLITE_BYTES = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) ELSE {0} END"
+
+
+# How names of types begin, and the kind of column that they declare.
+_TYPES = {
+    "boolean": ("BOOL",),
+    "numeric": ("INTEGER", "INT2", "INT4", "INT8", "INT(", "TINYINT", "SMALLINT", "MEDIUMINT", "BIGINT", "HUGEINT",
+                "UINT", "USMALLINT", "UTINYINT", "UBIGINT", "UHUGEINT", "UINTEGER", "REAL", "FLOAT", "DOUBLE", "DEC",
+                "NUMERIC"),
+    "date": ("DATE", "TIMESTAMP"),
+    "categorical": ("CHAR", "VARCHAR", "NCHAR", "NVARCHAR", "TEXT", "STRING", "BPCHAR", "CLOB", "ENUM"),
+}  # fmt: skip
+
+
+def _kind(declared: str) -> str | None:
+    name = declared.upper()
+    return next(
+        (kind for kind, starts in _TYPES.items() if name.startswith(starts) or (kind, name) == ("numeric", "INT")), None
+    )
 
 
 def _is_duckdb(connection: Any) -> bool:

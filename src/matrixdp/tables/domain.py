@@ -91,7 +91,7 @@ class Domain(Mapping[str, Column]):
         parts = []
         for name, column in self.items():
             lines = [f"[columns.{_toml(name)}]", f"kind = {_toml(kinds[type(column)])}"]
-            for entry in sorted(fields(column), key=lambda entry: entry.kw_only):
+            for entry in sorted(fields(column), key=lambda entry: entry.kw_only is True):
                 value = getattr(column, entry.name)
                 if entry.init and value is not None and (value != entry.default or not entry.kw_only):
                     lines.append(f"{entry.name} = {_toml(value)}")
@@ -169,9 +169,9 @@ def draft(columns: Mapping[str, str | None]) -> str:
             must not decide: a list of those that occur, or their range, would reveal them.
     """
     head = [
-        f"# A draft. Replace every {FILL_IN}, and every empty list, from public knowledge: a code book, a form, the law.",
-        "# Values in the data must not decide it, for the domain is published with every release. Remove columns that",
-        "# are not needed. Kinds: categorical, ordered (values), boolean, numeric (low, high, bins), date (start, end, by).",
+        f"# A draft. Replace every {FILL_IN} from public knowledge: a code book, a form, the law. Values in the data",
+        "# must not decide it, for the domain is published with every release. Remove columns that are not needed.",
+        "# Kinds: categorical, ordered (values), boolean, numeric (low, high, bins), date (start, end, by).",
         '# missing and unexpected: "category" (their own), "out" (not counted), or { fill = VALUE }.',
         "",
     ]

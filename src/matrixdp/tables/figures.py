@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.plots import figure_of
 
@@ -44,7 +45,7 @@ def figure(out: TableRelease, level: float) -> Figure:
     return chart
 
 
-def _bars(value: np.ndarray, low: np.ndarray, high: np.ndarray, labels: list[str], name: str) -> Figure:  # type: ignore[type-arg]
+def _bars(value: Array, low: Array, high: Array, labels: list[str], name: str) -> Figure:
     chart = figure_of(7.0, 0.34 * len(labels) + 1.4)
     panel = chart.subplots()
     places = np.arange(len(labels))
@@ -59,8 +60,8 @@ def _bars(value: np.ndarray, low: np.ndarray, high: np.ndarray, labels: list[str
 
 
 def _heat_map(
-    value: np.ndarray,  # type: ignore[type-arg]
-    margin: np.ndarray,  # type: ignore[type-arg]
+    value: Array,
+    margin: Array,
     rows: list[str],
     columns: tuple[str, ...],
     names: tuple[str, str],
@@ -82,7 +83,7 @@ def _heat_map(
     return chart
 
 
-def _write(panel: Axes, value: np.ndarray, margin: np.ndarray) -> None:  # type: ignore[type-arg]
+def _write(panel: Axes, value: Array, margin: Array) -> None:
     """Each cell's number and margin, dark on light cells and light on dark ones."""
     middle = (float(value.max()) + float(value.min())) / 2
     for (row, column), number in np.ndenumerate(value):

@@ -50,7 +50,7 @@ def from_array(array: npt.NDArray[Any], columns: Sequence[str] | None) -> Source
 def _known(values: npt.NDArray[Any]) -> Sequence[Any] | npt.NDArray[Any]:
     """Numbers and days stay arrays; all else is a list of cells."""
     if isinstance(values, np.ma.MaskedArray):
-        values = values.astype(object).filled(None)
+        values = np.ma.filled(values.astype(object), None)
     return values if values.dtype.kind in "iufM" else list(values)
 
 

@@ -194,7 +194,9 @@ class Date(Column):
         for name in ("start", "end"):
             day = cells.day_of(getattr(self, name))
             if isinstance(day, Gap):
-                raise InvalidInput(f'{name} must be a date such as "2026-01-31", got {_check.shown(getattr(self, name))}')
+                raise InvalidInput(
+                    f'{name} must be a date such as "2026-01-31", got {_check.shown(getattr(self, name))}'
+                )
             ends.append(day)
             object.__setattr__(self, name, _day(day).isoformat())
         if not ends[1] >= ends[0]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from matrixdp._check import Array
 from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import ADD_REMOVE, REPLACE
 from matrixdp.privacy.records import digest
@@ -85,7 +86,7 @@ def _released(out: TableRelease, level: float) -> Iterator[str]:
     widest = float(np.max(np.asarray(interval.high) - np.asarray(interval.low))) / 2
     yield (
         f"Random noise was added to every number, with a standard error of {_range(errors)}. A number is within "
-        f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. Numbers can therefore be negative or not whole."
+        f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be negative or not whole."
     )
     for name, column in dict(out.query["parameters"].get("columns", [])).items():
         yield f"{name}: {_rules(column)}"
@@ -128,7 +129,7 @@ def _promised(out: TableRelease) -> Iterator[str]:
     )
     yield (
         "In numbers, this is differential privacy: the probability of any outcome is at most "
-        f"{rounded_up(math.exp(epsilon))} times what it would be then, and the same the other way round, plus {delta:g} "
+        f"{rounded_up(math.exp(epsilon))} times what it would be then, plus {delta:g}, and the other way round "
         f"(epsilon {rounded_up(epsilon)}, delta {delta:g})."
     )
     share = _percent(_best_guess(out))
@@ -158,8 +159,14 @@ def _best_guess(out: TableRelease) -> float:
 
 def _picture(share: float) -> str:
     """Three bars: by chance, with the release at most, and with the data themselves."""
-    rows = (("by chance", 0.5, "#999999"), ("with this release, at most", share, "#0072B2"), ("with the data", 1.0, "#D55E00"))
-    parts = ['<text x="0" y="14" font-weight="bold">How often a guess whether a person\'s rows were used is right</text>']
+    rows = (
+        ("by chance", 0.5, "#999999"),
+        ("with this release, at most", share, "#0072B2"),
+        ("with the data", 1.0, "#D55E00"),
+    )
+    parts = [
+        '<text x="0" y="14" font-weight="bold">How often a guess whether a person\'s rows were used is right</text>'
+    ]
     for place, (label, part, colour) in enumerate(rows):
         y = 26 + 26 * place
         parts.append(
@@ -178,7 +185,7 @@ def _percent(share: float) -> str:
     return f"{math.ceil(share * 1000 - 1e-9) / 10:g} %"
 
 
-def _range(numbers: np.ndarray) -> str:  # type: ignore[type-arg]
+def _range(numbers: Array) -> str:
     low, high = f"{float(numbers.min()):.3g}", f"{float(numbers.max()):.3g}"
     return low if low == high else f"{low} to {high}"
 

@@ -1,8 +1,8 @@
 """The unit of privacy: whose rows a guarantee covers, and how many of them count.
 
 A unit is everybody with the same id. At most `contributions` rows of a unit count; which, is drawn at random in secret,
-each choice of rows alike. Other units' rows have no part in that draw. Rows without an id do not count: taken as units of
-their own, they could be many rows of one person.
+each choice of rows alike. Other units' rows have no part in that draw. Rows without an id do not count: taken as units
+of their own, they could be many rows of one person.
 
 Guarantee: let D' be D without all rows of one unit. Couple the draws of both so that every other unit keeps the same
 rows. Then the rows that count differ by at most `contributions` rows, all of that unit. A release that is
