@@ -116,7 +116,7 @@ class CsvFile:
     def __init__(self, path: Any, separator: str, columns: list[str] | None, encoding: str) -> None:
         self._path, self._separator, self._encoding = path, separator, encoding
         self._columns, self._has_header = columns, columns is None
-        self._rest = self._rows(path) if hasattr(path, "read") else None
+        self._rest = self._rows(self._as_text(path)) if hasattr(path, "read") else None
 
     @property
     def names(self) -> Sequence[str]:
@@ -145,13 +145,18 @@ class CsvFile:
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         opener = _OPENERS.get(self._path.suffix.lower(), open)
-        with _check.withheld(f"reading {self._path.name}"), opener(self._path, "rb") as file:
+        with _check.withheld(f"reading {self._path.name}"), opener(self._path, "rt", **self._form) as file:
             yield file
+
+    @property
+    def _form(self) -> dict[str, str]:
+        return {"encoding": self._encoding, "errors": "surrogateescape", "newline": ""}
+
+    def _as_text(self, stream: Any) -> Any:
+        return stream if isinstance(stream, io.TextIOBase) else io.TextIOWrapper(stream, **self._form)
 
     def _rows(self, file: Any) -> Iterator[list[str]]:
         """The rows of a stream; none makes it fail. A cell that is longer than any should be ends its line."""
-        if not isinstance(file, io.TextIOBase):
-            file = io.TextIOWrapper(file, encoding=self._encoding, errors="surrogateescape", newline="")
         reader = csv.reader(file, delimiter=self._separator)
         while True:
             try:

@@ -62,13 +62,13 @@ def from_frame(given: Any) -> Source:
     if type(given).__module__.partition(".")[0] == "dask":
         return Frame(list(given.columns), lambda wanted: _dask(given, wanted))
     try:
+        given = narwhals.to_native(given, pass_through=True)
         frame = narwhals.from_native(given)
-    except TypeError:
+    except Exception as reason:  # its text may quote names, or cells
         raise InvalidInput(
-            f"source must be a data frame, an array, a path, csv_file(...) or sql(...), got {_check.kind(given)}"
+            "source must be a data frame whose columns have different names, an array, a path, csv_file(...) or "
+            f"sql(...), got {_check.kind(given)} ({type(reason).__name__})"
         ) from None
-    if not isinstance(frame, (narwhals.DataFrame, narwhals.LazyFrame)):
-        raise InvalidInput(f"source must be a data frame, got {_check.kind(given)}")
     if frame.implementation.is_pandas():
         return Frame(list(given.columns), lambda wanted: _pandas(given, wanted))
     if frame.implementation.is_polars():
