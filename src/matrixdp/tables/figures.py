@@ -88,7 +88,7 @@ def _write(panel: Axes, value: Array, margin: Array) -> None:
     middle = (float(value.max()) + float(value.min())) / 2
     for (row, column), number in np.ndenumerate(value):
         panel.text(
-            column, row, f"{number:,.0f}\n± {margin[row, column]:,.3g}",
+            column, row, f"{round(number):,}\n± {margin[row, column]:,.3g}",
             ha="center", va="center", fontsize=7, color="black" if number > middle else "white",
         )  # fmt: skip
 

@@ -69,7 +69,7 @@ def _parts(out: TableRelease, level: float) -> list[Part]:
         ("What was released", list(_released(out, level))),
         ("About whom", list(_about(out))),
         ("What is promised", list(_promised(out))),
-        ("What is not promised", list(_not_promised(out))),
+        ("What is not promised", list(_not_promised())),
     ]
 
 
@@ -141,11 +141,12 @@ def _promised(out: TableRelease) -> Iterator[str]:
         yield f"It covers {certificate.covers}."
 
 
-def _not_promised(out: TableRelease) -> Iterator[str]:
+def _not_promised() -> Iterator[str]:
     yield "That nothing can be learnt about groups of people: that is what the numbers are for."
     yield "Anything about other releases from the same data. Their losses add up; a ledger keeps the sum."
     yield "That the data are right or complete. The error bars are for the noise alone."
-    yield "Anything about people who know each other's answers, or about who wrote this page: nothing is signed."
+    yield "As much for several people together, such as a family, as for each of them: their losses add up too."
+    yield "Who wrote this page: nothing is signed."
 
 
 def _who(out: TableRelease) -> str:
