@@ -204,9 +204,8 @@ def texts_of(name: str, values: Any) -> tuple[str, ...]:
 
 
 def check_distinct(name: str, texts: Sequence[str]) -> None:
-    """Raises InvalidInput if a public text is listed twice."""
-    seen: set[str] = set()
-    for text in texts:
-        if text in seen:
-            raise InvalidInput(f"{name} must be different from each other, got {text!r} twice")
-        seen.add(text)
+    """Raises InvalidInput if a text is listed twice; it is not quoted, as it may be data given by mistake."""
+    seen: dict[str, int] = {}
+    for place, text in enumerate(texts):
+        if seen.setdefault(text, place) != place:
+            raise InvalidInput(f"{name} must differ from each other; entries {seen[text]} and {place} are the same")

@@ -28,12 +28,12 @@ class Domain(Mapping[str, Column]):
     def __init__(self, columns: Mapping[str, Column]) -> None:
         if not isinstance(columns, Mapping) or not columns:
             raise InvalidInput(f"a domain must have at least one column, got {_check.kind(columns)}")
-        for name, column in columns.items():
+        for place, (name, column) in enumerate(columns.items()):  # names are not quoted: it may be data by mistake
             if not isinstance(name, str) or not name.strip():
                 raise InvalidInput(f"names of columns must be texts that are not blank, got {_check.kind(name)}")
             if not isinstance(column, Column):
                 raise InvalidInput(
-                    f"column {name!r} must be a {', '.join(kind.__name__ for kind in KINDS.values())}, "
+                    f"entry {place} of a domain must be a {', '.join(kind.__name__ for kind in KINDS.values())}, "
                     f"got {_check.kind(column)}"
                 )
         self._columns = dict(columns)
