@@ -108,6 +108,12 @@ def test_what_cells_become(column, cells, label):
     assert [column.labels[code] for code in codes] == [label] * len(cells)
 
 
+def test_cells_that_are_equal_and_say_different_things():
+    column = Categorical([1, "true", "2026-01-01"])
+    codes = column.codes(*column.read([True, 1, 1.0, np.True_, Decimal(1)]))
+    assert codes.tolist() == [1, 0, 0, 1, 0]
+
+
 def test_policies_take_rows_out_or_fill_them():
     column = Numeric(0, 10, bins=2, missing="out", unexpected={"fill": 7})
     states, positions = column.read([None, "x", 3, 99])

@@ -239,6 +239,26 @@ def test_days_of_any_range_and_zone():
     assert Table(frame, column).counts("t").value[-2:].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "170141183460469231731687303715884105727::HUGEINT", "340282366920938463463374607431768211455::UHUGEINT",
+        "'infinity'::DATE", "'-infinity'::TIMESTAMP", "'290309-12-22'::TIMESTAMP", "INTERVAL 3 YEARS", "uuid()",
+        "[1, 2]", "{'x': 1}", "'b'::ENUM ('a', 'b')", "'\\xFF'::BLOB", "'nan'::FLOAT", "1e308::DOUBLE", 
+        "0.1::DECIMAL(38, 37)", "'2026-01-01 10:00:00+05'::TIMESTAMPTZ",
+    ],
+)  # fmt: skip
+def test_any_type_of_duckdb_has_a_place(cell):
+    relation = duckdb.sql(f"SELECT {cell} AS a FROM range(2)")
+    for column in (Categorical(["b"]), Numeric(0, 1, bins=2), Date("2026-01-01", "2026-12-31"), Boolean()):
+        assert Table(relation, Domain({"a": column})).counts("a").value.sum() == 2
+
+
+def test_whole_numbers_of_duckdb_stay_whole():
+    relation = duckdb.sql(f"SELECT {2**128 - 1}::UHUGEINT AS a FROM range(2)")  # -1 in Arrow
+    assert Table(relation, Domain({"a": Categorical([2**128 - 1])})).counts("a").value.tolist() == [2, 0, 0]
+
+
 def test_types_without_a_text_are_unexpected():
     frames = [
         pyarrow.table({"a": [[1], None, [2, 3]], "b": [{"x": 1}, None, {"x": 2}]}),
