@@ -1,6 +1,7 @@
 """One table from every source: the same counts, no failure by a cell, and no cell in a message."""
 
 import bz2
+import csv
 import datetime
 import gzip
 import io
@@ -16,6 +17,8 @@ import polars
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hospital import domain, hospital
 from matrixdp.errors import InvalidInput
@@ -244,7 +247,7 @@ def test_days_of_any_range_and_zone():
     [
         "170141183460469231731687303715884105727::HUGEINT", "340282366920938463463374607431768211455::UHUGEINT",
         "'infinity'::DATE", "'-infinity'::TIMESTAMP", "'290309-12-22'::TIMESTAMP", "INTERVAL 3 YEARS", "uuid()",
-        "[1, 2]", "{'x': 1}", "'b'::ENUM ('a', 'b')", "'\\xFF'::BLOB", "'nan'::FLOAT", "1e308::DOUBLE", 
+        "[1, 2]", "{'x': 1}", "'b'::ENUM ('a', 'b')", "'\\xFF'::BLOB", "'nan'::FLOAT", "1e308::DOUBLE",
         "0.1::DECIMAL(38, 37)", "'2026-01-01 10:00:00+05'::TIMESTAMPTZ",
     ],
 )  # fmt: skip
@@ -276,6 +279,67 @@ def test_types_without_a_text_are_unexpected():
 # --- garbage ---
 
 CANARY = "Canary-Zq7"
+
+
+PLACES = Domain(
+    {
+        "a": Categorical(["x", "1", "é"], missing="out"),
+        "b": Numeric(-1, 1, bins=2, unexpected={"fill": 0}),
+        "c": Date("2026-01-01", "2026-12-31", by="year"),
+        "d": Boolean(),
+    }
+)
+SOME = st.sampled_from(
+    ["x", "1", " é", "e\u0301", "nan", "-inf", "1e400", "2026-05-01", "2026-02-30", "YES", "0", "", "\x00", '"']
+)
+GARBAGE = st.lists(st.tuples(*[SOME | st.text(max_size=8) | st.none()] * 4), max_size=12)
+
+
+@given(GARBAGE)
+@settings(max_examples=25, deadline=None)
+def test_random_texts_say_the_same_everywhere(rows):
+    columns = {name: [row[place] for row in rows] for place, name in enumerate("abcd")}
+    frame = pandas.DataFrame(columns, dtype=object)
+    texts = io.StringIO(newline="")
+    writer = csv.writer(texts, quoting=csv.QUOTE_ALL)
+    writer.writerows([list("abcd"), *rows])
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (a, b, c, d)")
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", rows)
+    arrow = pyarrow.table({name: pyarrow.array(cells, pyarrow.string()) for name, cells in columns.items()})
+    sources = [
+        frame, arrow, polars.from_arrow(arrow).lazy(), duckdb.from_arrow(arrow), sql(connection, "SELECT * FROM t"),
+        csv_file(io.BytesIO(texts.getvalue().encode())),
+    ]  # fmt: skip
+    found = [Table(source, PLACES).counts("a", "b", "c", "d").value for source in sources]
+    connection.close()
+    assert all(np.array_equal(value, found[0]) for value in found[1:])
+
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.dates(), st.datetimes(),
+    st.timedeltas(), st.decimals(), st.complex_numbers(), st.lists(st.integers(), max_size=2), st.just(object()),
+    st.from_type(type), st.sampled_from([pandas.NaT, pandas.NA, np.datetime64("NaT"), np.float32("nan"), np.array([])]),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(*[ANYTHING] * 4), min_size=1, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_random_objects_have_a_place(rows):
+    cells = np.empty((len(rows), 4), dtype=object)
+    for place in np.ndindex(cells.shape):
+        cells[place] = rows[place[0]][place[1]]
+    objects = polars.DataFrame(
+        [polars.Series(name, list(cells[:, i]), dtype=polars.Object) for i, name in enumerate("abcd")]
+    )
+    for source, names in (
+        (cells, list("abcd")),
+        (pandas.DataFrame(cells, columns=list("abcd")), None),
+        (objects, None),
+    ):
+        table = Table(source, PLACES, columns=names, unit="a", contributions=1)
+        assert table.cell_states().value.shape == (4, 4)
+        assert Table(source, PLACES, columns=names).counts("b", "c", "d").value.sum() == len(rows)
 
 
 @pytest.mark.parametrize(

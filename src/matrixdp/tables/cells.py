@@ -49,6 +49,8 @@ def total(function: Callable[[Any], T]) -> Callable[[Any], T | Gap]:
 
 def _plain(cell: Any) -> Any:
     """A bool, int, float, Decimal, str, date or datetime64; text without space around it."""
+    if type(cell) is str:
+        return unicodedata.normalize("NFC", cell).strip() or MISSING
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
         return MISSING
     if isinstance(cell, np.datetime64):

@@ -10,9 +10,12 @@ import lzma
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from matrixdp import _check, _extras
 from matrixdp.errors import InvalidInput
@@ -134,13 +137,13 @@ class CsvFile:
         width = len(self.names)
         if self._rest is not None:
             rows, self._rest = self._rest, _read_once()
-            yield from row_batches(rows, wanted, width)
+            yield from row_batches(rows, wanted, width, texts=True)
             return
         with self._opened() as file:
             rows = self._rows(file)
             if self._has_header:
                 next(rows, None)
-            yield from row_batches(rows, wanted, width)
+            yield from row_batches(rows, wanted, width, texts=True)
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -178,12 +181,28 @@ def _header(row: list[str]) -> list[str]:
     return [cell.strip() for cell in row]
 
 
-def row_batches(rows: Iterator[Sequence[Any]], wanted: Sequence[int], width: int) -> Iterator[Batch]:
-    """Rows as batches of columns; a short row lacks its last cells."""
-    lacking = (None,) * width
-    while some := list(islice(rows, ROWS)):
-        whole = [row if len(row) >= width else tuple(chain(row, lacking)) for row in some]
-        yield [Cells([row[place] for row in whole]) for place in wanted]
+def row_batches(
+    rows: Iterator[Sequence[Any]], wanted: Sequence[int], width: int, *, texts: bool = False
+) -> Iterator[Batch]:
+    """Rows as batches of columns; a short row lacks its last cells.
+
+    Args:
+        rows: the rows.
+        wanted: the positions of the columns.
+        width: how many cells a row should have.
+        texts: whether all cells are texts, so that equal ones are the same; others, such as 1 and True, need not be.
+    """
+    lacking, chosen = (None,) * width, itemgetter(*wanted, *wanted[:1])  # one more, as one alone is no tuple
+    picked = (chosen(row if len(row) >= width else (*row, *lacking)) for row in rows)
+    while some := list(islice(picked, ROWS)):
+        columns = list(zip(*some, strict=True))[:-1]
+        yield [_distinct(column) if texts else Cells(column) for column in columns]
+
+
+def _distinct(column: Sequence[str | None]) -> Cells:
+    """Each different text once, and where it stands: texts repeat, and each is then read once."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(column))}
+    return Cells(list(places), np.fromiter(map(places.__getitem__, column), dtype=np.int64, count=len(column)))
 
 
 def arrow_cells(column: Any) -> Cells:
