@@ -152,7 +152,7 @@ class CsvFile:
             yield file
 
     @property
-    def _form(self) -> dict[str, str]:
+    def _form(self) -> dict[str, Any]:
         return {"encoding": self._encoding, "errors": "surrogateescape", "newline": ""}
 
     def _as_text(self, stream: Any) -> Any:
