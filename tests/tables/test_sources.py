@@ -383,6 +383,7 @@ def test_texts_of_a_database_need_not_be_texts(tmp_path):
         lambda folder: folder / "a.xlsx",
         lambda folder: folder / "broken.parquet",
         lambda folder: folder / "broken.csv.gz",
+        lambda folder: csv_file(io.TextIOWrapper(io.BytesIO(f"a,b\n{CANARY}\xe9".encode()), encoding="ascii")),
         lambda folder: f"a,b\n{CANARY},1\n" * 100,
         lambda folder: sql(folder / "a.db", f"SELECT a, {CANARY} FROM t"),
         lambda folder: sql(folder / "none.db", "SELECT 1"),

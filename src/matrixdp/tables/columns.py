@@ -63,9 +63,13 @@ class Column(ABC):
         object.__setattr__(self, "missing_values", texts_of("missing_values", self.missing_values))
         if not isinstance(self.other, str) or not self.other.strip():
             raise InvalidInput(f"other must be the label of a category, got {_check.shown(self.other)}")
+        policies = {name: _policy(name, getattr(self, name)) for name in ("missing", "unexpected")}
+        for name, policy in policies.items():
+            object.__setattr__(self, name, policy)
         self._check()
-        for name in ("missing", "unexpected"):
-            object.__setattr__(self, name, self._policy(name, getattr(self, name)))
+        for name, policy in policies.items():
+            if isinstance(policy, Mapping):
+                self._position(policy["fill"], name)
         if self.is_counted:
             check_distinct("labels", self.labels)
 
@@ -170,26 +174,24 @@ class Column(ABC):
                 inside |= states == state
         return inside, values
 
-    # --- policies ---
-
-    def _policy(self, name: str, policy: Any) -> Any:
-        if isinstance(policy, str) and policy in ("category", "out"):
-            return policy
-        if isinstance(policy, Mapping) and set(policy) == {"fill"}:
-            fill = policy["fill"].isoformat() if isinstance(policy["fill"], date) else policy["fill"]
-            self._position(fill, name)
-            return {"fill": fill}
-        raise InvalidInput(
-            f'{name} must be "category", "out" or {{"fill": value}}, got {_check.shown(policy)}; it says what becomes '
-            f"of cells that are {name}"
-        )
-
     def _position(self, value: Any, name: str = "missing") -> float:
         position = self._reader()(value)
         low, high = self.bounds or (-np.inf, np.inf)
         if isinstance(position, Gap) or not low <= position <= high:
             raise InvalidInput(f"{name}: the value to fill in must be one that the column lists, or in its bounds")
         return float(position)
+
+
+def _policy(name: str, policy: Any) -> Any:
+    if isinstance(policy, str) and policy in ("category", "out"):
+        return policy
+    if isinstance(policy, Mapping) and set(policy) == {"fill"}:
+        fill = policy["fill"]
+        return {"fill": fill.isoformat() if isinstance(fill, date) else fill}
+    raise InvalidInput(
+        f'{name} must be "category", "out" or {{"fill": value}}, got {_check.shown(policy)}; it says what becomes of '
+        f"cells that are {name}"
+    )
 
 
 def texts_of(name: str, values: Any) -> tuple[str, ...]:

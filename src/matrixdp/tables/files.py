@@ -126,7 +126,8 @@ class CsvFile:
         """See `Source`."""
         if self._columns is None:
             if self._rest is not None:
-                self._columns = _header(next(self._rest, []))
+                with _check.withheld("reading the stream"):
+                    self._columns = _header(next(self._rest, []))
             else:
                 with self._opened() as file:
                     self._columns = _header(next(self._rows(file), []))
@@ -137,7 +138,8 @@ class CsvFile:
         width = len(self.names)
         if self._rest is not None:
             rows, self._rest = self._rest, _read_once()
-            yield from row_batches(rows, wanted, width, texts=True)
+            with _check.withheld("reading the stream"):
+                yield from row_batches(rows, wanted, width, texts=True)
             return
         with self._opened() as file:
             rows = self._rows(file)

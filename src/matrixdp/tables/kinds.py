@@ -79,7 +79,8 @@ class Boolean(Column):
     def _check(self) -> None:
         for name in ("true", "false"):
             object.__setattr__(self, name, tuple(text.casefold() for text in texts_of(name, getattr(self, name))))
-        check_distinct("true and false", (*self.true, *self.false))
+        if {"true", *self.true} & {"false", *self.false}:
+            raise InvalidInput("true and false must have no text in common, upper and lower case alike")
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -228,6 +229,10 @@ class Date(Column):
                 found[ordinal] = previous = label
         return found
 
+    @cached_property
+    def _starts(self) -> Array:
+        return np.array(list(self._periods), dtype=np.float64)
+
     @property
     def categories(self) -> tuple[str, ...]:
         """The periods."""
@@ -241,7 +246,7 @@ class Date(Column):
         return super()._position(value if isinstance(day, Gap) else _day(day), name)
 
     def _index(self, positions: Array) -> Codes:
-        return (np.searchsorted(list(self._periods), positions, side="right") - 1).astype(np.int64)
+        return (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int64)
 
 
 def _day(ordinal: int) -> date:
