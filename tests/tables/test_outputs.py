@@ -43,6 +43,13 @@ def test_frames_of_every_kind(out):
         out.table("excel")
 
 
+def test_whole_numbers_stay_whole():
+    out = Table(VISITS, domain()).counts("region").release(BUDGET, "laplace")
+    assert np.array_equal(out.value, np.round(out.value))
+    interval = out.interval()
+    assert interval.high - out.value == pytest.approx(out.value - interval.low, rel=1e-9)  # no flooring to be counted
+
+
 def test_files(out, tmp_path):
     out.to_csv(tmp_path / "table.csv")
     out.to_parquet(tmp_path / "table.parquet")

@@ -81,6 +81,10 @@ def reserved(output: Path, certificate: Certificate, content: Content | None = N
         InvalidInput: if a name is taken, or the file cannot be written.
     """
     check_free(output)
+    if len(certificate.shape) not in (1, 2) and output.suffix != ".npy":
+        raise InvalidInput(
+            f"output must end in .npy for a value of {len(certificate.shape)} dimensions, got {str(output)!r}"
+        )
     text, arrays = written(replace(certificate, released=_released(output, b"")))
     content = content or _matrix(output.suffix, certificate.shape)
     sizes = {output: content.size}

@@ -88,7 +88,6 @@ for _kind, _record in {
     "frobenius": Frobenius,
     "entrywise": Entrywise,
     "rank-one": RankOne,
-    "gaussian": Gaussian,
     "spherical": Spherical,
     "product": Product,
     "isotropic": Isotropic,
@@ -100,9 +99,10 @@ for _kind, _record in {
 }.items():
     register(_kind, _record)
 register("counts", Counts, optional=("spread",))
+register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
-register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
+register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
 register("spectrum", Spectrum, _spectrum)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from matrixdp._check import Array
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
@@ -26,7 +25,7 @@ class TableAnswer(Answer):
 
     axes: Axes
 
-    def __new__(cls, value: Array, sensitivity: Sensitivity, query: Mapping[str, Any], axes: Axes = ()) -> TableAnswer:
+    def __new__(cls, value: Any, sensitivity: Sensitivity, query: Mapping[str, Any], axes: Axes = ()) -> TableAnswer:
         """An answer, with its axes beside it."""
         answer: TableAnswer = super().__new__(cls, value, sensitivity, query)  # type: ignore[assignment]
         answer.axes = axes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -20,9 +19,9 @@ Named = Sequence[Sequence[Any]]
 
 
 def shape_of(columns: Collection[Column]) -> Shape:
-    """The shape of a table of counts: a matrix for two columns, else a vector with the cells in row-major order."""
+    """The shape of a table of counts: a side for each column; a number of all rows has none."""
     sides = [len(column.labels) for column in columns]
-    return tuple(sides) if len(sides) == 2 else (math.prod(sides),)
+    return tuple(sides)
 
 
 @changes("counts")

@@ -24,7 +24,7 @@ LABEL = 28  # characters
 
 def figure(out: TableRelease, level: float) -> Figure:
     """Bars with intervals for one axis, a heat map for several: the last one across, the others down."""
-    value = np.asarray(out.value, dtype=float)
+    value = np.asarray(out.value, dtype=float).ravel()
     rows = [""]
     for _, labels in out.axes[:-1]:
         rows = [f"{row}, {label}" if row else label for row in rows for label in labels]
@@ -33,7 +33,7 @@ def figure(out: TableRelease, level: float) -> Figure:
     if not longest <= MOST_LINES:
         raise InvalidInput(f"a figure shows at most {MOST_LINES} lines, this table has {longest}; draw a part of it")
     interval = out.interval(level)
-    low, high = np.asarray(interval.low), np.asarray(interval.high)
+    low, high = np.ravel(interval.low), np.ravel(interval.high)
     if len(out.axes) < 2:
         chart = _bars(value, low, high, [_short(label) for label in columns], name)
     else:

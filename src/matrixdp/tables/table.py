@@ -98,8 +98,7 @@ class Table:
             counts += np.bincount(cells, minlength=len(counts))
         asked = query("counts", columns=[list(item) for item in chosen.items()], **self.parameters())
         axes = tuple((name, column.labels) for name, column in chosen.items())
-        value = counts.astype(np.float64).reshape(shape)
-        return TableAnswer(value, change_in_counts(shape, **asked["parameters"]), asked, axes)
+        return TableAnswer(counts.reshape(shape), change_in_counts(shape, **asked["parameters"]), asked, axes)
 
     def cell_states(self, *columns: str) -> TableAnswer:
         """How many cells of each column are within its bounds, were clipped, are unexpected or missing.
@@ -123,7 +122,7 @@ class Table:
         asked = query("cell-states", columns=[list(item) for item in chosen.items()], **self.parameters())
         axes = (("column", tuple(chosen)), ("cells", STATES))
         sensitivity = change_in_cell_states(counts.shape, **asked["parameters"])
-        return TableAnswer(counts.astype(np.float64), sensitivity, asked, axes)
+        return TableAnswer(counts, sensitivity, asked, axes)
 
     # --- for queries ---
 
