@@ -138,6 +138,26 @@ def test_the_report_on_cells_is_paid_for(tmp_path):
         answer.release(Budget(0.9, 1e-7), ledger=ledger)
 
 
+def test_rows_as_places_and_numbers():
+    table = Table(VISITS, domain(), unit="patient_id", contributions=2)
+    codes = table.codes("region", "smoker")
+    assert len(codes) == table.counts().value
+    assert np.all((codes >= 0) & (codes < [domain().sizes["region"], domain().sizes["smoker"]]))
+    every = Table(VISITS, domain())
+    counted = np.zeros_like(every.counts("region", "smoker").value)
+    np.add.at(counted, tuple(every.codes("region", "smoker").T), 1)
+    assert np.array_equal(counted, every.counts("region", "smoker").value)
+    states = every.cell_states("cost").value[0]
+    numbers = every.numbers("cost")
+    assert len(numbers) == states[0] + states[1]
+    assert np.all((numbers >= 0) & (numbers <= 5000))
+    assert table.codes("region")[:0].dtype == np.int64
+    assert Table(VISITS.iloc[:0], domain()).codes("region", "age").shape == (0, 2)
+    for ask in (every.codes, every.numbers, lambda: Table(VISITS, domain(), adjacency=REPLACE).codes("region")):
+        with pytest.raises(InvalidInput):
+            ask()
+
+
 @pytest.mark.parametrize(
     ("ask", "words"),
     [

@@ -56,6 +56,11 @@ class Domain(Mapping[str, Column]):
     def __repr__(self) -> str:
         return f"Domain({', '.join(f'{name}: {type(column).__name__}' for name, column in self.items())})"
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many categories each column has, where rows can be counted by it."""
+        return {name: len(column.labels) for name, column in self.items() if column.is_counted}
+
     def chosen(self, names: Iterable[Any]) -> dict[str, Column]:
         """The columns of a table of counts, in order.
 

@@ -14,7 +14,7 @@ from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import query
 from matrixdp.tables.answers import TableAnswer
-from matrixdp.tables.columns import OUT, STATES, Column, States
+from matrixdp.tables.columns import OUT, STATES, Codes, Column, States
 from matrixdp.tables.counts import change_in_cell_states, change_in_counts, shape_of
 from matrixdp.tables.domain import Domain
 from matrixdp.tables.reading import source_of
@@ -125,6 +125,45 @@ class Table:
         return TableAnswer(counts, sensitivity, asked, axes)
 
     # --- for queries ---
+
+    def codes(self, *by: str) -> Codes:
+        """The rows that count as places among the labels of these columns, one row per line: still private.
+
+        It is for queries on places, such as marginals of `domain.sizes`, with the same `contributions`.
+
+        Guarantee: without the rows of one unit, at most `contributions` lines fewer. Under other adjacencies the number
+            of lines would have to be public, which policies and units do not allow.
+        """
+        chosen = self.domain.chosen(by)
+
+        def places_of(read: Read, rows: int) -> Made:
+            codes = np.stack([column.codes(*read[name]) for name, column in chosen.items()], axis=1)
+            return np.all(codes != OUT, axis=1), codes
+
+        return self._collected(chosen, places_of)
+
+    def numbers(self, *columns: str) -> Array:
+        """The rows that count as numbers inside the bounds of these columns, one row per line: still private.
+
+        Rows with a missing or unexpected cell are out, unless its policy fills it in.
+
+        Guarantee: as for `codes`.
+        """
+        chosen = {name: self.domain[name] for name in columns}
+
+        def numbers_of(read: Read, rows: int) -> Made:
+            found = [column.numbers(*read[name]) for name, column in chosen.items()]
+            return np.all([inside for inside, _ in found], axis=0), np.stack([each for _, each in found], axis=1)
+
+        return self._collected(chosen, numbers_of)
+
+    def _collected(self, chosen: dict[str, Column], make: Callable[[Read, int], Made]) -> npt.NDArray[Any]:
+        if self.adjacency != ADD_REMOVE:
+            raise InvalidInput(f"adjacency must be add/remove for rows to be handed out, got {self.adjacency}")
+        if not chosen:
+            raise InvalidInput("name at least one column")
+        parts = list(self.rows(list(chosen), make))
+        return np.concatenate(parts) if parts else np.empty((0, len(chosen)), dtype=np.int64)
 
     def parameters(self) -> dict[str, Any]:
         """The public parameters that say whom a query on this table protects."""
