@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matrixdp.errors import InvalidInput
@@ -53,6 +53,7 @@ ODD = [
 
 @pytest.mark.parametrize("name", COLUMNS)
 @given(cells=st.lists(st.sampled_from(ODD) | st.text() | st.floats() | st.integers() | st.binary() | st.datetimes()))
+@settings(deadline=None)
 def test_every_cell_has_a_place(name, cells):
     column = COLUMNS[name]
     with warnings.catch_warnings():
