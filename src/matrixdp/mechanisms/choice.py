@@ -54,13 +54,16 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
-from matrixdp.mechanisms.optimal import checked_weights, isotropic_is_optimal
+from matrixdp.mechanisms.optimal import isotropic_is_optimal
+from matrixdp.mechanisms.task import task_of, utility_workload
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
 from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
+# Options that say what the error is counted on, where no workload does.
+_TASK = ("weights", "row_utility", "column_utility")
 # Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
 _BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
 
@@ -104,16 +107,18 @@ def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> bool:
 
 
 def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
-    """What the noise costs the task that the options name: a workload, weights, or all entries alike."""
+    """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike."""
     if options.get("workload") is not None:
         return workload_error(options["workload"], law)
-    return law.expected_squared_error(options.get("weights"))
+    weights, *utilities = (options.get(name) for name in _TASK)
+    if weights is None and any(utility is not None for utility in utilities):
+        return workload_error(utility_workload(law.shape, *utilities), law)
+    return law.expected_squared_error(weights)
 
 
 def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with a workload as an object, which is slow to build; whether weights make sense is checked too."""
-    if options.get("weights") is not None:
-        checked_weights(options["weights"], shape)
+    task_of(shape, *(options.get(name) for name in _TASK))
     if options.get("workload") is None:
         return options
     return {**options, "workload": as_workload(options["workload"], shape)}
@@ -122,7 +127,7 @@ def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
 def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
     """Theorems 1 to 5."""
     if options.get("workload") is None:
-        return isotropic_is_optimal(sensitivity, options.get("weights"))
+        return _isotropic_is_optimal(sensitivity, options)
     if not isinstance(sensitivity, Counts):
         return isinstance(sensitivity, Frobenius)
     grams = [gram for term in options["workload"].terms for gram in term]
@@ -130,12 +135,16 @@ def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mappin
     return diagonal and (sensitivity.cells == 1 or all(np.ptp(np.diagonal(gram)) == 0 for gram in grams))
 
 
+def _isotropic_is_optimal(sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
+    return isotropic_is_optimal(sensitivity, *(options.get(name) for name in _TASK))
+
+
 def _may_win(recipe: Recipe, shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
     """Whether neither theorems 6 to 10 nor what the recipe is rules it out."""
     if recipe.refuted or recipe.slow or recipe.name in _BY_NAME_ONLY:
         return False
     if recipe.name == "optimal":
-        return not isotropic_is_optimal(sensitivity, options.get("weights"))
+        return not _isotropic_is_optimal(sensitivity, options)
     if recipe.name == "idn":
         return options.get("row_utility") is not None
     if recipe.name == "mvg":

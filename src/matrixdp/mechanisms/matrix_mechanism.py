@@ -11,7 +11,15 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
-from matrixdp.distributions.covariance import Dense, FullCovariance, Isotropic, Kronecker, Spectrum, Symmetric
+from matrixdp.distributions.covariance import (
+    Dense,
+    FullCovariance,
+    Isotropic,
+    Kronecker,
+    Spectrum,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.solvers import design, workloads
@@ -94,20 +102,22 @@ def workload_error(workload: Any, law: NoiseLaw) -> float:
         return law.std**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
     if isinstance(covariance, Kronecker) and task.shape == law.shape:
         return sum(
-            _trace_product(rows, covariance.rows) * _trace_product(columns, covariance.columns)
+            trace_product(rows, covariance.rows) * trace_product(columns, covariance.columns)
             for rows, columns in task.terms
         )
     if isinstance(covariance, Symmetric) and task.shape == law.shape:
         return sum(_symmetric_error(rows, columns, covariance) for rows, columns in task.terms)
+    if isinstance(covariance, SymmetricEntries) and task.shape == law.shape:
+        return sum(covariance.task_error(rows, columns) for rows, columns in task.terms)
     if isinstance(covariance, FullCovariance) and covariance.independent:
         return float(task.diagonal() @ covariance.variances().ravel())
     if isinstance(covariance, Dense):
-        return _trace_product(task.gram(), covariance.matrix)
+        return trace_product(task.gram(), covariance.matrix)
     factor = np.stack([covariance.color(row.reshape(law.shape)).ravel() for row in np.eye(task.cells)])
     return float(np.sum((factor @ task.gram()) * factor))
 
 
-def _trace_product(gram: Array, covariance: Spectrum) -> float:
+def trace_product(gram: Array, covariance: Spectrum) -> float:
     """tr(P S) for S by its spectrum."""
     if covariance.directions is None:
         return float(np.diag(gram) @ covariance.variances)
