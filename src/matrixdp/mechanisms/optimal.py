@@ -37,6 +37,9 @@ LEAST_STD = 1e-6
 # On a box, independent entries are within this of the least error for any task (docs/optimal-noise.md).
 BOX_GAP = math.pi / 2 - 1
 
+# A task on second moments takes seconds from here on.
+MOST_DIMENSIONS = 128
+
 # Noise for the unit budget, and what is proven about its error where it is not the least.
 Found = tuple[Covariance, str]
 
@@ -213,6 +216,11 @@ def _rank_one(dimension: int, sensitivity: RankOne, task: Task) -> Found:
         return Symmetric(1, square), ""
     if task.grams is None and float(np.ptp(task.weights)) == 0:
         return _two_scales(dimension, square, replaced), ""
+    if not dimension <= MOST_DIMENSIONS:
+        raise NotApplicable(
+            f"optimal makes noise for a task on second moments in at most {MOST_DIMENSIONS} dimensions, got "
+            f"{dimension}; leave out weights and utilities for the least noise on all entries"
+        )
     turned, commuting = None, True
     if task.grams is None:
         on, off = np.diag(np.diagonal(task.weights)), (task.weights + task.weights.T) / 2

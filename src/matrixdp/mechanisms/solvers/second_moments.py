@@ -117,7 +117,7 @@ def _minimised(
         value, gradient = error(entries)
         return (value / scale, gradient / scale) if math.isfinite(value) else (_WALL, gradient)
 
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30}
+    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 20}
     found: Any = minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)  # type: ignore[call-overload]
     return np.asarray(found.x)
 
@@ -145,7 +145,22 @@ def _dual(D: Array, p: Array, columns: Array, g: Array, replaced: bool) -> float
         on, off = H + laplacian + parts - up @ down.T - down @ up.T, 2 * (H + parts)
         mass = np.sum(sizes.max(axis=0) ** 2) + np.sum(H) + np.sum(between) / 2
         bounds.append(_bound(D, p, on, off, float(mass), g if replaced else off))
+    if replaced:
+        bounds.append(_bound(D, p, *_one_against_the_rest(columns @ columns.T), g))
     return max(bounds)
+
+
+def _one_against_the_rest(R: Array) -> tuple[Array, Array, float]:
+    """Weights on e_i alone, i the coordinate that matters most, and on replacing e_i by records without it."""
+    most = int(np.argmax(np.diagonal(R)))
+    others = np.maximum(R, 0.0)
+    others[most] = others[:, most] = 0.0
+    others += max(0.0, -float(np.linalg.eigvalsh(others)[0])) * (np.arange(len(R)) != most) * np.eye(len(R))
+    sums = others.sum(axis=1)
+    on = others.copy()
+    on[most] = on[:, most] = -sums
+    mass = on[most, most] = max(float(R[most, most]), float(sums.sum()))
+    return on, 2 * others, mass
 
 
 def _bound(D: Array, p: Array, on: Array, off: Array, mass: float, wanted: Array) -> float:
