@@ -1,15 +1,15 @@
 """Which mechanism "auto" takes: the least expected error, by a theorem wherever one decides.
 
 Write B for `gaussian.mu(epsilon, delta)`, s for the Frobenius radius of the set K, and P for the Gram matrix of the
-task: the identity, diag(weights), or W^T W for a workload W. Noise N(0, S) keeps the budget on K if v^T S^-1 v <= B^2
-for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs (s/B)^2 tr(P).
+task: the identity, diag(weights), W^T W for a workload W, or that of two utilities. Noise N(0, S) keeps the budget on K
+if v^T S^-1 v <= B^2 for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs (s/B)^2 tr(P).
 
 **Where "analytic" is the optimum**, nothing that is certified to keep the budget has less error, and nothing else is
 calibrated (docs/optimal-noise.md has the proofs of the first three):
 
 1. Frobenius, every task: the constraint is S >= (s/B)^2 I.
-2. Counts, all entries alike; OneRow and OneColumn by norm, all entries alike: only multiples of the identity commute
-   with the symmetries of the set.
+2. Counts, all entries alike: only multiples of the identity commute with the symmetries of the set. OneRow and
+   OneColumn by norm, weights or utilities that do not mix these lines: each line has a constraint of its own.
 3. Entrywise with one bound, OneRow and OneColumn with one width, all entries alike: equality in the Cauchy-Schwarz
    inequality.
 4. Counts(1) and a diagonal P: weights, or a workload whose Gram matrix is diagonal. The constraint is
@@ -30,8 +30,9 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
     a phi^2 + b phi = 2 epsilon with a >= s^2 and b >= 2 z s (since gamma >= s/2, z >= 1 and the harmonic sums are at
     least 1), so s phi <= x.
 
-**What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices),
-"matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package.
+**What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices, tasks
+that theorems 1 to 4 do not settle), "matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms
+from outside the package.
 
 "auto" takes Gaussian noise only, which composes exactly, also where noise is chosen in view of earlier answers, and is
 floating-point-safe. "laplace" and "discrete" have less error where few entries change, and are asked for by name: a
