@@ -2,7 +2,8 @@
 
 Write B for `gaussian.mu(epsilon, delta)`, s for the Frobenius radius of the set K, and P for the Gram matrix of the
 task: the identity, diag(weights), W^T W for a workload W, or that of two utilities. Noise N(0, S) keeps the budget on K
-if v^T S^-1 v <= B^2 for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs (s/B)^2 tr(P).
+if v^T S^-1 v <= B^2 for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs
+(s/B)^2 tr(P).
 
 **Where "analytic" is the optimum**, nothing that is certified to keep the budget has less error, and nothing else is
 calibrated (docs/optimal-noise.md has the proofs of the first three):
