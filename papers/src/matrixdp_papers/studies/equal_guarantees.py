@@ -209,6 +209,16 @@ class Choice(NamedTuple):
         return f"{self.method} ({self.post}), {self.error}"
 
 
+def repeated(
+    choice: Choice, method: Method, counts: Array, valid: Mask, what: str, runs: int, rng: np.random.Generator
+) -> Choice:
+    """The same choice with its error on fresh runs: of the "map", or of "rectangles"."""
+    rectangles = random_rectangles(counts.shape, rng)
+    noisy = (method.draw(together(counts, method.block), rng) for _ in range(runs))
+    errors = (_errors(finished(one, valid, method, choice.post), counts, rectangles) for one in noisy)
+    return choice._replace(error=Mean.of(error[what == "rectangles"] for error in errors))
+
+
 def choose(other: Table, table: Table, names: list[str]) -> Choice:
     """The method and post-processing with the least error on other data, with its error on these."""
     choices = [
