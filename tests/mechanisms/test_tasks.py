@@ -282,6 +282,15 @@ def test_what_the_task_never_looks_at_has_finite_noise(shape, sensitivity, task)
     assert out.certificate.verify()
 
 
+def test_many_rows_are_no_square_matrix():
+    """A Gram matrix of all rows would have 80 GB."""
+    shape, task = (100_000, 3), {"column_utility": PAIRS}
+    for sensitivity, name in ((OneRow(1.0), "analytic"), (OneRow(LOW, HIGH), "optimal"), (Counts(1), "optimal")):
+        law = calibrate("auto", shape=shape, sensitivity=sensitivity, budget=BUDGET, **task)
+        assert law.source.startswith(name)
+        assert expected_error(law, task) > 0
+
+
 def test_frobenius_needs_no_direction_whatever_the_task():
     for task in ({"row_utility": SUMS}, {"column_utility": PAIRS}, {"weights": weights_of(SHAPE)}):
         law = calibrate("auto", shape=SHAPE, sensitivity=Frobenius(2.0), budget=BUDGET, **task)

@@ -57,7 +57,7 @@ from matrixdp.errors import NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
 from matrixdp.mechanisms.optimal import isotropic_is_optimal
-from matrixdp.mechanisms.task import task_of, utility_workload
+from matrixdp.mechanisms.task import task_error, task_of
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
 from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
@@ -112,10 +112,9 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
     """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike."""
     if options.get("workload") is not None:
         return workload_error(options["workload"], law)
-    weights, *utilities = (options.get(name) for name in _TASK)
-    if weights is None and any(utility is not None for utility in utilities):
-        return workload_error(utility_workload(law.shape, *utilities), law)
-    return law.expected_squared_error(weights)
+    if all(options.get(name) is None for name in _TASK):
+        return law.expected_squared_error()
+    return task_error(task_of(law.shape, *(options.get(name) for name in _TASK)), law)
 
 
 def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:

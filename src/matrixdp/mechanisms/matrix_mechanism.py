@@ -118,7 +118,9 @@ def workload_error(workload: Any, law: NoiseLaw) -> float:
 
 
 def trace_product(gram: Array, covariance: Spectrum) -> float:
-    """tr(P S) for S by its spectrum."""
+    """tr(P S) for S by its spectrum, and P a matrix or the diagonal of a diagonal one."""
+    if gram.ndim == 1:
+        return float(gram @ covariance.diagonal(covariance.variances))
     if covariance.directions is None:
         return float(np.diag(gram) @ covariance.variances)
     return float(np.sum(covariance.directions * (gram @ covariance.directions), axis=0) @ covariance.variances)

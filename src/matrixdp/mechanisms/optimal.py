@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from matrixdp.distributions.covariance import (
     Covariance,
     Dense,
     Diagonal,
-    FullCovariance,
     Isotropic,
     Kronecker,
     Symmetric,
@@ -25,9 +24,8 @@ from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.directions import UNSEEN_SHARE, roots_of
-from matrixdp.mechanisms.matrix_mechanism import trace_product
 from matrixdp.mechanisms.solvers import design, second_moments
-from matrixdp.mechanisms.task import Task, couples, task_of
+from matrixdp.mechanisms.task import Task, couples, square, task_error, task_of
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
@@ -37,7 +35,7 @@ LEAST_STD = 1e-6
 # On a box, independent entries are within this of the least error for any task (docs/optimal-noise.md).
 BOX_GAP = math.pi / 2 - 1
 
-# A task on second moments takes seconds from here on.
+# Above this many a task on second moments takes long.
 MOST_DIMENSIONS = 128
 
 # Noise for the unit budget, and what is proven about its error where it is not the least.
@@ -106,7 +104,7 @@ def _least(shape: Shape, sensitivity: Sensitivity, task: Task) -> Found:
     if isinstance(sensitivity, (OneColumn, OneRow)):
         return _one_line(shape, sensitivity, task)
     if isinstance(sensitivity, Counts):
-        return _counts(shape, sensitivity, task)
+        return _counts(sensitivity, task)
     if isinstance(sensitivity, RankOne):
         return _rank_one(shape[0], sensitivity, task)
     raise NotApplicable(f"optimal knows no least noise for the set {type(sensitivity).__name__}; use 'analytic'")
@@ -119,7 +117,8 @@ def _within(gap: float) -> str:
 def _vertices(sensitivity: Vertices, task: Task) -> Found:
     """The convex program of mechanisms/solvers/design.py."""
     vertices = np.stack([v.ravel() for v in sensitivity.differences])
-    found = design.solve(np.kron(*task.grams) if task.grams else np.diag(task.weights.ravel()), vertices)
+    gram = np.kron(*map(square, task.grams)) if task.grams else np.diag(task.weights.ravel())
+    found = design.solve(gram, vertices)
     return Dense(Spectrum(found.variances, found.directions), task.weights.shape), _within(found.gap)
 
 
@@ -143,46 +142,57 @@ def _one_line(shape: Shape, sensitivity: OneColumn | OneRow, task: Task) -> Foun
     if task.grams is None:
         std = _box(widths, np.moveaxis(task.weights, across, 0))
         return Diagonal(np.moveaxis(std, 0, across)), ""
-    lines, along = task.grams[across], task.grams[1 - across]
-    found = _across(lines) if _has_products(lines) else None
-    spectrum = Spectrum(np.ones(len(lines))) if found is None else Spectrum(found.variances, found.directions)
-    gap = 0.0 if found is None else found.gap
+    side, along = _across(task.grams[across]), task.grams[1 - across]
+    gap = side.gap
     if sensitivity.radius is not None:
         line = Spectrum(np.full(len(along), sensitivity.radius**2))
+    elif along.ndim == 1:
+        line = Spectrum(np.square(_box(widths, along)))
     else:
         line = Spectrum(np.square(_box(widths, np.diagonal(along))))
-        gap = (1 + gap) * (1 + BOX_GAP) - 1 if _has_products(along) else gap
-    return Kronecker(spectrum, line) if across == 0 else Kronecker(line, spectrum), _within(gap) if gap > 0 else ""
+        gap = (1 + gap) * (1 + BOX_GAP) - 1
+    return Kronecker(side.spectrum, line) if across == 0 else Kronecker(line, side.spectrum), _within(
+        gap
+    ) if gap else ""
 
 
-def _has_products(gram: Array) -> bool:
-    return bool(np.count_nonzero(gram) > np.count_nonzero(np.diagonal(gram)))
+class _Side(NamedTuple):
+    """The matrix mechanism for one axis."""
+
+    spectrum: Spectrum
+    lower_bound: float
+    gap: float
+    largest_weight: float
 
 
-def _across(gram: Array) -> design.Design:
-    """The matrix mechanism for one axis, with less noise where the task never looks than `design` gives by itself."""
+def _across(gram: Array) -> _Side:
+    """When one cell changes by 1; with less noise where the task never looks than `design` gives by itself.
+
+    A diagonal Gram matrix wants i.i.d. noise, and the dual weights are its entries.
+    """
+    if gram.ndim == 1:
+        total = float(np.sum(gram))
+        return _Side(Spectrum(np.ones(len(gram))), total, 0.0, float(np.max(gram)) / total)
     blind = np.linalg.matrix_rank(gram, hermitian=True) < len(gram)
-    return design.solve(gram, tolerance=UNSEEN_SHARE if blind else 1e-6)
+    found = design.solve(gram, tolerance=UNSEEN_SHARE if blind else 1e-6)
+    spectrum = Spectrum(found.variances, found.directions)
+    return _Side(spectrum, found.lower_bound, found.gap, float(found.weights.max()))
 
 
-def _counts(shape: Shape, sensitivity: Counts, task: Task) -> Found:
+def _counts(sensitivity: Counts, task: Task) -> Found:
     """Independent cells, the optimum for weights; for other tasks the matrix mechanism, or the better of the two."""
     cells = min(sensitivity.cells, task.weights.size)
     independent = Diagonal(sensitivity.bound * _several_cells(cells, task.weights))
     if task.grams is None:
         return independent, ""
-    designs = [_across(gram) for gram in task.grams]
-    one_cell = Kronecker(*(Spectrum(found.variances, found.directions) for found in designs))
+    sides = [_across(gram) for gram in task.grams]
+    one_cell = Kronecker(*(side.spectrum for side in sides))
     mechanism = one_cell.scaled(supremum(sensitivity, one_cell).mu)
-    sides = mechanism.rows, mechanism.columns
-    rows, columns = (trace_product(P, side) for P, side in zip(task.grams, sides, strict=True))
-    errors = {rows * columns: mechanism, independent.weighted_trace(task.weights): independent}
+    best = min((mechanism, independent), key=lambda covariance: task_error(task, Gaussian(covariance)))
     # random signs on cells drawn with the weights of the design, of which at most `cells` are drawn
-    drawn = min(cells, 1 / math.prod(float(found.weights.max()) for found in designs))
-    lower_bound = sensitivity.bound**2 * drawn * math.prod(found.lower_bound for found in designs)
-    least = min(errors)
-    best: FullCovariance = errors[least]
-    return best, _within(least / lower_bound - 1)
+    drawn = min(cells, 1 / math.prod(side.largest_weight for side in sides))
+    lower_bound = sensitivity.bound**2 * drawn * math.prod(side.lower_bound for side in sides)
+    return best, _within(task_error(task, Gaussian(best)) / lower_bound - 1)
 
 
 def _several_cells(cells: int, weights: Array) -> Array:
@@ -210,12 +220,12 @@ def _rank_one(dimension: int, sensitivity: RankOne, task: Task) -> Found:
     The task is taken to the axes of both Gram matrices, on which it weighs entries if they commute. If they do not, the
     noise is the best of this kind on these axes, and nothing is proven about other noise.
     """
-    square = sensitivity.radius**2
+    largest = sensitivity.radius**2
     replaced = sensitivity.adjacency == REPLACE
     if dimension == 1:
-        return Symmetric(1, square), ""
+        return Symmetric(1, largest), ""
     if task.grams is None and float(np.ptp(task.weights)) == 0:
-        return _two_scales(dimension, square, replaced), ""
+        return _two_scales(dimension, largest, replaced), ""
     if not dimension <= MOST_DIMENSIONS:
         raise NotApplicable(
             f"optimal makes noise for a task on second moments in at most {MOST_DIMENSIONS} dimensions, got "
@@ -225,7 +235,7 @@ def _rank_one(dimension: int, sensitivity: RankOne, task: Task) -> Found:
     if task.grams is None:
         on, off = np.diag(np.diagonal(task.weights)), (task.weights + task.weights.T) / 2
     else:
-        rows, columns = (gram / float(np.trace(gram)) for gram in task.grams)
+        rows, columns = (square(gram) / float(np.sum(np.diagonal(square(gram)))) for gram in task.grams)
         turned = np.linalg.eigh(rows + (math.sqrt(5) - 1) / 2 * columns)[1]  # an uneven sum has the axes of both
         rows, columns = (turned.T @ gram @ turned for gram in (rows, columns))
         commuting = all(np.allclose(gram, np.diag(np.diagonal(gram)), rtol=0, atol=1e-9) for gram in (rows, columns))
@@ -235,11 +245,12 @@ def _rank_one(dimension: int, sensitivity: RankOne, task: Task) -> Found:
     kind = "there is" if dimension <= 4 else "with a sum-of-squares proof"
     proven = f"within {found.gap:.1g} of the least error {kind}"
     note = proven if commuting else "the best of its kind on the axes of both utilities"
-    covariance = SymmetricEntries(np.linalg.inv(found.precision), found.off_diagonal, turned)
+    values, vectors = np.linalg.eigh(found.precision)
+    covariance = SymmetricEntries(Spectrum(1 / values, vectors), found.off_diagonal, turned)
     return covariance.scaled(supremum(sensitivity, covariance).mu), note
 
 
-def _two_scales(dimension: int, square: float, replaced: bool) -> Symmetric:
+def _two_scales(dimension: int, largest: float, replaced: bool) -> Symmetric:
     """One scale on the trace and one on the traceless part, of dimension D.
 
     The set is unchanged by rotations x -> O x, so averaging a covariance over rotations keeps the constraint and the
@@ -249,9 +260,9 @@ def _two_scales(dimension: int, square: float, replaced: bool) -> Symmetric:
     """
     d = dimension
     if replaced:
-        return Symmetric(d, square * math.sqrt(2), square * math.sqrt(2 / (d + 1)))
+        return Symmetric(d, largest * math.sqrt(2), largest * math.sqrt(2 / (d + 1)))
     traceless = d * (d + 1) / 2 - 1
     total = math.sqrt(1 / d) + math.sqrt(traceless * (1 - 1 / d))
     trace_variance = math.sqrt(1 / d) * total
     variance = math.sqrt((1 - 1 / d) / traceless) * total
-    return Symmetric(d, square * math.sqrt(variance), square * math.sqrt(trace_variance))
+    return Symmetric(d, largest * math.sqrt(variance), largest * math.sqrt(trace_variance))

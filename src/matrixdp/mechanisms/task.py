@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Covariance, Kronecker
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.directions import rows_and_columns
+from matrixdp.mechanisms.matrix_mechanism import trace_product, workload_error
 from matrixdp.mechanisms.solvers.workloads import Workload
 
 
@@ -18,7 +22,7 @@ class Task(NamedTuple):
 
     Attributes:
         weights: the diagonal of P, of the value's shape.
-        grams: W1^T W1 and W2^T W2, where P is their Kronecker product and not diagonal; None where P is diagonal.
+        grams: W1^T W1 and W2^T W2, each a matrix, or its diagonal where that is all; None where P itself is diagonal.
     """
 
     weights: Array
@@ -38,14 +42,18 @@ def task_of(shape: Shape, weights: Any = None, row_utility: Any = None, column_u
     diagonal = np.outer(*(gram if gram.ndim == 1 else np.diagonal(gram) for gram in (rows, columns)))
     if rows.ndim == columns.ndim == 1:
         return Task(diagonal)
-    return Task(diagonal, (_square(rows), _square(columns)))
+    return Task(diagonal, (rows, columns))
 
 
-def utility_workload(shape: Shape, row_utility: Any, column_utility: Any) -> Workload:
-    """The same task as a workload, of which `workload_error` computes the error."""
-    sizes = rows_and_columns("a utility", shape)
-    sides = zip(("row_utility", "column_utility"), (row_utility, column_utility), sizes, strict=True)
-    return Workload(name="utilities", terms=(tuple(_square(_gram(*each)) for each in sides),))
+def task_error(task: Task, law: NoiseLaw) -> float:
+    """tr(P S): what the noise costs the task."""
+    covariance = law.covariance if isinstance(law, Gaussian) else None
+    independent = not isinstance(covariance, Covariance) or getattr(covariance, "independent", False)
+    if task.grams is None or independent:
+        return law.expected_squared_error(task.weights)
+    if isinstance(covariance, Kronecker):
+        return math.prod(map(trace_product, task.grams, (covariance.rows, covariance.columns)))
+    return workload_error(Workload(name="utilities", terms=(tuple(map(square, task.grams)),)), law)
 
 
 def couples(utility: Any) -> bool:
@@ -78,5 +86,6 @@ def _gram(name: str, utility: Any, size: int) -> Array:
     return gram
 
 
-def _square(gram: Array) -> Array:
+def square(gram: Array) -> Array:
+    """The matrix, where only its diagonal was kept."""
     return np.diag(gram) if gram.ndim == 1 else gram
