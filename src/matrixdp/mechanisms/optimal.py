@@ -151,9 +151,8 @@ def _one_line(shape: Shape, sensitivity: OneColumn | OneRow, task: Task) -> Foun
     else:
         line = Spectrum(np.square(_box(widths, np.diagonal(along))))
         gap = (1 + gap) * (1 + BOX_GAP) - 1
-    return Kronecker(side.spectrum, line) if across == 0 else Kronecker(line, side.spectrum), _within(
-        gap
-    ) if gap else ""
+    pair = Kronecker(side.spectrum, line) if across == 0 else Kronecker(line, side.spectrum)
+    return pair, _within(gap) if gap > 0 else ""
 
 
 class _Side(NamedTuple):
