@@ -112,9 +112,11 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
     """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike."""
     if options.get("workload") is not None:
         return workload_error(options["workload"], law)
-    if all(options.get(name) is None for name in _TASK):
-        return law.expected_squared_error()
-    return task_error(task_of(law.shape, *(options.get(name) for name in _TASK)), law)
+    weights, *utilities = (options.get(name) for name in _TASK)
+    if weights is not None or all(utility is None for utility in utilities):
+        return law.expected_squared_error(weights)
+    shape = law.covariance.shape if isinstance(law, Gaussian) else law.shape  # as in `workload_error`
+    return task_error(task_of(shape, None, *utilities), law)
 
 
 def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ def task_error(task: Task, law: NoiseLaw) -> float:
     covariance = law.covariance if isinstance(law, Gaussian) else None
     independent = not isinstance(covariance, Covariance) or getattr(covariance, "independent", False)
     if task.grams is None or independent:
-        return law.expected_squared_error(task.weights)
+        return law.expected_squared_error(task.weights.reshape(law.shape))
     if isinstance(covariance, Kronecker):
         return math.prod(map(trace_product, task.grams, (covariance.rows, covariance.columns)))
     return workload_error(Workload(name="utilities", terms=(tuple(map(square, task.grams)),)), law)

@@ -97,7 +97,6 @@ for _kind, _record in {
     "entrywise": Entrywise,
     "counts": Counts,
     "rank-one": RankOne,
-    "gaussian": Gaussian,
     "spherical": Spherical,
     "product": Product,
     "isotropic": Isotropic,
@@ -109,9 +108,10 @@ for _kind, _record in {
     "symmetric-entries": SymmetricEntries,
 }.items():
     register(_kind, _record)
+register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
-register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
+register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
 register("spectrum", Spectrum, _spectrum)
 
 

@@ -62,7 +62,7 @@ def methods(shape: Shape, relation: str) -> dict[str, Method]:
         where = "" if block == 1 else f", {block} x {block} blocks"
         for name in ("analytic", "laplace", "discrete"):
             law = calibrate(name, shape=sides, **given)
-            found[name + where] = Method(_adds(law), law.std, OWN, block)
+            found[name + where] = Method(_adds(law), law.root_mean_square, OWN, block)
         # what a bucket costs: the mean noise of its count, as published, and more for larger buckets
         std = math.sqrt(2) * sensitivity.cells / ((1 - RATIO) * epsilon)
         for name, charge in (("", 1.0), (", charge x 4", 4.0), (", charge x 12", 12.0)):
@@ -81,8 +81,8 @@ def methods(shape: Shape, relation: str) -> dict[str, Method]:
             found["H_b" + name + where] = Method(_calls(tree), std, TREE, block)
     ranges = calibrate("matrix-mechanism", shape=shape, workload="all-ranges", **given)
     rank_one = recalibrated(calibrate("r1smg", shape=shape, **given), sensitivity, BUDGET)
-    found["matrix-mechanism, all ranges"] = Method(_adds(ranges), ranges.std, REFERENCE)
-    found["r1smg, rescaled"] = Method(_adds(rank_one), rank_one.std, REFERENCE)
+    found["matrix-mechanism, all ranges"] = Method(_adds(ranges), ranges.root_mean_square, REFERENCE)
+    found["r1smg, rescaled"] = Method(_adds(rank_one), rank_one.root_mean_square, REFERENCE)
     return found
 
 

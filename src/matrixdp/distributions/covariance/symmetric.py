@@ -77,6 +77,10 @@ class Symmetric(_OnSymmetric):
             return np.full(self.shape, np.inf)
         return self._scaled_parts(difference, 1 / self.std, 1 / self.trace_std)
 
+    def times(self, array: Array) -> Array:
+        """Only the symmetric part of an array meets the noise."""
+        return self._scaled_parts((array + array.T) / 2, self.std**2, self.trace_std**2)
+
     def _scaled_parts(self, matrix: Array, traceless: float, trace: float) -> Array:
         """The traceless part times one number, and the multiple of the identity times another."""
         mean, scaled = float(np.trace(matrix)) / self.dimension, matrix * traceless
@@ -165,6 +169,11 @@ class SymmetricEntries(_OnSymmetric):
             return np.full(self.shape, np.inf)
         stds = np.sqrt(2 * self.off_diagonal) + np.eye(self.dimension)
         return self._scaled(self.turned(difference, back=True), 1 / stds, self.diagonal.whiten)
+
+    def times(self, array: Array) -> Array:
+        """S applied to the symmetric part of an array; an entry off the diagonal stands for two equal ones."""
+        seen = self.turned((array + array.T) / 2, back=True)
+        return self.turned(self._scaled(seen, 2 * self.off_diagonal, lambda on: self.diagonal_covariance() @ on))
 
     def _scaled(self, matrix: Array, off: Array, on: Any) -> Array:
         scaled = matrix * off
