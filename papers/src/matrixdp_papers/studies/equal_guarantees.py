@@ -210,13 +210,20 @@ class Choice(NamedTuple):
 
 
 def repeated(
-    choice: Choice, method: Method, counts: Array, valid: Mask, what: str, runs: int, rng: np.random.Generator
+    choice: Choice,
+    method: Method,
+    counts: Array,
+    valid: Mask,
+    rectangles: Rectangles | None,
+    runs: int,
+    rng: np.random.Generator,
 ) -> Choice:
-    """The same choice with its error on fresh runs: of the "map", or of "rectangles"."""
-    rectangles = random_rectangles(counts.shape, rng)
+    """The same choice with its error on fresh draws: of sums over rectangles, or of the map where there are none."""
     noisy = (method.draw(together(counts, method.block), rng) for _ in range(runs))
-    errors = (_errors(finished(one, valid, method, choice.post), counts, rectangles) for one in noisy)
-    return choice._replace(error=Mean.of(error[what == "rectangles"] for error in errors))
+    results = (finished(one, valid, method, choice.post) - counts for one in noisy)
+    if rectangles is None:
+        return choice._replace(error=Mean.of(float(np.sum(result**2)) for result in results))
+    return choice._replace(error=Mean.of(float(np.mean(sums(result, rectangles) ** 2)) for result in results))
 
 
 def choose(other: Table, table: Table, names: list[str]) -> Choice:

@@ -20,7 +20,15 @@ from matrixdp_papers.rivals.dawa import dawa
 from matrixdp_papers.rivals.hb import hb
 from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Progress, Results, Study, Table
-from matrixdp_papers.studies.equal_guarantees import GROUPS, Choice, choose, compare_maps, methods, repeated
+from matrixdp_papers.studies.equal_guarantees import (
+    GROUPS,
+    Choice,
+    choose,
+    compare_maps,
+    methods,
+    random_rectangles,
+    repeated,
+)
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.uber_map import BUDGET, CELLS, RELATIONS, Data, load, on_valid
 
@@ -123,18 +131,20 @@ def chosen(
     """For the map and for rectangles, what each group chooses on other days, with its error on fresh runs."""
     tried = methods(data.counts.shape, relation)
     found: dict[str, dict[str, Choice]] = {"map": {}, "rectangles": {}}
+    asked = {"map": None, "rectangles": random_rectangles(data.counts.shape, rng)}
     for group in progress(GROUPS, f"chosen, {relation}"):
         names = [name for name, method in tried.items() if method.group == group]
         for what, other, table in zip(found, both.other, both.tables, strict=True):
             choice = choose(other, table, names)
-            found[what][group] = repeated(choice, tried[choice.method], data.counts, data.valid, what, runs, rng)
+            method = tried[choice.method]
+            found[what][group] = repeated(choice, method, data.counts, data.valid, asked[what], runs, rng)
     return found
 
 
 def run(data: Data, smoke: bool, progress: Progress) -> Results:
     """Figures 4 and 5, then the comparison at equal true guarantees."""
     rng = np.random.default_rng(SEED)
-    draws, runs, other_runs, chosen_runs = (5, 1, 1, 2) if smoke else (100, 20, 15, 200)
+    draws, runs, other_runs, chosen_runs = (5, 1, 1, 2) if smoke else (100, 10, 15, 150)
     losses, spread = accuracy(data, draws, rng, progress)
     needed = rescaled(data)
     compared: dict[str, Compared] = {}
