@@ -15,7 +15,7 @@ from matrixdp.mechanisms import expected_error
 from matrixdp.mechanisms.optimal import isotropic_is_optimal
 from matrixdp.mechanisms.solvers import design, second_moments
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 BUDGET = Budget(1.0, 1e-6)
 MU = float(gaussian.mu(1.0, 1e-6))
@@ -93,6 +93,7 @@ FINITE = {
         {"row_utility": SUMS, "column_utility": np.array([1.0, 9.0, 0.1])},
     ),
     "one cell, sums on both sides": (Counts(1), few_cells(SHAPE, 1), {"row_utility": SUMS, "column_utility": PAIRS}),
+    "an l1 ball, sums on both sides": (L1(1.0), few_cells(SHAPE, 1), {"row_utility": SUMS, "column_utility": PAIRS}),
     "two cells, weights": (Counts(2), few_cells(SHAPE, 2), {"weights": weights_of(SHAPE, 2)}),
     "three cells, weights": (Counts(3), few_cells(SHAPE, 3), {"weights": weights_of(SHAPE, 3) ** 3}),
     "two cells, weights of rows": (Counts(2), few_cells(SHAPE, 2), {"row_utility": np.array([1.0, 50.0])}),

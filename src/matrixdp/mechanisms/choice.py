@@ -67,7 +67,7 @@ TIE = 1e-9
 # Options that say what the error is counted on, where no workload does.
 _TASK = ("weights", "row_utility", "column_utility")
 # Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
-_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
+_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete", "discrete-gaussian")
 
 
 def least_error(

@@ -28,7 +28,7 @@ from matrixdp.mechanisms.solvers import design, second_moments
 from matrixdp.mechanisms.task import Task, couples, square, task_error, task_of
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.suprema import supremum
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 # Entries that no neighbour can change get this share of the least noise elsewhere.
 LEAST_STD = 1e-6
@@ -76,7 +76,7 @@ def isotropic_is_optimal(
     if isinstance(sensitivity, Frobenius):
         return True
     rows, columns = (weights is None and couples(utility) for utility in (row_utility, column_utility))
-    if isinstance(sensitivity, Counts) and sensitivity.cells == 1:
+    if _is_one_cell(sensitivity):
         return not (rows or columns)
     if isinstance(sensitivity, (OneColumn, OneRow)) and sensitivity.radius is not None:
         return not (rows if isinstance(sensitivity, OneRow) else columns)
@@ -86,7 +86,14 @@ def isotropic_is_optimal(
         return float(np.ptp(sensitivity.width)) == 0
     if isinstance(sensitivity, Entrywise):
         return float(np.ptp(sensitivity.bound)) == 0
-    return isinstance(sensitivity, Counts)
+    return isinstance(sensitivity, (Counts, L1))
+
+
+def _is_one_cell(sensitivity: Sensitivity) -> bool:
+    """Whether the extreme points of the set change one entry each."""
+    if isinstance(sensitivity, L1):
+        return (sensitivity.bound or sensitivity.radius) >= sensitivity.radius
+    return isinstance(sensitivity, Counts) and sensitivity.cells == 1
 
 
 def _least(shape: Shape, sensitivity: Sensitivity, task: Task) -> Found:
@@ -103,6 +110,8 @@ def _least(shape: Shape, sensitivity: Sensitivity, task: Task) -> Found:
         return Diagonal(std), _within(BOX_GAP) if task.grams else ""
     if isinstance(sensitivity, (OneColumn, OneRow)):
         return _one_line(shape, sensitivity, task)
+    if isinstance(sensitivity, L1) and _is_one_cell(sensitivity):
+        sensitivity = Counts(1, sensitivity.radius)
     if isinstance(sensitivity, Counts):
         return _counts(sensitivity, task)
     if isinstance(sensitivity, RankOne):
