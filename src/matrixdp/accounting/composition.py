@@ -212,7 +212,11 @@ class Composition:
     @classmethod
     def from_json(cls, text: str | bytes) -> Composition:
         """Reads what `to_json` wrote; `verify` says whether its numbers are true."""
-        content = parsed(text)
+        return cls.from_dict(parsed(text))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Composition:
+        """Reads what `to_dict` gives."""
         if content["matrixdp"] != KIND:
             raise InvalidInput(f'the document is not a composition: its entry "matrixdp" must be "{KIND}"')
         try:

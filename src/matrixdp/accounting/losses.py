@@ -5,11 +5,11 @@ least that of every pair of neighbours (`pairs.Pair`); the product of the pairs 
 queries that depend on earlier answers (zhu2022optimal).
 
 The loss log(P/Q) is put on a grid of step h, so that H is met on the grid and is linear in e^epsilon between, hence
-never too small (doroshenko2022connect); h is halved until the answer settles. Losses that have a law of atoms, those of
-discrete noise, are put on the grid atom by atom instead (`privacy.cells`), which does the same. dp-accounting's Fourier transform adds
-the losses, after an exponential tilt, e^(tilt l) p(l), that makes the losses that matter the likely ones: so rounding
-is relative to the answer, not to 1, and delta = 1e-15 or 1e-100 comes out as well as 1e-5. A bound on the rounding of
-the transform, to first order, is added.
+never too small (doroshenko2022connect); h is halved until the answer settles. Losses of discrete noise are put on the
+grid atom by atom (`privacy.cells`), which does the same. dp-accounting's Fourier transform adds the losses, after an
+exponential tilt, e^(tilt l) p(l), that makes the losses that matter the likely ones: so rounding is relative to the
+answer, not to 1, and delta = 1e-15 or 1e-100 comes out as well as 1e-5. A bound on the rounding of the transform, to
+first order, is added.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.accounting.losses import DeltaAt, EpsilonAt, Question, Steps, by_losses
 from matrixdp.accounting.pairs import check_profile, dots
+from matrixdp.accounting.renyi import divergences
 from matrixdp.adjacency import REPLACE
 from matrixdp.errors import NotCertifiable
 from matrixdp.privacy import gaussian
@@ -193,22 +194,17 @@ def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto
 
 
 def _by_renyi(steps: Steps, adjacency: str, question: Question) -> float:
-    """The answer of dp-accounting's Rényi accountant, with more than its rounding added."""
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    """The answer of the best of dp-accounting's orders."""
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    accountant, margin = rdp.RdpAccountant(), 0.0
-    orders = accountant.orders
-    for (noise, rate), count in steps.items():
-        if not isinstance(noise, GaussianProfile) or (rate < 1.0 and adjacency == REPLACE):
-            raise NotCertifiable("method 'renyi' is for Gaussian noise, sampled under add/remove alone; use 'pld'")
-        event = GaussianDpEvent((1.0 - 4.0 * _UNIT) / noise.mu)
-        accountant.compose(event if rate == 1.0 else PoissonSampledDpEvent(rate, event), count)
-        size = orders * (4.0 + np.log(orders) - math.log(rate) + orders * noise.mu**2)
-        margin = margin + count * 32.0 * _UNIT * size / (orders - 1.0)
-    divergences = np.maximum(accountant.rdp, 0.0) + margin
+    orders = tuple(map(float, rdp.RdpAccountant().orders))
+    found = divergences(steps, adjacency, orders)
+    if not np.any(np.isfinite(found)) or (adjacency == REPLACE and any(rate < 1.0 for _, rate in steps)):
+        raise NotCertifiable(
+            "method 'renyi' is for Gaussian and discrete noise, sampled under add/remove alone; use 'pld'"
+        )
     if isinstance(question, EpsilonAt):
-        found, _ = rdp.compute_epsilon(orders, divergences, question.delta)
+        total, _ = rdp.compute_epsilon(orders, found, question.delta)
     else:
-        found, _ = rdp.compute_delta(orders, divergences, question.epsilon)
-    return float(found) * (1.0 + 1e-12)
+        total, _ = rdp.compute_delta(orders, found, question.epsilon)
+    return float(total) * (1.0 + 1e-12)

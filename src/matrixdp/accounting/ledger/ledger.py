@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
+from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.filter import Spent
-from matrixdp.accounting.ledger.chain import hashed, link
+from matrixdp.accounting.ledger.chain import DOCUMENTS, hashed, link
 from matrixdp.accounting.ledger.entries import Entry, checked, entry_of
 from matrixdp.accounting.ledger.file import File, Session, tampered
 from matrixdp.accounting.ledger.totals import Total
@@ -102,11 +103,12 @@ class Ledger:
                 self.budget, self.adaptive = Budget(header.epsilon, header.delta), header.adaptive != 0
             except InvalidInput:
                 raise tampered(self.path, "its budget is none") from None
-            self._origin = Total(0, header.genesis(), header.relation, Spent(self.budget, self.adaptive))
+            spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
+            self._origin = Total(0, header.genesis(), header.relation, spent)
             self._verified = self._check_all(session)
         if budget is not None and budget != self.budget:
             raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.path}), got {budget!r}")
-        if adaptive is not None and header.adaptive not in (None, int(adaptive)):
+        if adaptive is not None and header.adaptive is not None and adaptive is not self.adaptive:
             raise InvalidInput(f"adaptive must be the ledger's own, {self.adaptive}, got {adaptive!r}")
         if adjacency is not None and adjacency != self._verified.adjacency:
             raise InvalidInput(f"adjacency must be the ledger's own, {self._verified.adjacency}, got {adjacency}")
@@ -136,6 +138,7 @@ class Ledger:
         sampling_rate: float = 1.0,
         series: str | None = None,
         planned: int | None = None,
+        plan: Composition | None = None,
         dataset: str | None = None,
         analyst: str | None = None,
         purpose: str | None = None,
@@ -156,6 +159,8 @@ class Ledger:
             series: a name for the plan that this spend is a part of, unique in this ledger, such as
                 `secrets.token_hex(8)`; the certificate and the sampling rate must be the same for all parts.
             planned: how many releases the whole series is; fixed by its first spend.
+            plan: for a series of several kinds of releases, all of them, in place of `planned`; see `Budget.plan`. Each
+                spend uses up one that has the same guarantee, or under which it lies at every epsilon.
             dataset: which data set the release is made from.
             analyst: who asks for it.
             purpose: what it is for.
@@ -177,6 +182,7 @@ class Ledger:
             sampling_rate=sampling_rate,
             series=series,
             planned=planned,
+            plan=plan,
             unit=unit,
             dataset=dataset,
             analyst=analyst,
@@ -196,7 +202,8 @@ class Ledger:
                     f"certificate must hold under the ledger's adjacency, {before.adjacency}, got "
                     f"{certificate.adjacency}; ask the query for the ledger's, or keep a second ledger"
                 )
-            record = {"number": before.entries + 1, **spend.record(), **before.price(spend)}
+            plan = spend.plan if before.begun(spend) is None else None  # only the first spend of a series names it
+            record = {"number": before.entries + 1, **spend.record(), "plan": plan, **before.price(spend)}
             head = link(before.head, hashed(record))
             entry = entry_of(record, head, spend.documents.__getitem__)
             after = before.followed_by([entry])
@@ -268,7 +275,7 @@ class Ledger:
             lines: list[dict[str, Any]] = [{**session.header().fixed(), "hash": self.origin}]
             told: set[str] = set()
             for entry in entries:
-                names = {entry.fields[name] for name in ("certificate", "curve") if name in entry.fields} - told
+                names = {entry.fields[name] for name in DOCUMENTS if name in entry.fields} - told
                 documents = {"documents": {name: session.document(name) for name in sorted(names)}} if names else {}
                 lines.append({**entry.fields, **documents, "hash": entry.hash})
                 told |= names
