@@ -26,6 +26,7 @@ ROOMS = [
     "queries",
     "backends",
     "pipeline",
+    "planning",
     "comparison",
     "audit",
     "plots",

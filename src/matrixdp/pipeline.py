@@ -16,7 +16,7 @@ import numpy as np
 
 from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
 from matrixdp.backends import backend_of
-from matrixdp.budget import Budget
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
@@ -38,8 +38,8 @@ SAMPLER_SHARE, SAMPLER_SHARE_ABOVE, LARGE_EPSILON = 1e-3, 0.5, 16.0
 class Spends(Protocol):
     """Anything that can be charged for a release, such as a ledger."""
 
-    def spend(self, certificate: Guarantee, note: str = "") -> object:
-        """Records the spend durably, or raises BudgetExceeded."""
+    def spend(self, certificate: Guarantee, note: str = "", **terms: Any) -> object:
+        """Records the spend durably, or raises BudgetExceeded; the terms are those of a plan."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def release(
         value: the query's value, a vector or matrix of finite numbers: an array; a PyTorch tensor, which comes back as
             a tensor on its device; or a Dask array, which comes back as one, with noise drawn on the workers.
         sensitivity: what a neighbour can change in it.
-        budget: the guarantee to keep.
+        budget: the guarantee to keep; or a part of a plan or a shared budget, which fixes the noise.
         mechanism: a mechanism's name, or a noise law; "auto" takes the least expected error.
         ledger: charged when all else is done that can fail, and before any noise is drawn; if it refuses, nothing is
             released.
@@ -124,19 +124,26 @@ def prepare(
     backend = backend_of(value)
     checked = backend.checked(value, sensitivity)
     law = proposed(mechanism, backend.shape_of(checked), sensitivity, budget, options)
+    planned = budget if isinstance(budget, Allotment) else None
+    if planned is not None:
+        budget = planned.alone
     certificate = sized_for_budget(law, sensitivity, budget, rng, query)
+    if planned is not None:
+        planned.check(certificate)
     refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)
     assert certificate.drawing is not None
     draw = backend.prepared(checked, certificate.law, certificate.drawing, rng, value)
-    return Prepared(certificate, draw, seeded=rng is not None)
+    return Prepared(certificate, draw, {} if planned is None else planned.terms(), seeded=rng is not None)
 
 
 class Prepared:
     """A release that only has to be charged and drawn, once. Until then the value must not be changed."""
 
-    def __init__(self, certificate: Certificate, draw: Callable[[], Any], *, seeded: bool) -> None:
-        self.certificate = certificate
+    def __init__(
+        self, certificate: Certificate, draw: Callable[[], Any], terms: Mapping[str, Any], *, seeded: bool
+    ) -> None:
+        self.certificate, self._terms = certificate, terms
         self._draw: Callable[[], Any] | None = draw
         self._seeded = seeded
 
@@ -152,7 +159,7 @@ class Prepared:
         if self._seeded:
             warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
         if ledger is not None:
-            ledger.spend(self.certificate, note=note)
+            ledger.spend(self.certificate, note=note, **self._terms)
         return Release(value=draw(), certificate=self.certificate, noise=self.certificate.law)
 
 
@@ -166,6 +173,8 @@ def proposed(
         raise InvalidInput(f"options ({', '.join(options)}) go with a mechanism's name; a law is used as it is")
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    if isinstance(budget, Allotment):
+        raise InvalidInput("mechanism is fixed by the plan that the budget is a part of; leave it out")
     if mechanism.shape != shape:
         raise InvalidInput(f"mechanism is a law for values of shape {mechanism.shape}, got a value of shape {shape}")
     return mechanism
@@ -247,6 +256,8 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
     """
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    if isinstance(budget, Allotment):
+        raise InvalidInput("budget must be a whole one here: a part of a plan, or a shared one, is for single releases")
     if share is None:
         share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
     delta = budget.delta * (1 - share)

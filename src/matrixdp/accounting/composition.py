@@ -182,6 +182,10 @@ class Composition:
 
     def to_dict(self) -> dict[str, Any]:
         """The composition as JSON knows it."""
+        return json.loads(json.dumps(self._written))  # a copy: what is cached must not be changed
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
         asked = self.budget or USUAL
         return {
             "matrixdp": KIND,

@@ -17,8 +17,9 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.accounting.atoms import few_atoms
 from matrixdp.accounting.losses import DeltaAt, EpsilonAt, Question, Steps, by_losses
-from matrixdp.accounting.pairs import check_profile, dots
+from matrixdp.accounting.pairs import Pair, check_profile, dots
 from matrixdp.accounting.renyi import divergences
 from matrixdp.adjacency import REPLACE
 from matrixdp.errors import NotCertifiable
@@ -182,7 +183,8 @@ def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto
     pure = pure_epsilon({Use(noise, sampling_rate=rate): count for (noise, rate), count in steps.items()})
     if isinstance(question, DeltaAt) and question.epsilon >= pure:
         return 0.0
-    found, settled = by_losses(steps, adjacency, question)
+    listed = few_atoms({Pair(noise, rate, None): count for (noise, rate), count in steps.items()})
+    found, settled = by_losses(steps, adjacency, question) if listed is None else (question.asked_of(listed), True)
     if isinstance(question, EpsilonAt):
         found = min(found, pure)
     if method == "auto" and not settled:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from matrixdp import _check
-from matrixdp.budget import Budget
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.analytic import analytic
@@ -79,6 +79,13 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)
+    if isinstance(budget, Allotment):
+        if mechanism != "auto" or options:
+            raise InvalidInput(
+                "mechanism and options are fixed by the plan that the budget is a part of; leave them out"
+            )
+        law: NoiseLaw = budget.law(shape, sensitivity)
+        return law
     if mechanism == "auto":
         _check_options(options, RECIPES.values())
         return least_error(RECIPES, shape, sensitivity, budget, options)

@@ -14,7 +14,7 @@ Every operation opens a connection of its own, and none is open while the proces
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -213,6 +213,23 @@ class Ledger:
             before.followed_by(self._walk(session, before))  # reads it back: only what verifies is committed
         self._verified = after
         return entry
+
+    def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
+        """Plans releases for the whole budget; see `Budget.plan`. The first of them pays for all.
+
+        Raises:
+            BudgetExceeded: if the plan does not fit beside what was spent; `budget.split` gives a part to plan for.
+        """
+        planned = self.budget.plan(sets, weights, shapes)
+        after, uses = self._current().followed_by([]), planned.composition.uses
+        adjacency = str(planned.composition.adjacency)
+        if self.adaptive:
+            after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
+        else:
+            after.spent.fixed.update(uses)
+        after.adjacency = adjacency
+        self._check_budget(after)
+        return planned
 
     def _check_budget(self, after: Total) -> None:
         if not after.fits():
