@@ -216,7 +216,7 @@ def test_a_mechanism_from_outside_works_by_its_name_everywhere(weighed):
     given = {"shape": (30,), "sensitivity": Counts(20), "budget": budget, "weights": weights}
     assert calibrate("auto", **given).source == "acme-weighed [nowhere]"
     assert calibrate("acme-weighed", **given).shape == (30,)
-    assert compare(**given).least_gaussian == "acme-weighed"
+    assert compare(**given).auto == "acme-weighed"
     out = release(np.zeros(30), Counts(20), budget, "acme-weighed", weights=weights)
     assert out.certificate.meets(budget)
     with pytest.raises(InvalidInput, match="needs the option 'weights': of the entries"):

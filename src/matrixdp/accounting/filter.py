@@ -273,3 +273,28 @@ def _least_mu(deltas: Array, epsilons: Array, k: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if dominates(middle) else (middle, high)
     return high
+
+
+def adaptive_epsilon(use: Use, count: int, delta: float, adjacency: str) -> float:
+    """The least epsilon found of a ledger with this delta that takes so many releases, each chosen after the others.
+
+    Charges of other noise to the Gaussian filter, which take long to find, are left out.
+    """
+    block = {use: 1}
+
+    def takes(epsilon: float) -> bool:
+        spent = Spent(Budget(epsilon, delta))
+        found = Charge(_mu_without_sampling(block), math.fsum([use.revealed()]))
+        for _ in range(count):
+            spent.add(block, found, adjacency)
+        return spent.fits(adjacency)
+
+    low, high = 1e-3, 1.0
+    while not takes(high):
+        low, high = high, 2.0 * high
+        if high > _LARGEST_EPSILON:
+            return math.inf
+    while high > 1.002 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if takes(middle) else (middle, high)
+    return high
