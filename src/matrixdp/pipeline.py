@@ -128,7 +128,7 @@ def prepare(
     if planned is not None:
         budget = planned.alone
     certificate = sized_for_budget(law, sensitivity, budget, rng, query)
-    if planned is not None:
+    if planned is not None and rng is None:  # what can be repeated is charged to no ledger
         planned.check(certificate)
     refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)

@@ -516,7 +516,7 @@ def _assembled(
 ) -> Plan:
     parts = []
     for law, guarantee, sensitivity in found:
-        alone = _alone(guarantee, budget)
+        alone = _alone(certify(law, sensitivity), budget)  # of the law, as when it was sized
         parts.append(
             PlannedRelease(
                 alone.epsilon,
