@@ -281,9 +281,7 @@ def test_the_verdicts_can_be_read_on_a_narrow_terminal(wide):
 )
 def test_what_compare_advises_is_what_auto_takes(sensitivity):
     table = compare((2, 2), sensitivity, BUDGET)
-    assert calibrate("auto", shape=(2, 2), sensitivity=sensitivity, budget=BUDGET).source.startswith(
-        f"{table.auto} ["
-    )
+    assert calibrate("auto", shape=(2, 2), sensitivity=sensitivity, budget=BUDGET).source.startswith(f"{table.auto} [")
     assert f"auto takes {table.auto}:" in str(table)
     assert compare((2, 2), sensitivity, BUDGET, mechanisms=["l2"]).auto is None
 

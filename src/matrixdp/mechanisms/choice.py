@@ -53,7 +53,7 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.distributions import NoiseLaw, Product
+from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.errors import MatrixDPError, NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
@@ -123,7 +123,7 @@ def least_error(
 
 
 def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, family: type[NoiseLaw]) -> bool:
-    if not isinstance(law, family):
+    if type(law) not in (Gaussian, Product) or not isinstance(law, family):  # for others, matrixdp does not vouch
         return False
     certificate = certify(law, sensitivity)
     return _meets(certificate.profile, budget) and has_safe_sampler(law, certificate.mu)
