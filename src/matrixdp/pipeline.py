@@ -38,8 +38,8 @@ SAMPLER_SHARE, SAMPLER_SHARE_ABOVE, LARGE_EPSILON = 1e-3, 0.5, 16.0
 class Spends(Protocol):
     """Anything that can be charged for a release, such as a ledger."""
 
-    def spend(self, certificate: Guarantee, note: str = "", **terms: Any) -> object:
-        """Records the spend durably, or raises BudgetExceeded; the terms are those of a plan."""
+    def spend(self, certificate: Guarantee, note: str = "") -> object:
+        """Records the spend durably, or raises BudgetExceeded. Releases of a plan bring `series` and `plan` along."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,8 @@ class Prepared:
         if self._seeded:
             warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
         if ledger is not None:
-            ledger.spend(self.certificate, note=note, **self._terms)
+            spend: Callable[..., object] = ledger.spend
+            spend(self.certificate, note=note, **self._terms)
         return Release(value=draw(), certificate=self.certificate, noise=self.certificate.law)
 
 

@@ -30,6 +30,7 @@ from matrixdp.accounting import methods
 from matrixdp.accounting.composition import Composition, Part
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.methods import Use
+from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.budget import Allotment, Budget, register_planners
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Isotropic
@@ -227,7 +228,7 @@ def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Sh
     releases = _check.count("releases", releases)
     if not isinstance(like, Sensitivity | None):
         raise InvalidInput(f"like must be a set from matrixdp.sensitivity, got {_check.kind(like)}")
-    adjacency = "add/remove" if like is None else like.adjacency
+    adjacency = checked(ADD_REMOVE if like is None else like.adjacency)
     profile: Profile
     if like is None:
         left = budget.delta * (1.0 - ROOM)

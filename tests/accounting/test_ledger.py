@@ -637,6 +637,25 @@ def test_what_a_file_of_schema_3_holds(path):
         ledger.spend(guarantee(0.9, variation=1e-15), sampling_rate=0.01, series="5eed")
 
 
+def test_what_a_file_of_schema_4_holds(path):
+    path.write_bytes((GOLDEN / "ledger-schema-4.db").read_bytes())
+    ledger = Ledger(path)
+    head = "5f098111900b7dd625788d0070c320f77da5840163c614936355c8ce6c581b5b"
+    assert ledger.verify() == head
+    assert [(entry.note, entry.planned, entry.plan) for entry in ledger.history()] == [
+        ("matrix", 1, None),
+        ("counts", 1, None),
+        ("training, epoch 1", 300, None),
+    ]
+    assert ledger.spent() == pytest.approx(2.9531217992327234, rel=1e-9)  # by the one filter that it was begun with
+    assert ledger.remaining().mu == pytest.approx(0.10812879581545196, rel=1e-9)
+    assert verify_export(ledger.export(), head)
+    ledger.spend(guarantee(0.1))
+    assert verify_export(ledger.export(), head)
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(guarantee(0.1))
+
+
 def test_an_older_file_that_was_tampered_with_stays_as_it_is(path):
     path.write_bytes((GOLDEN / "ledger-schema-1.db").read_bytes())
     sql(path, "UPDATE entries SET mu = 0.1 WHERE number = 2")

@@ -5,6 +5,7 @@ A composition of what has been released is its account, one of what will be rele
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -182,7 +183,7 @@ class Composition:
 
     def to_dict(self) -> dict[str, Any]:
         """The composition as JSON knows it."""
-        return json.loads(json.dumps(self._written))  # a copy: what is cached must not be changed
+        return copy.deepcopy(self._written)  # what is cached must not be changed
 
     @cached_property
     def _written(self) -> dict[str, Any]:

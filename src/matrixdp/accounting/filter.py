@@ -120,8 +120,13 @@ class Spent:
 
     def copy(self) -> Spent:
         """The same charges, to add one to."""
-        counters = {"fixed": self.fixed, "mus": self.mus, "deltas": self.deltas, "costs": self.costs}
-        return replace(self, **{name: Counter(counter) for name, counter in counters.items()})  # type: ignore[arg-type]
+        return replace(
+            self,
+            fixed=Counter(self.fixed),
+            mus=Counter(self.mus),
+            deltas=Counter(self.deltas),
+            costs=Counter(self.costs),
+        )
 
     def charge(self, block: Block, adjacency: str) -> Charge:
         """What a block costs if it comes next."""

@@ -202,8 +202,8 @@ class Ledger:
                     f"certificate must hold under the ledger's adjacency, {before.adjacency}, got "
                     f"{certificate.adjacency}; ask the query for the ledger's, or keep a second ledger"
                 )
-            plan = spend.plan if before.begun(spend) is None else None  # only the first spend of a series names it
-            record = {"number": before.entries + 1, **spend.record(), "plan": plan, **before.price(spend)}
+            named = spend.plan if before.begun(spend) is None else None  # the later parts of a plan do not name it
+            record = {"number": before.entries + 1, **spend.record(), "plan": named, **before.price(spend)}
             head = link(before.head, hashed(record))
             entry = entry_of(record, head, spend.documents.__getitem__)
             after = before.followed_by([entry])
