@@ -70,7 +70,7 @@ from matrixdp.privacy.guarantee import GaussianProfile
 _UNIT = 2.0**-53
 _UP = 1.0 + 32.0 * _UNIT  # more than the rounding of the few operations that follow one another here
 RESERVE, REVEALED, SAMPLERS = 0.15, 0.03, 0.01
-"""Shares of delta: all but that of mu, which costs Gaussian noise 0.6 % of epsilon; k; and that of the samplers."""
+"""Shares of delta: all but that of mu, which costs Gaussian noise 0.9 % of epsilon; k; and that of the samplers."""
 RESERVE_ALONE = 0.05
 """Where the Gaussian filter is the only one: all but the share of mu, and k."""
 _FIRST_SHARE, _NEXT_SHARE = 0.36, 0.6  # of k, for the first block that is not Gaussian, and from one to the next

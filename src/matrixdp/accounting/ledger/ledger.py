@@ -54,7 +54,7 @@ class Ledger:
     Guarantee: the releases charged to the ledger, taken together, keep its budget under its adjacency, also when
     queries, noise, counts and sampling rates are chosen in view of earlier answers; with `adaptive=False`, when the
     queries are. (Entries of files from before schema 3 count as fixed beforehand.) A spend that returns is on the disk.
-    Source: smith2022fully for Gaussian noise; the rest, with the proof, in `accounting.filter`.
+    Source: smith2022fully for Gaussian noise; the rest, with the proofs, in `accounting.filter` and `limits`.
 
     Args:
         path: the SQLite file; it is created if it does not exist and a budget is given.
@@ -246,8 +246,8 @@ class Ledger:
     def remaining(self) -> Remaining:
         """The largest Gaussian release without sampling that the ledger would still take, rounded down.
 
-        In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 95 %
-        of the budget's delta, after the first, if the ledger is adaptive.
+        In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 85 %
+        of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5).
         """
         total = self._current()
         mu = total.spent.remaining(total.adjacency or "")
