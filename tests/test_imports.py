@@ -25,6 +25,8 @@ ROOMS = [
     "mechanisms",
     "queries",
     "backends",
+    "intervals",
+    "bootstrap",
     "pipeline",
     "planning",
     "comparison",

@@ -40,7 +40,7 @@ class Row:
     Attributes:
         mechanism: its name.
         source: where it is from.
-        std: the root mean square of the noise over the entries.
+        root_mean_square: of the noise, over the entries.
         expected_squared_error: on the task.
         claimed_delta: the budget's.
         exact_delta: that of the noise, at the budget's epsilon.
@@ -54,7 +54,7 @@ class Row:
 
     mechanism: str
     source: str
-    std: float
+    root_mean_square: float
     expected_squared_error: float
     claimed_delta: float
     exact_delta: float
@@ -192,7 +192,7 @@ def compare(
         for recipe, law in proposals(shape, sensitivity, budget, options, names):
             rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options, copies))
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
-    return Comparison(_check.shape(shape), sensitivity, budget, tuple(rows), copies)
+    return Comparison(_check.any_shape(shape), sensitivity, budget, tuple(rows), copies)
 
 
 def _name(law: NoiseLaw) -> str:
@@ -227,7 +227,7 @@ def _row(
     return Row(
         mechanism=name,
         source=source,
-        std=law.std,
+        root_mean_square=law.root_mean_square,
         expected_squared_error=expected_error(law, options),
         claimed_delta=budget.delta,
         exact_delta=certificate.delta(budget.epsilon),

@@ -1,4 +1,4 @@
-"""A tour on public data: two releases from the same records under one budget, with certificates and pictures."""
+"""A demonstration on public data: two releases under one budget, with certificates and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TOTAL = Budget(1.0, 1e-6)
-# Both were chosen with these public records in view; with private ones that would spend budget that nobody counts.
+# Both were chosen with these public records in view; with private ones that would be an uncounted spend.
 # Bins for the ink in one half of a picture:
 INK = np.linspace(3, 17, 15)
 # How many directions of the noisy second moment are kept:

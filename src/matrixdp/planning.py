@@ -75,7 +75,7 @@ class PlannedRelease(Allotment):
         """The planned noise, for a value of this shape."""
         if self.shaped and shape != self.noise.shape:
             raise InvalidInput(f"value must have the shape that was planned, {self.noise.shape}, got {shape}")
-        return self.noise if self.shaped else _reshaped(self.noise, shape)
+        return self.noise if self.shaped else _on_shape(self.noise, shape, sensitivity.matrix_shape(shape))
 
     def check(self, certificate: Certificate) -> None:
         """Raises InvalidInput unless the release lies under what was planned, at every epsilon."""
@@ -311,7 +311,7 @@ def _kinds(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list[_
     if len({each.adjacency for each in sets}) > 1:
         raise InvalidInput("sets must share one adjacency: guarantees about different neighbours do not add up")
     counted = [1.0] * len(sets) if weights is None else [_check.positive("weights", each) for each in weights]
-    shaped = [_own_shape(each) for each in sets] if shapes is None else [_check.shape(each) for each in shapes]
+    shaped = [_own_shape(each) for each in sets] if shapes is None else [_check.any_shape(each) for each in shapes]
     if not len(sets) == len(counted) == len(shaped):
         raise InvalidInput(f"weights and shapes must have one entry per set, {len(sets)}")
     keys: list[tuple[Any, ...]] = []
@@ -532,11 +532,12 @@ def _assembled(
     return Plan(budget, composition, tuple(parts))
 
 
-def _reshaped(law: NoiseLaw, shape: Shape) -> NoiseLaw:
-    """The same noise for another shape; it is the same for every entry."""
+def _on_shape(law: NoiseLaw, shape: Shape, matrix: Shape) -> NoiseLaw:
+    """The same noise for values of another shape, read as a matrix; it is the same for every entry."""
     if isinstance(law, Product):
-        return replace(law, shape=shape)
-    return Gaussian(Isotropic(shape, law.std)).attributed_to(law.source)
+        return law.reshaped(shape)
+    found = Gaussian(Isotropic(matrix, law.root_mean_square)).attributed_to(law.source)
+    return found if matrix == shape else found.reshaped(shape)
 
 
 def _check_under(certificate: Certificate, planned: Guarantee, what: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matrixdp._check import Array, Shape
+from matrixdp._check import Array
 from matrixdp.backends import numpy
 from matrixdp.backends.numpy import TOO_LARGE
 from matrixdp.distributions import Gaussian, NoiseLaw
@@ -24,24 +24,19 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def checked(value: Tensor, sensitivity: Sensitivity) -> Tensor:
-    """A tensor without its gradient; float32 or float64, finite, a vector or a matrix, symmetric where it must be."""
+    """A tensor without its gradient; float32 or float64, finite, symmetric where it must be."""
     tensor = value.detach().clone()
     if tensor.dtype not in FLOATS:
         raise InvalidInput(f"value must be a float32 or float64 tensor, got {tensor.dtype}; convert it first")
-    if tensor.ndim not in (1, 2) or tensor.numel() == 0:
-        raise InvalidInput(f"value must be a vector or a matrix and not empty, got shape {tuple(tensor.shape)}")
+    if tensor.numel() == 0:
+        raise InvalidInput(f"value must not be empty, got shape {tuple(tensor.shape)}")
     if not bool(torch.isfinite(tensor).all()):
         raise InvalidInput("value must be finite; drop or fill the records that are not before the query")
     if isinstance(sensitivity, RankOne):
-        sensitivity.fits(shape_of(tensor))
+        sensitivity.fits(tuple(tensor.shape))
         # kept in double precision, so that no later rounding moves it off the symmetric matrices
         return torch.from_numpy(numpy.symmetric(to_array(tensor))).to(tensor.device)
     return tensor
-
-
-def shape_of(value: Tensor) -> Shape:
-    """The shape as whole numbers."""
-    return tuple(int(side) for side in value.shape)
 
 
 def prepared(
@@ -108,7 +103,7 @@ class Factor(Protocol):
         """A vector in units of the noise."""
 
     def color(self, white: Tensor) -> Tensor:
-        """The vector again."""
+        """The inverse of `whiten`."""
 
 
 class _Scaled:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from matrixdp import _check
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
@@ -63,7 +65,8 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget and are
             floating-point-safe (`choice` says how it is found). With few entries the ideal laws of "l2" and "spherical"
             have less error, but no floating-point-safe sampler is known for them.
-        shape: the shape of the value to release.
+        shape: the shape of the value to release, of any number of dimensions. Recipes are for vectors and matrices:
+            they see a value of another kind as `sensitivity.matrix_shape` reads it.
         sensitivity: what a neighbour can change.
         budget: the budget to keep.
         **options: the recipe's own options; an unknown one is an error. "auto" gives each to the recipes that know it.
@@ -72,7 +75,7 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         A noise law; `certify` says what it guarantees.
     """
     _check.choice("mechanism", mechanism, [*RECIPES, "auto"])
-    shape = _check.shape(shape)
+    shape = _check.any_shape(shape)
     if not isinstance(sensitivity, Sensitivity):
         raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
     if not isinstance(budget, Budget):
@@ -85,6 +88,11 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
             )
         law: NoiseLaw = budget.law(shape, sensitivity)
         return law
+    matrix = sensitivity.matrix_shape(shape)
+    if matrix != shape:
+        read = {name: np.reshape(o, matrix) if shape and np.shape(o) == shape else o for name, o in options.items()}
+        same = sensitivity.read_as(shape, matrix)
+        return calibrate(mechanism, shape=matrix, sensitivity=same, budget=budget, **read).reshaped(shape)
     if mechanism == "auto":
         _check_options(options, RECIPES.values())
         return least_error(RECIPES, shape, sensitivity, budget, options)
@@ -98,7 +106,7 @@ def calibrate_gaussian(
     if mechanism != "auto":
         return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     _check_options(options, RECIPES.values())
-    return least_error(RECIPES, _check.shape(shape), sensitivity, budget, options, Gaussian)
+    return least_error(RECIPES, _check.shape(shape), sensitivity, budget, options, family=Gaussian)
 
 
 def proposals(

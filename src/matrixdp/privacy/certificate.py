@@ -1,6 +1,6 @@
 """What a noise law really guarantees on a sensitivity set: the only place in matrixdp that claims privacy.
 
-A certificate is data: it holds law, set, way of drawing, query and budget as records, so that anybody can compute the
+A certificate is data: it holds law, set, way of drawing, query and budget as records, so that anyone can compute the
 guarantee again from them (`verification`). It also says what the guarantee covers: the floating-point numbers that were
 released, or the ideal law of the noise alone. Noise of which only the ideal law is known keeps no budget here, and
 `check_releasable` and `refuse_unsafe_floats` refuse it.
@@ -9,6 +9,7 @@ released, or the ideal law of the noise alone. Noise of which only the ideal law
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
-from matrixdp.errors import GuaranteeViolated, InvalidInput
+from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.privacy.drawing import Drawing, has_safe_sampler
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.privacy.laws import added_law, claim, is_known
@@ -53,7 +54,7 @@ class Certificate(Guarantee):
         query: the name and the public parameters of the query, if it is known.
         budget: the budget that was asked for, if any.
         released: the name and the SHA-256 of the file with the released value, if it was written.
-        remark: anything that a person should know, such as what was tested and not proved.
+        remark: what a reader should know besides, such as what was tested and not proved.
     """
 
     law: NoiseLaw
@@ -79,7 +80,7 @@ class Certificate(Guarantee):
 
     @cached_property
     def witness(self) -> Array:
-        """A difference in the set that is hidden worst; it attains mu when the certificate is exact."""
+        """A worst-case difference in the set; it attains mu when the certificate is exact."""
         return claim(self.law, self.sensitivity).witness()
 
     @property
@@ -104,6 +105,16 @@ class Certificate(Guarantee):
             return "the ideal law only; seeded noise is not private"
         return "the ideal law only, not the floating-point numbers released"
 
+    @property
+    def standard_error_range(self) -> tuple[float, float] | None:
+        """The least and the largest standard deviation of the noise in an entry, as drawn; None if it is not known."""
+        factor = 1.0 if self.drawing is None else math.sqrt(self.drawing.variance_factor)
+        try:
+            least, largest = self.law.standard_error_range
+        except NotApplicable:  # a law from outside the package, which does not say
+            return None
+        return factor * least, factor * largest
+
     def meets(self, budget: Budget) -> bool:
         """Whether the release keeps this budget, or the law if it has not been drawn; never true of unsafe floats."""
         return not self.unsafe_floats and super().meets(budget)
@@ -117,7 +128,7 @@ class Certificate(Guarantee):
         return document_of(self)
 
     def to_json(self) -> str:
-        """The certificate as a JSON text, whole in itself."""
+        """The certificate as one self-contained JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
@@ -144,7 +155,7 @@ class Certificate(Guarantee):
         """Computes everything again from law and set, and compares it with what the certificate says.
 
         Returns:
-            What was compared; true in a condition if all of it agrees. It proves that the numbers follow from law and
+            What was compared; true as a condition if all of it agrees. It proves that the numbers follow from law and
             set, not who wrote them.
         """
         from matrixdp.privacy.verification import verified
@@ -168,7 +179,7 @@ class Certificate(Guarantee):
 
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else USUAL.delta
-        added = added_law(self.law)
+        added, bars = added_law(self.law), self.standard_error_range
         lines = [
             ("adjacency", f"{self.adjacency} ({self.adjacency.neighbours})"),
             ("change", str(self.sensitivity)),
@@ -177,11 +188,18 @@ class Certificate(Guarantee):
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
-            ("noise", f"{self.law.describe()}, on {' x '.join(str(side) for side in self.shape)}"),
+            ("noise", f"{self.law.describe()}, on {' x '.join(map(str, self.shape)) or 'one number'}"),
+            *([("std error", between(*bars))] if bars else []),
             ("source", self.source),
             *([("drawn with", str(self.drawing))] if self.drawing else []),
         ]
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
+
+
+def between(least: float, largest: float) -> str:
+    """A range of standard errors in words, or the one number that all entries have."""
+    low, high = f"{least:.6g}", f"{largest:.6g}"
+    return f"{low} in every entry" if low == high else f"{low} to {high}, as the entry"
 
 
 def certify(
@@ -204,7 +222,7 @@ def certify(
         budget: the budget that was asked for; it changes how the certificate prints, not what it guarantees.
         drawing: how the noise is drawn, for the certificate of a release.
         query: the name and the public parameters of the query.
-        remark: anything that a person should know.
+        remark: what a reader should know besides.
 
     Source: yang2021improved, Lemma 1 and Theorem 2; balle2018improving, Theorem 5.
 

@@ -33,7 +33,7 @@ class Claim:
     Attributes:
         profile: delta for every epsilon, never below the truth.
         exact: whether it is that of a difference in the set, or a proven upper bound.
-        witness: gives a difference in the set that is hidden worst.
+        witness: gives a worst-case difference in the set.
     """
 
     profile: Profile
@@ -62,11 +62,15 @@ def claim(law: NoiseLaw, sensitivity: Sensitivity) -> Claim:
 @claim.register
 def _(law: Gaussian, sensitivity: Sensitivity) -> Claim:
     """One number, mu: the largest norm of a whitened difference."""
-    found = supremum(sensitivity, law.covariance)
+    found = supremum(sensitivity.read_as(law.shape, law.covariance.shape), law.covariance)
     mu = found.mu * (1 + ROUNDING + law.covariance.slack)
+
+    def witness() -> Array:
+        return found.witness().reshape(law.shape)
+
     if not 0 < mu < math.inf:
         raise NotCertifiable(f"{law.describe()} cannot hide every change allowed here: {sensitivity}")
-    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, found.witness)
+    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, witness)
 
 
 @claim.register
@@ -111,7 +115,9 @@ def is_known(law: Any) -> bool:
 
 def longest(law: NoiseLaw, sensitivity: Sensitivity) -> Array:
     """A difference in the set of the largest norm."""
-    return supremum(sensitivity, Isotropic(law.shape, 1.0)).witness()
+    matrix = sensitivity.matrix_shape(law.shape)
+    found = supremum(sensitivity.read_as(law.shape, matrix), Isotropic(matrix, 1.0))
+    return found.witness().reshape(law.shape)
 
 
 # --- laws from outside the package ---
@@ -160,9 +166,9 @@ def register_law(
             raises NotCertifiable where nothing is proven.
         add_noise: from a law and a value to the noisy value, with secret randomness; `value + law.sample()` by default.
         float_safe: whether the author claims that the profile covers the floating-point numbers which add_noise gives.
-            `release` and ledgers refuse a law for which nobody does.
+            `release` and ledgers refuse a law without this claim.
         exact: whether the profile is attained by a difference in the set.
-        witness: from a law and a set to a difference that is hidden worst, for audits; the longest by default.
+        witness: from a law and a set to a worst-case difference, for audits; the longest by default.
     """
     if not (isinstance(law, type) and issubclass(law, NoiseLaw)):
         raise InvalidInput(f"law must be a class derived from NoiseLaw, got {_check.kind(law)}")

@@ -1,9 +1,9 @@
-"""Certificates as JSON documents, and checking one without trust in any number that stands in it.
+"""Certificates as JSON documents, and their verification without trust in any stored number.
 
 A document holds the records (law, set, drawing, query, budget) and what was computed from them. Verifying reads the
 records, computes everything again, writes a fresh document, and compares the two entry by entry. So a change of any
 record shows in what follows from it, and a change of a result shows against the fresh one; to pass, the whole document
-must be the true one for its law and set. That proves consistency, not origin: nobody's signature is in it.
+must be the true one for its law and set. That proves consistency, not origin: nothing is signed.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def document_of(certificate: Certificate, store: Store | None = None) -> dict[st
         "facts": {
             "shape": list(certificate.shape),
             "expected_squared_error": law.expected_squared_error(),
+            "standard_error": None if (bars := certificate.standard_error_range) is None else list(bars),
             **_of_gaussian(law),
             "noise": law.describe(),
             "change": str(sensitivity),
@@ -92,7 +93,7 @@ def document_of(certificate: Certificate, store: Store | None = None) -> dict[st
 
 
 def _of_gaussian(law: NoiseLaw) -> dict[str, Any]:
-    """Numbers that also move when noise changes where nothing else depends on it."""
+    """Numbers that change with the noise even where no other number does."""
     if not isinstance(law, Gaussian):
         return {}
     return {"inverse_trace": law.covariance.power_trace(-1), "rounding": law.covariance.slack}
@@ -120,7 +121,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
 
 
 def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Certificate:
-    """The certificate in a document, with the numbers that stand in it; only `verified` says whether they are true."""
+    """The certificate in a document, with the numbers stated there; only `verified` says whether they are true."""
     try:
         stated = content["guarantee"]
         law, sensitivity = decode(content["law"], fetch), decode(content["sensitivity"], fetch)
@@ -168,12 +169,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found; true in a condition if everything agrees.
+    """What a verification found; true as a condition if everything agrees.
 
     Attributes:
         compared: how many entries were compared.
         findings: those that do not agree.
-        remarks: what a person should know besides.
+        remarks: what a reader should know besides.
         subject: what was verified.
     """
 
@@ -230,6 +231,9 @@ def recomputed(certificate: Certificate) -> Certificate:
 
 _ABSENT = "nothing"
 
+_LATER_FACTS = {"standard_error"}
+"""Facts that the first documents of the schema do not have."""
+
 QUERIES: dict[str, Any] = {}
 """How to compute the set of a query from its public parameters and the shape of its value; `queries` fills it in."""
 
@@ -260,7 +264,8 @@ def _pairs(name: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, An
     if isinstance(stated, Mapping) and "sha256" in stated and isinstance(computed, Mapping) and "float64" in computed:
         computed = {"shape": computed["shape"], "sha256": digest(base64.b64decode(computed["float64"]))}
     if isinstance(stated, Mapping) and isinstance(computed, Mapping):
-        for key in sorted({*stated, *computed} - ({"released"} if not name else set())):
+        unknown_then = _LATER_FACTS - set(stated) if name.endswith("facts") else set()
+        for key in sorted({*stated, *computed} - ({"released"} if not name else unknown_then)):
             yield from _pairs(f"{name}.{key}".lstrip("."), stated.get(key, _ABSENT), computed.get(key, _ABSENT))
     elif isinstance(stated, (list, tuple)) and isinstance(computed, (list, tuple)) and len(stated) == len(computed):
         for index, (one, other) in enumerate(zip(stated, computed, strict=True)):

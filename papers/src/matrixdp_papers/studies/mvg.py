@@ -127,7 +127,9 @@ def regression(liver: Array, rng: np.random.Generator) -> Experiment:
         # Records are (blood tests, drinks, 1); ridge regression needs no more than their second moment.
         moment = postprocess.nearest_psd(noisy)
         inputs = [*range(liver.shape[1] - 1), liver.shape[1]]
-        gram = moment[np.ix_(inputs, inputs)] + math.sqrt(len(moment)) * moment_law.std * np.eye(len(inputs))
+        gram = moment[np.ix_(inputs, inputs)] + math.sqrt(len(moment)) * moment_law.root_mean_square * np.eye(
+            len(inputs)
+        )
         weights = np.linalg.solve(gram, moment[inputs, -2])
         return score(lambda tests: tests @ weights[:-1] + weights[-1])
 
@@ -207,14 +209,14 @@ def measure(experiment: Experiment, runs: int, rng: np.random.Generator, progres
         certificate = certify(trial.law, trial.answer.sensitivity)
         scores = Mean.of(trial.score(trial.answer.value + trial.law.sample(rng)) for _ in range(runs))
         true_delta, word = certificate.delta(experiment.budget.epsilon), verdict(certificate, experiment.budget)
-        rows.append((trial.name, trial.law.source.split(" ")[0], trial.law.std, true_delta, scores, word))
+        rows.append((trial.name, trial.law.source.split(" ")[0], trial.law.root_mean_square, true_delta, scores, word))
     columns = ("trial", "recipe", "std of the noise", "true delta", experiment.metric, "verdict")
     note = f"Claimed: {experiment.budget}. The intervals are over the noise alone."
     return Table(experiment.title, columns, tuple(rows), note)
 
 
 def run(data: Data, smoke: bool, progress: Progress) -> Results:
-    """All three experiments."""
+    """Runs all three experiments."""
     rng = np.random.default_rng(SEED)
     runs = 3 if smoke else 100
     experiments = (regression(data.liver, rng), component(data.movement, rng), covariance(data.cardiotocography))
@@ -242,7 +244,7 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     difference = (
         "- MVG's condition bounds the privacy loss by norms of the whole matrix; the certificate shows true deltas "
         "below 1e-300 where 1/N is claimed. Its noise hides the data altogether, whatever its directions.\n"
-        "- At the same true guarantee directional noise can help or hurt: it moves noise from the favoured rows to the "
+        "- At the same true guarantee directional noise can help or hurt. It moves noise from the favoured rows to the "
         "others, and the sum of precisions is what is bounded.\n"
         "- What helps far more is the query: a statistic that one record moves little (second moment, covariance) "
         "in place of the records themselves.\n"
@@ -261,9 +263,9 @@ STUDY = Study(
     source="chanyaswad2018mvg, experiments I to III and appendix B",
     claim=(
         "MVG with directional noise does notably better than mechanisms that add i.i.d. noise, and comes close to the "
-        "result without noise, on three matrix-valued queries at epsilon 1 and delta 1/N: regression from the records "
-        "themselves (Liver, 6 x 248), the first principal component (Movement, 4 x 2021), and a covariance matrix "
-        "(CTG, 21 x 2126)."
+        "result without noise. This is for three matrix-valued queries at epsilon 1 and delta 1/N: regression from the "
+        "records themselves (Liver, 6 x 248), the first principal component (Movement, 4 x 2021), and a covariance "
+        "matrix (CTG, 21 x 2126)."
     ),
     load=load,
     run=run,

@@ -1,4 +1,4 @@
-"""Any covariance of a modest number of entries."""
+"""Arbitrary covariances, for a modest number of entries."""
 
 from __future__ import annotations
 
@@ -49,6 +49,9 @@ class Dense(FullCovariance):
 
     def whiten(self, difference: Array) -> Array:
         return np.reshape(self.matrix.whiten(difference.ravel()), self.shape)
+
+    def times(self, array: Array) -> Array:
+        return self.color(self.whiten(array).ravel() * self.matrix.variances)
 
     def whitening_error(self) -> float:
         """One product with the directions."""
