@@ -210,6 +210,7 @@ LAPLACE = DiscreteProfile(1.0, 4.0, 2, 2)
         (DiscreteProfile(1.0, 4.0, 4, 1), LAPLACE, False),  # the whole change in one entry is worse
         (DiscreteProfile(1.0, 3.9, 2, 2), LAPLACE, False),
         (DiscreteProfile(1.5, 4.0, 2, 2), DiscreteProfile(1.5, 4.1, 2, 2), False),
+        (DiscreteProfile(1.5, 4.2, 2, 2), DiscreteProfile(1.5, 4.0, 2, 2), False),  # a larger scale need not be better
         (DiscreteProfile(1.5, 4.0, 1, 2), DiscreteProfile(1.5, 4.0, 2, 2), True),
         (GaussianProfile(0.5), GaussianProfile(0.5), True),
         (GaussianProfile(0.51), GaussianProfile(0.5), False),

@@ -88,6 +88,14 @@ def test_a_sampler_with_a_large_error_is_refused_by_all():
     assert found.remaining("add/remove") == 0.0
 
 
+def test_samplers_have_a_share_of_their_own():
+    """Two samplers that may reveal 1.6 % of delta: within the k of the Gaussian filter, above the share of samplers."""
+    found, block = Spent(BUDGET), {Use(GaussianProfile(1e-3), 4e-9): 1}
+    for number in range(2):
+        found.add(block, found.charge(block, "add/remove"), "add/remove")
+        assert found.fits("add/remove") == (number == 0)
+
+
 def worst_after(first, options, epsilon):
     """delta of discrete noise and then, for each of its answers, the worst of the options."""
     places = np.arange(-300, 301)
