@@ -234,6 +234,13 @@ def test_samplers_and_rates_count_in_domination():
 # --- named parts, and what cannot be planned ---
 
 
+def test_pure_budgets_are_divided_by_name_alone():
+    assert Budget(1.0, 0).split(a=1, b=3)["b"].delta == 0.0
+    for divided in (lambda: Budget(1.0, 0).plan([Counts(1)]), lambda: Budget(1.0, 0).shared(3)):
+        with pytest.raises(InvalidInput, match="delta above 0"):
+            divided()
+
+
 def test_named_parts_add_up():
     parts = BUDGET.split(tables=3, model=1)
     assert parts["tables"].epsilon == pytest.approx(0.75)

@@ -120,7 +120,7 @@ class Comparison:
                     f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
                     f"{row.expected_squared_error:.4g}",
                     f"{row.expected_squared_error / best:.3g}",
-                    f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                    f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
                     *(rounded_up(e, 3) if e == e else "" for e in (row.planned_epsilon, row.adaptive_epsilon)),
                 )
         notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
@@ -222,8 +222,10 @@ def _row(
     planned = adaptive = math.nan
     if word in KEEPS:
         adjacency, use = str(certificate.adjacency), Use(certificate.profile)
-        planned = methods.epsilon({use: copies}, adjacency, budget.delta)
-        adaptive = adaptive_epsilon(use, copies, budget.delta, adjacency)
+        planned = adaptive = methods.pure_epsilon({use: copies})
+        if budget.delta > 0:
+            planned = methods.epsilon({use: copies}, adjacency, budget.delta)
+            adaptive = adaptive_epsilon(use, copies, budget.delta, adjacency)
     return Row(
         mechanism=name,
         source=source,

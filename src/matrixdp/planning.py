@@ -225,6 +225,7 @@ def plan(budget: Budget, sets: Sequence[Sensitivity], weights: Any = None, shape
 
 def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Shared:
     """See `Budget.shared`."""
+    _check_whole(budget)
     releases = _check.count("releases", releases)
     if not isinstance(like, Sensitivity | None):
         raise InvalidInput(f"like must be a set from matrixdp.sensitivity, got {_check.kind(like)}")
@@ -303,8 +304,7 @@ class _Kind:
 
 def _kinds(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list[_Kind], list[_Kind]]:
     """The kinds of releases, and the kind of each release in order."""
-    if isinstance(budget, Allotment) or not budget.delta > 0:
-        raise InvalidInput(f"plan needs a whole budget with delta above 0, got {budget}")
+    _check_whole(budget)
     sets = list(sets)
     if not sets or not all(isinstance(each, Sensitivity) for each in sets):
         raise InvalidInput("sets must be a list of sets from matrixdp.sensitivity, one per release, and not be empty")
@@ -325,6 +325,12 @@ def _kinds(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list[_
             normal, discrete = _gaussian(shape, each, budget, shapes is None), _discrete(shape, each, budget)
             found[key] = _Kind(each, keys.count(key), weight * entries, normal, discrete)
     return list(found.values()), [found[key] for key in keys]
+
+
+def _check_whole(budget: Budget) -> None:
+    if isinstance(budget, Allotment):
+        raise InvalidInput(f"a plan needs a whole budget, not a part of another plan, got {budget}")
+    budget.with_delta("a plan")
 
 
 def _own_shape(sensitivity: Sensitivity) -> Shape:

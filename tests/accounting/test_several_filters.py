@@ -112,6 +112,13 @@ def _curve(profile, epsilon):
     return np.where(epsilon < 0, -np.expm1(-np.abs(epsilon)) + np.exp(-np.abs(epsilon)) * deltas, deltas)
 
 
+def test_pure_releases_that_are_drawn_exactly_use_up_the_whole_budget(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    for _ in range(4):
+        release(np.zeros(10), Counts(1), Budget(0.25, 0), ledger=ledger)
+    assert ledger.spent() <= 1 + 1e-9
+
+
 @pytest.mark.parametrize("scale", [2.0, 4.0, 8.0])
 def test_the_most_that_the_filters_admit_keeps_the_budget_whatever_is_chosen(scale):
     """After one answer, the largest release of each kind that the ledger still takes, chosen by the answer."""

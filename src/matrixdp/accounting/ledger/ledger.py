@@ -80,6 +80,8 @@ class Ledger:
     ) -> None:
         if budget is not None and not isinstance(budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+        if budget is not None:
+            budget.with_delta("a ledger")
         if adjacency is not None:
             adjacency = checked_adjacency(adjacency)
         if adaptive is not None and not isinstance(adaptive, bool):
@@ -100,7 +102,10 @@ class Ledger:
         with self._file.opened() as session:
             header = session.header()
             try:
-                self.budget, self.adaptive = Budget(header.epsilon, header.delta), header.adaptive != 0
+                self.budget, self.adaptive = (
+                    Budget(header.epsilon, header.delta).with_delta("a ledger"),
+                    header.adaptive != 0,
+                )
             except InvalidInput:
                 raise tampered(self.path, "its budget is none") from None
             spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
