@@ -28,6 +28,7 @@ ROOMS = [
     "intervals",
     "bootstrap",
     "pipeline",
+    "planning",
     "comparison",
     "audit",
     "plots",

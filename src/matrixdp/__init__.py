@@ -8,6 +8,7 @@ from matrixdp.budget import Budget
 from matrixdp.comparison import compare
 from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, release
+from matrixdp.planning import Plan
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
@@ -29,6 +30,7 @@ __all__ = [
     "Ledger",
     "OneColumn",
     "OneRow",
+    "Plan",
     "RankOne",
     "Release",
     "Vertices",
