@@ -254,7 +254,7 @@ DIFFERENCE = """\
   for one cell. This decides the comparison; `discrete` chooses the same law here.
 - H_b's own rule takes a single level at these sizes: it is Laplace noise on the blocks. matrixdp's `laplace` is the
   same, with up to 2 % less variance, as its grid is discrete.
-- H_b wins on rectangles with add/remove, by a tenth. The noise is the same, but the runs on other days chose threshold 3
+- H_b wins on rectangles with add/remove, by a tenth. The noise is the same, but the other days chose threshold 3
   for it and threshold 2 for `discrete`: with 45 noisy runs that choice is chance.
 - DAWA spends a quarter of epsilon on its partition, which does not pay on a map this empty.
 - Every group had three variants, blocks of 1, 2, 4 and 8, and eight post-processings, chosen on three other maps of the
