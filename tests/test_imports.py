@@ -31,6 +31,7 @@ ROOMS = [
     "comparison",
     "audit",
     "plots",
+    "tables",
     "sklearn",
     "distributed",
     "learn",
