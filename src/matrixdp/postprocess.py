@@ -87,6 +87,19 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
     return nearest
 
 
+def whole_numbers(matrix: Any) -> Array:
+    """Whole numbers, each less than 1 from its entry, whose sum is the rounded sum of the entries.
+
+    Every entry is rounded down, and those with the largest remainders are then rounded up.
+    """
+    given = _check.array_of("matrix", matrix).astype(np.float64)
+    low = np.floor(given)
+    remainders = (given - low).ravel()
+    up = np.argsort(-remainders, kind="stable")[: round(float(np.sum(remainders)) + 1e-9)]
+    low.reshape(-1)[up] += 1
+    return np.asarray(low)
+
+
 def james_stein(matrix: Any, std: float, target: Any = 0.0) -> Array:
     """Shrinks a release with i.i.d. Gaussian noise towards a target, by as much as the noise explains.
 

@@ -31,7 +31,8 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
     least 1), so s phi <= x.
 
 **What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices),
-"matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package.
+"matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package. Residuals of
+marginals are used through the tables, and get the noise of "marginals".
 
 "auto" takes Gaussian noise only, which composes exactly, also where noise is chosen in view of earlier answers, and is
 floating-point-safe. "laplace" and "discrete" have less error where few entries change, and are asked for by name: a
@@ -57,6 +58,7 @@ from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
 from matrixdp.mechanisms.optimal import checked_weights, isotropic_is_optimal
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
+from matrixdp.residuals import Residuals
 from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
 
 # Errors that differ by less count as equal.
@@ -77,6 +79,9 @@ def least_error(
         budget: the budget to keep.
         options: of any of the recipes; `weights` and `workload` say what the error is counted on.
     """
+    if isinstance(sensitivity, Residuals):
+        chosen = recipes["marginals"]
+        return chosen.calibrate(shape, sensitivity, budget, **chosen.known(options))
     options = _with_task(shape, options)
     analytic = recipes["analytic"]
     best = analytic.calibrate(shape, sensitivity, budget)
@@ -140,4 +145,4 @@ def _may_win(recipe: Recipe, shape: Shape, sensitivity: Sensitivity, options: Ma
         return options.get("row_utility") is not None
     if recipe.name == "mvg":
         return 2 * _check.positive("gamma", options["gamma"]) < sensitivity.frobenius_radius(shape)
-    return recipe.name not in ("classic", "imgm", "mgm", "udn")
+    return recipe.name not in ("classic", "imgm", "mgm", "udn", "marginals")

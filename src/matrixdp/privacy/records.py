@@ -22,9 +22,10 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, Product, Spherical
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, ResidualNoise, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.residuals import ResidualBasis, Residuals
 from matrixdp.secure.grid import Grid
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
@@ -98,6 +99,9 @@ for _kind, _record in {
     "dense": Dense,
     "blocks": Blocks,
     "symmetric": Symmetric,
+    "residual-basis": ResidualBasis,
+    "residuals": Residuals,
+    "residual-noise": ResidualNoise,
 }.items():
     register(_kind, _record)
 register("one-row", OneRow, _one_line(OneRow))
