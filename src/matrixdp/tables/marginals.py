@@ -380,7 +380,11 @@ def _vectors(weights: Any, plan: MarginalPlan) -> dict[int, Array]:
     if not isinstance(weights, Mapping):
         raise InvalidInput(f"weights must map columns to one weight per value, got {_check.kind(weights)}")
     places = plan._places(tuple(weights))
-    vectors = {i: _check.finite("weights", vector, ndim=1) for i, vector in zip(places, weights.values(), strict=True)}
+    numbers = [_check.array_of("weights", vector) for vector in weights.values()]
+    vectors = {
+        i: _check.finite("weights", vector.astype(float) if vector.dtype == bool else vector, ndim=1)
+        for i, vector in zip(places, numbers, strict=True)
+    }
     if any(len(vector) != plan.basis.sizes[i] for i, vector in vectors.items()):
         raise InvalidInput("weights must have one number per value of their column")
     return vectors
