@@ -26,6 +26,7 @@ ROOMS = [
     "mechanisms",
     "queries",
     "backends",
+    "intervals",
     "pipeline",
     "comparison",
     "audit",

@@ -44,7 +44,7 @@ def test_noise_has_the_calibrated_std():
     """Chi-square at false alarm 1e-6; noise 5 % short is told apart."""
     value = np.zeros((200, 200))
     out = release(value, Frobenius(1.0), BUDGET)
-    std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).std
+    std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).root_mean_square
     threshold = norm.isf(0.5e-6)
 
     def z_score(noise):
@@ -106,7 +106,9 @@ def test_a_law_that_breaks_the_promise_is_refused(monkeypatch):
     @recipe("short", source="nowhere")
     def short(shape, sensitivity, budget):
         return Gaussian(
-            Isotropic(shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).std)
+            Isotropic(
+                shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).root_mean_square
+            )
         )
 
     monkeypatch.setitem(RECIPES, "short", short)
@@ -255,11 +257,19 @@ def test_compare_table():
     assert "workload" in rows["matrix-mechanism"].note
     errors = [row.expected_squared_error for row in table if row.verdict in ("exact", "loose")]
     assert errors == sorted(errors)
-    columns = ["mechanism", "source", "std", "expected_squared_error", "claimed_delta", "exact_delta", "verdict"]
+    columns = [
+        "mechanism",
+        "source",
+        "root_mean_square",
+        "expected_squared_error",
+        "claimed_delta",
+        "exact_delta",
+        "verdict",
+    ]
     assert list(table.to_pandas().columns)[:7] == columns
     assert "classic" in str(table)
     assert "loose" in str(table)
-    assert table.to_dicts()[-1]["std"] is None
+    assert table.to_dicts()[-1]["root_mean_square"] is None
 
 
 @pytest.mark.parametrize("wide", [120, 80])

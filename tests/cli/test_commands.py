@@ -68,7 +68,7 @@ def test_compare_only_some_with_an_option(call):
     )
     rows = {row["mechanism"]: row for row in json.loads(result.stdout)["mechanisms"]}
     assert set(rows) == {"imgm", "analytic"}
-    assert rows["imgm"]["std"] == pytest.approx(2 * rows["analytic"]["std"])
+    assert rows["imgm"]["root_mean_square"] == pytest.approx(2 * rows["analytic"]["root_mean_square"])
 
 
 def test_calibrate_prints_noise_and_certificate(call):
@@ -78,14 +78,17 @@ def test_calibrate_prints_noise_and_certificate(call):
     law = calibrate("analytic", shape=(6, 248), sensitivity=Frobenius(2.449), budget=budget)
     assert result.exit_code == 0
     assert str(certify(law, Frobenius(2.449), budget)) in result.stdout
-    assert f"std {law.std:.6g}" in result.stdout
+    assert f"std error  {law.standard_error[0, 0]:.6g} in every entry" in result.stdout
+    assert f"95 % of the noise lies within +-{law.half_width()[0, 0]:.6g} in every entry" in result.stdout
 
 
 def test_calibrate_as_json(call):
     result = call("calibrate", "auto", *HISTOGRAM, "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
     law = calibrate("auto", shape=(89, 89), sensitivity=Counts(1), budget=Budget(0.5, 1e-7))
-    assert found["std"] == law.std
+    assert found["standard_error"] == [law.root_mean_square] * 2
+    assert found["half_width_95"] == [float(law.half_width(0.95)[0, 0])] * 2
+    assert found["root_mean_square"] == law.root_mean_square
     assert found["expected_squared_error"] == law.expected_squared_error()
     assert found["keeps_budget"] is True
     assert found["certificate"] == certify(law, Counts(1), Budget(0.5, 1e-7)).to_dict()

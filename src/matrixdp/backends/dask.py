@@ -64,7 +64,7 @@ class BlockKey:
 
 
 def checked(value: Any, sensitivity: Sensitivity) -> Any:
-    """A Dask array of real numbers of known shape, a vector or a matrix."""
+    """A Dask array of real numbers of known shape."""
     if not isinstance(value, dask.array.Array):
         raise InvalidInput(f"value must be a Dask array, got {type(value).__name__}; distributed.identity() makes one")
     if any(math.isnan(side) for side in value.shape):
@@ -81,7 +81,7 @@ def checked(value: Any, sensitivity: Sensitivity) -> Any:
 
 def shape_of(value: Any) -> Shape:
     """The shape of a Dask array."""
-    return _check.shape(tuple(int(side) for side in value.shape))
+    return _check.any_shape(tuple(int(side) for side in value.shape))
 
 
 def prepared(
@@ -102,6 +102,11 @@ def prepared(
             f"only Gaussian noise with independent entries can be drawn block by block, got {law.describe()}; "
             'use mechanism="analytic", or compute() the value first'
         )
+    if law.value_shape is not None and not isinstance(law.covariance, Isotropic):
+        raise InvalidInput(
+            "noise that differs between entries is drawn block by block on vectors and matrices, got shape "
+            f"{law.shape}; reshape() the value first"
+        )
     numpy.prepare(law, drawing, _dtype(value))
     noisy = add_block_noise(value, law.covariance, drawing.grid, Key())  # tasks; no block is drawn yet
     return lambda: noisy
@@ -116,7 +121,7 @@ def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) 
     tasks = {}
     indices = itertools.product(*map(range, values.numblocks))
     for index, place in zip(indices, slices_from_chunks(values.chunks), strict=True):
-        block_key = BlockKey(f"{name}-{index}", key.derive(*index).expose())
+        block_key = BlockKey(f"{name}-{index}", key.derive(*(index or (0,))).expose())  # of a scalar, block 0
         shape = tuple(side.stop - side.start for side in place)
         tasks[(name, *index)] = (
             noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index, shape,

@@ -29,7 +29,7 @@ TOO_LARGE = (
 
 def checked(value: Any, sensitivity: Sensitivity) -> Array:
     """A finite array; symmetric where the set says so, for symmetric noise hides only that."""
-    array = _check.finite("value", value, copy=False)
+    array = _check.finite("value", value, ndim=None, copy=False)
     if isinstance(sensitivity, RankOne):
         sensitivity.fits(array.shape)
         return symmetric(array)
@@ -72,7 +72,7 @@ def prepared(
     if isinstance(law, Product) and rng is None:
         return _prepared_discrete(value, law)
     if grid is None or not isinstance(law, Gaussian):
-        return lambda: value + law.sample(rng)
+        return lambda: np.asarray(value + law.sample(rng))
     from matrixdp.secure import kernels  # numba, when it is needed
 
     prepare(law, drawing)
@@ -83,7 +83,7 @@ def prepared(
     if too_long or not kernels.largest(white) < kernels.limit(std, grid, white.dtype):
         raise InvalidInput(TOO_LARGE)
     noisy = np.empty(white.shape) if isinstance(covariance, Isotropic) else white  # which is ours, and not the value
-    return lambda: _noisy(white, std, covariance, grid, noisy)
+    return lambda: _noisy(white, std, covariance, grid, noisy).reshape(value.shape)
 
 
 def _prepared_discrete(value: Array, law: Product) -> Callable[[], Array]:
@@ -94,7 +94,7 @@ def _prepared_discrete(value: Array, law: Product) -> Callable[[], Array]:
     discrete.add_noise(np.zeros(1), law.step, source)
     if not kernels.largest(value) < discrete.LIMIT * law.step:
         raise InvalidInput(TOO_LARGE)
-    return lambda: np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64)
+    return lambda: np.asarray(np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64))
 
 
 def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None) -> Array:
@@ -104,11 +104,12 @@ def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator
     if drawing.grid is None or not isinstance(law, Gaussian):
         return value + law.sample(rng)
     std, white = _whitened(value, law.covariance)
-    return _noisy(white, std, law.covariance, drawing.grid, np.empty(white.shape))
+    return _noisy(white, std, law.covariance, drawing.grid, np.empty(white.shape)).reshape(value.shape)
 
 
 def _whitened(value: Array, covariance: Covariance) -> tuple[float, Array]:
     """The standard deviation of the noise on the grid, and the coordinates that it is added to."""
+    value = value.reshape(covariance.shape)
     if isinstance(covariance, Isotropic):
         return covariance.std, value
     symmetric_only = not isinstance(covariance, FullCovariance)

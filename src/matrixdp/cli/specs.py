@@ -28,10 +28,12 @@ FORMS = ", ".join(f"{kind}:{' or '.join(forms)}" for kind, (_, forms) in SETS.it
 
 
 def shape(text: str) -> Shape:
-    """A shape: `89x89`, or `100` for a vector."""
+    """A shape: `89x89`, `100` for a vector, `12x24x7`, or `scalar`."""
+    if text.strip().lower() == "scalar":
+        return ()
     sides = text.lower().split("x")
-    if not (1 <= len(sides) <= 2 and all(side.strip().isdecimal() for side in sides)):
-        raise InvalidInput(f"shape must look like 89x89, or 100 for a vector, got {text!r}")
+    if not all(side.strip().isdecimal() for side in sides):
+        raise InvalidInput(f"shape must look like 89x89, 100 for a vector, 12x24x7, or scalar, got {text!r}")
     return tuple(int(side) for side in sides)
 
 

@@ -58,6 +58,11 @@ class Drawing:
         _check.at_least_zero("enlargement", self.enlargement)
         _check.at_least_zero("total_variation", self.total_variation)
 
+    @property
+    def variance_factor(self) -> float:
+        """The variance of the noise as drawn over that of its law: rounding to a grid of step h adds h^2/12."""
+        return 1.0 if self.grid is None else 1 + self.grid.step**2 / 12
+
     def __str__(self) -> str:
         if self.reproducible:
             return "REPRODUCIBLE: from a generator given by the caller, for tests and studies only"

@@ -62,11 +62,15 @@ def claim(law: NoiseLaw, sensitivity: Sensitivity) -> Claim:
 @claim.register
 def _(law: Gaussian, sensitivity: Sensitivity) -> Claim:
     """One number, mu: the largest norm of a whitened difference."""
-    found = supremum(sensitivity, law.covariance)
+    found = supremum(sensitivity.read_as(law.shape, law.covariance.shape), law.covariance)
     mu = found.mu * (1 + ROUNDING + law.covariance.slack)
+
+    def witness() -> Array:
+        return found.witness().reshape(law.shape)
+
     if not 0 < mu < math.inf:
         raise NotCertifiable(f"{law.describe()} cannot hide every change allowed here: {sensitivity}")
-    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, found.witness)
+    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, witness)
 
 
 @claim.register
@@ -111,7 +115,9 @@ def is_known(law: Any) -> bool:
 
 def longest(law: NoiseLaw, sensitivity: Sensitivity) -> Array:
     """A difference in the set of the largest norm."""
-    return supremum(sensitivity, Isotropic(law.shape, 1.0)).witness()
+    matrix = sensitivity.matrix_shape(law.shape)
+    found = supremum(sensitivity.read_as(law.shape, matrix), Isotropic(matrix, 1.0))
+    return found.witness().reshape(law.shape)
 
 
 # --- laws from outside the package ---

@@ -90,7 +90,6 @@ for _kind, _record in {
     "entrywise": Entrywise,
     "counts": Counts,
     "rank-one": RankOne,
-    "gaussian": Gaussian,
     "spherical": Spherical,
     "product": Product,
     "isotropic": Isotropic,
@@ -104,6 +103,7 @@ for _kind, _record in {
     "residual-noise": ResidualNoise,
 }.items():
     register(_kind, _record)
+register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
 register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))

@@ -194,7 +194,7 @@ def noise(
     shape: Shape, exponent: float, scale: float, key: Key | None = None, threads: int | None = None, exact: bool = False
 ) -> Whole:
     """Noise alone, in whole steps, from a fresh key unless one is given."""
-    out = np.empty(_check.shape(shape), dtype=np.int64)
+    out = np.empty(_check.any_shape(shape), dtype=np.int64)
     _draw(sampler(exponent, scale, exact=exact), None, 1.0, out.reshape(-1), key, kernels._workers(threads, out.size))
     return out
 
