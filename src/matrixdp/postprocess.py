@@ -87,6 +87,16 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
     return nearest
 
 
+def nondecreasing(vector: Any) -> Array:
+    """The nearest vector whose entries do not fall: right for running counts.
+
+    Source: barlow1972statistical (neighbours that fall are replaced by their mean until none do).
+    """
+    from scipy.optimize import isotonic_regression  # slow to import, and seldom needed
+
+    return np.asarray(isotonic_regression(_check.finite("vector", vector, ndim=1)).x)
+
+
 def whole_numbers(matrix: Any) -> Array:
     """Whole numbers, each less than 1 from its entry, whose sum is the rounded sum of the entries.
 

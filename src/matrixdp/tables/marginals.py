@@ -20,6 +20,7 @@ from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from matrixdp import _check
 from matrixdp._check import Array
@@ -27,7 +28,9 @@ from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import ResidualNoise
+from matrixdp.distributions.margins import error_rate, sidak
 from matrixdp.errors import InvalidInput
+from matrixdp.intervals import Interval
 from matrixdp.mechanisms import calibrate
 from matrixdp.mechanisms.solvers import marginals as solver
 from matrixdp.pipeline import Release, Spends, prepare
@@ -297,19 +300,29 @@ class MarginalRelease:
 
     def variance(self, columns: Columns) -> Array:
         """The variance of each cell of a table, from the noise as it was drawn."""
-        return _cell_variances(self.plan, self._law, self.plan._places(columns))
+        drawing = self.certificate.drawing
+        factor = 1.0 if drawing is None else drawing.variance_factor
+        return factor * _cell_variances(self.plan, self._law, self.plan._places(columns))
 
     def standard_error(self, columns: Columns) -> Array:
         """The standard error of each cell of a table, for the noise, not for the sampling of people."""
         return np.sqrt(self.variance(columns))
 
-    def interval(self, columns: Columns, level: float = 0.95) -> tuple[Array, Array]:
-        """Lower and upper ends, cell by cell; each holds the true count with this probability."""
-        from scipy.special import ndtri
+    def interval(self, columns: Columns, level: float = 0.95, simultaneous: bool = False) -> Interval:
+        """Where the true counts lie, cell by cell or all of a table at once; see `matrixdp.intervals` for the rounding.
 
-        half = float(ndtri((1 + _check.probability("level", level)) / 2)) * self.standard_error(columns)
-        table = self.table(columns)
-        return table - half, table + half
+        Args:
+            columns: of the table.
+            level: the coverage.
+            simultaneous: whether all cells of the table are covered at once.
+        """
+        table, error = self.table(columns), self.standard_error(columns)
+        alpha = sidak(error_rate(level), table.size if simultaneous else 1)
+        coordinates = math.prod(table.shape)  # all residuals of a table have as many numbers as it has cells
+        grid = self.certificate.drawing.grid if self.certificate.drawing else None
+        rounding = 0.0 if grid is None else grid.displacement * math.sqrt(coordinates)
+        half = (-float(ndtri(alpha / 2)) + rounding) * error
+        return Interval(table - half, table + half, level, simultaneous)
 
     @property
     def _law(self) -> Gaussian:
