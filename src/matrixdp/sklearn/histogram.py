@@ -31,6 +31,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; who knows it can take the noise off.
+        ledger: charged by every fit, unless fit is given another.
 
     Attributes:
         counts_: the noisy counts, none below 0.
@@ -51,6 +52,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         adjacency: str = "add/remove",
         mechanism: str = "auto",
         random_state: Any = None,
+        ledger: Spends | None = None,
     ) -> None:
         self.edges = edges
         self.columns = columns
@@ -60,6 +62,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         self.adjacency = adjacency
         self.mechanism = mechanism
         self.random_state = random_state
+        self.ledger = ledger
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateHistogram:
         """Releases the noisy counts once, charged to the ledger if there is one."""

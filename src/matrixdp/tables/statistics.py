@@ -345,7 +345,18 @@ def release_moments(
         note: what the ledger remembers of this release; never data.
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
 
-    Guarantee: `result.certificate`. A record contributes z z^T with |z| <= sqrt(1 + columns), as |u| <= 1 everywhere.
+    Guarantee: `result.certificate`; see `bounded_moments`.
+    """
+    answer = bounded_moments(records, low, high, adjacency=adjacency)
+    released = prepare(*answer, budget, mechanism, query=answer.query, rng=rng).release(ledger, note)
+    columns = (len(answer.value) - 1,)
+    return Moments(released, *(np.array(_check.broadcast("low and high", end, columns)) for end in (low, high)))
+
+
+def bounded_moments(records: Any, low: Any, high: Any, *, adjacency: str = ADD_REMOVE) -> Answer:
+    """The sum of z z^T over the records, z = (1, u), where u has each column mapped from its bounds to [-1, 1].
+
+    Guarantee: a record contributes z z^T with |z| <= sqrt(1 + columns), as |u| <= 1 in every column.
     """
     rows = _check.finite("records", records, ndim=2)
     lower, upper = (_check.broadcast(name, end, rows.shape[1:]) for name, end in (("low", low), ("high", high)))
@@ -353,9 +364,7 @@ def release_moments(
         raise InvalidInput("low must be below high in every column")
     mapped = np.clip((rows - (lower + upper) / 2) / ((upper - lower) / 2), -1.0, 1.0)
     norm = math.nextafter(math.sqrt(1 + rows.shape[1]), math.inf)
-    answer = second_moment(np.column_stack([np.ones(len(rows)), mapped]), norm=norm, adjacency=checked(adjacency))
-    prepared = prepare(*answer, budget, mechanism, query=answer.query, rng=rng)
-    return Moments(prepared.release(ledger, note), np.array(lower), np.array(upper))
+    return second_moment(np.column_stack([np.ones(len(rows)), mapped]), norm=norm, adjacency=checked(adjacency))
 
 
 def _covariance(moments: Array) -> Array:
