@@ -14,7 +14,17 @@ from scipy.optimize import LinearConstraint, minimize
 
 from matrixdp import postprocess
 from matrixdp.errors import InvalidInput
-from matrixdp.postprocess import clip, james_stein, low_rank, nearest_psd, nonnegative, soft_threshold, symmetrise
+from matrixdp.postprocess import (
+    clip,
+    james_stein,
+    low_rank,
+    nearest_psd,
+    nondecreasing,
+    nonnegative,
+    soft_threshold,
+    symmetrise,
+    whole_numbers,
+)
 
 rng = np.random.default_rng(0)
 FACTOR = rng.standard_normal((8, 2))
@@ -34,6 +44,8 @@ GAINS = {
     "james_stein": (FRACTIONS, 1.0, lambda A: james_stein(A, 1.0), 0.5),
     "james_stein with target": (FRACTIONS + 9, 1.0, lambda A: james_stein(A, 1.0, target=9.5), 0.3),
     "soft_threshold": (SPARSE, 1.0, lambda A: soft_threshold(A, 1.0), 0.5),
+    "nondecreasing": (np.sort(FRACTIONS.ravel()), 1.0, nondecreasing, 0.2),
+    "whole_numbers": (np.round(COUNTS), 0.2, whole_numbers, 0.7),
 }
 
 
@@ -192,6 +204,8 @@ ONE_ARGUMENT = {
     "nonnegative with total": lambda A: nonnegative(A, 1.0),
     "james_stein": lambda A: james_stein(A, 1.0),
     "soft_threshold": lambda A: soft_threshold(A, 1.0),
+    "nondecreasing": nondecreasing,
+    "whole_numbers": whole_numbers,
 }
 
 

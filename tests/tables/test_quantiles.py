@@ -48,12 +48,12 @@ def test_quantiles_are_near_the_truth_and_verify(mechanism, adjacency):
 @pytest.mark.parametrize("mechanism", ["auto", "laplace"])
 def test_intervals_cover_the_quantile_of_the_records(mechanism):
     """At least the level; with half of the margin it must show that they do not."""
-    values, wanted, rounds = ages(300), np.array([0.25, 0.5, 0.9]), 80
+    values, wanted, rounds = ages(300), np.array([0.5, 0.9]), 60
     edges = np.arange(0, 121, 3)
     law = prefix_noise(40, Counts(1), BUDGET) if mechanism == "auto" else mechanism
     truth = np.quantile(values, wanted, method="inverted_cdf")
-    covered, widths = np.zeros(3), np.zeros(3)
-    narrow = np.zeros(3)
+    covered, widths = np.zeros(2), np.zeros(2)
+    narrow = np.zeros(2)
     for _ in range(rounds):
         out = release_quantiles(values, wanted, edges=edges, budget=BUDGET, mechanism=law, level=0.9)
         covered += (out.low <= truth) & (truth <= out.high)

@@ -285,7 +285,7 @@ class MarginalRelease:
         table = self._of(dict.fromkeys(places))
         if at_least_zero:
             table = nonnegative(table.reshape(-1), max(0.0, float(self._of({})))).reshape(table.shape)
-        return whole_numbers(table) if whole else table
+        return whole_numbers(table.reshape(-1)).reshape(table.shape) if whole else table
 
     def sum(self, weights: Mapping[str, Any]) -> tuple[float, float]:
         """A weighted sum of a table's cells, and its standard error.

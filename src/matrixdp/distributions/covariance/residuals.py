@@ -22,8 +22,7 @@ from matrixdp.residuals import ResidualBasis
 class ResidualNoise(_Independent):
     """Noise of one standard deviation per residual, in the units of its contrasts; see `matrixdp.residuals`.
 
-    An entry of the residual of A has the standard deviation stds[A] times the units of its contrasts. The vector of
-    these is made only when noise is drawn.
+    An entry of the residual of A has the standard deviation stds[A] times the units of its contrasts.
     """
 
     basis: ResidualBasis
@@ -45,15 +44,30 @@ class ResidualNoise(_Independent):
     def _units(self) -> list[Array]:
         return [self.basis.units(i) for i in range(len(self.basis.sizes))]
 
-    @cached_property
-    def std(self) -> Array:
-        """The standard deviation of every entry."""
-        every = np.empty(self.basis.length)
+    def _parts(self) -> Iterator[tuple[slice, Array]]:
+        """The place of each residual, and the standard deviations of its entries."""
         starts = self.basis.starts.tolist()
         for row, std, start, end in zip(self.basis, self.stds.tolist(), starts, starts[1:], strict=False):
-            every[start:end] = reduce(np.multiply.outer, [self._units[i] for i in row], np.asarray(std)).ravel()
-        every.flags.writeable = False
-        return every
+            yield slice(start, end), reduce(np.multiply.outer, [self._units[i] for i in row], np.asarray(std)).ravel()
+
+    @property
+    def std(self) -> Array:
+        """The standard deviation of every entry."""
+        return self.color(np.ones(self.shape))
+
+    def color(self, normal: Array) -> Array:
+        """One residual at a time, so that no vector of standard deviations is made."""
+        noise = np.array(normal, dtype=np.float64)
+        for place, std in self._parts():
+            noise[place] *= std
+        return noise
+
+    def whiten(self, difference: Array) -> Array:
+        """Likewise."""
+        white = np.array(difference, dtype=np.float64)
+        for place, std in self._parts():
+            white[place] /= std
+        return white
 
     @property
     def smallest_std(self) -> float:
