@@ -27,6 +27,7 @@ ROOMS = [
     "queries",
     "backends",
     "intervals",
+    "bootstrap",
     "pipeline",
     "comparison",
     "audit",

@@ -80,7 +80,7 @@ def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
         (np.array([[1.0, np.nan]]), Frobenius(1.0), {}, r"value must be finite, got NaN at \(0, 1\)"),
         (np.array([[np.inf]]), Frobenius(1.0), {}, "finite"),
         (np.zeros((0, 3)), Frobenius(1.0), {}, "empty"),
-        (np.zeros((2, 2, 2)), Frobenius(1.0), {}, "dimensions"),
+        (np.zeros((2, 2, 2)), RankOne(1.0), {}, "square"),
         (np.array([["a"]]), Frobenius(1.0), {}, "real numbers"),
         (np.array([[1j]]), Frobenius(1.0), {}, "real numbers"),
         (np.array([[None]], dtype=object), Frobenius(1.0), {}, "real numbers"),

@@ -94,8 +94,11 @@ class LinearRelease:
 
 def standard_error(law: NoiseLaw, drawing: Drawing | None) -> Array:
     """The standard deviation of the noise in every entry, its rounding to the grid included."""
-    factor = 1.0 if drawing is None else math.sqrt(drawing.variance_factor)
-    return law.standard_error if factor == 1.0 else law.standard_error * factor
+    found, factor = law.standard_error, 1.0 if drawing is None else math.sqrt(drawing.variance_factor)
+    once = found[
+        tuple(slice(None) if stride else slice(1) for stride in found.strides)
+    ]  # what repeats stays one number
+    return np.broadcast_to(factor * once, found.shape)
 
 
 def interval(

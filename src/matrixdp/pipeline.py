@@ -14,13 +14,13 @@ from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
-from matrixdp import intervals
+from matrixdp import bootstrap, intervals
 from matrixdp._check import Array
 from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
 from matrixdp.backends import backend_of
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
-from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
+from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.intervals import Interval, LinearRelease
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.mechanisms.base import HEADROOM
@@ -91,6 +91,35 @@ class Release:
                 public.
         """
         return intervals.linear(self.value, self.noise, self.certificate.drawing, weights, on_grid=self.on_grid)
+
+    def bootstrap(
+        self,
+        function: Callable[..., Array],
+        *arguments: Any,
+        level: float = 0.95,
+        draws: int = 999,
+        rng: np.random.Generator | None = None,
+        **options: Any,
+    ) -> Interval:
+        """Where a post-processing of the true value lies, entry by entry, by a parametric bootstrap.
+
+        Args:
+            function: one of `matrixdp.postprocess`: symmetrise, clip, nonnegative, nearest_psd or low_rank.
+            *arguments: its arguments beside the matrix.
+            level: the probability that an entry is covered, approximately.
+            draws: how often noise is drawn again.
+            rng: a numpy Generator, to repeat it; nothing private depends on it.
+            **options: its arguments by name.
+
+        Raises:
+            NotApplicable: where a bootstrap has no valid coverage: at boundaries, such as counts near 0, for other
+                functions, and for values that were floored to the grid of discrete noise.
+        """
+        if isinstance(self.noise, Product) and not self.on_grid:
+            raise NotApplicable("a bootstrap does not see that values were floored to a grid; release whole numbers")
+        return bootstrap.bootstrap(
+            self.value, self.noise, function, *arguments, level=level, draws=draws, rng=rng, **options
+        )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if type(self.value).__module__.partition(".")[0] == "dask":
@@ -163,7 +192,8 @@ def prepare(
     """All of `release` that comes before the ledger is charged: its certificate is known, and nothing is drawn yet."""
     backend = backend_of(value)
     checked = backend.checked(value, sensitivity)
-    law = proposed(mechanism, backend.shape_of(checked), sensitivity, budget, options)
+    shape = tuple(int(side) for side in checked.shape)
+    law = proposed(mechanism, shape, sensitivity, budget, options)
     certificate = sized_for_budget(law, sensitivity, budget, rng, query)
     refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)

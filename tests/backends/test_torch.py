@@ -39,7 +39,7 @@ def test_a_tensor_comes_back_as_a_tensor(device, dtype, sensitivity, mechanism):
         torch.tensor([[1.0, float("nan")]]),
         torch.tensor([float("inf")]),
         torch.zeros(0),
-        torch.zeros(2, 2, 2),
+        torch.zeros(2, 0, 2),
         torch.zeros(2, 2, dtype=torch.int64),
         torch.zeros(2, 2, dtype=torch.bfloat16),
         torch.full((2, 2), 1e30),

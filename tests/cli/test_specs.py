@@ -15,7 +15,7 @@ def test_shape(text, shape):
     assert specs.shape(text) == shape
 
 
-@pytest.mark.parametrize("text", ["", "x", "3x", "2x3x4", "-1x2", "2.5x2", "a", "nan", "1e3x2", "²"])
+@pytest.mark.parametrize("text", ["", "x", "3x", "2x3x", "-1x2", "2.5x2", "a", "nan", "1e3x2", "²"])
 def test_bad_shape(text):
     with pytest.raises(InvalidInput, match="shape must look like"):
         specs.shape(text)

@@ -24,7 +24,7 @@ LEVELS = 4
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(NoiseLaw):
-    """Gaussian noise.
+    """Gaussian noise with mean zero and this covariance.
 
     Attributes:
         covariance: of the entries of a vector or a matrix.
@@ -54,7 +54,6 @@ class Gaussian(NoiseLaw):
         object.__setattr__(self, "shape", shape)
 
     def expected_squared_error(self, weights: Any = None) -> float:
-        """E ||Z||_F^2, or weighted."""
         if weights is None:
             return self.covariance.trace()
         counted = _check.broadcast("weights", weights, self.shape)
@@ -69,7 +68,6 @@ class Gaussian(NoiseLaw):
 
     @property
     def standard_error(self) -> Array:
-        """The standard deviation of the noise in every entry, in the shape of the value."""
         return np.broadcast_to(self.entry_std, self.shape)
 
     @property
@@ -84,26 +82,22 @@ class Gaussian(NoiseLaw):
         return Margin(self.entry_std * normal_quantile(sidak(error_rate(level), entries)), float(level))
 
     def linear_covariance(self, weights: Array) -> Array:
-        """W cov(Z) W^T, for weights of shape (functions, entries)."""
         shape = self.covariance.shape
         colored = np.stack([self.covariance.times(row.reshape(shape)).ravel() for row in weights])
         covariance = weights @ colored.T
         return np.asarray((covariance + covariance.T) / 2)
 
     def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
-        """As `margin`, for linear functions."""
         stds = np.sqrt(np.maximum(np.diagonal(self.linear_covariance(weights)), 0.0))
         alpha = sidak(error_rate(level), len(weights) if simultaneous else 1)
         return Margin(stds * normal_quantile(alpha), float(level))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
-        """Draws the noise."""
         own = self.covariance.shape
         normal = secure_normal(own) if rng is None else generator(rng).standard_normal(own)
         return self.covariance.color(normal).reshape(self.shape)
 
     def describe(self) -> str:
-        """A short human-readable description."""
         return self.covariance.describe()
 
     def stream(self, chunk_rows: int, values: Any = None) -> Iterator[Array]:

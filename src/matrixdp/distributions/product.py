@@ -63,14 +63,10 @@ class Product(NoiseLaw):
         """E ||Z||_F^2, or weighted; every entry has the same variance."""
         if weights is None:
             return math.prod(self.shape) * self.variance
-        counted = _check.broadcast("weights", weights, self.shape)
-        if not np.all(counted >= 0):
-            raise InvalidInput("weights must be 0 or above everywhere")
-        return self.variance * float(np.sum(counted))
+        return self.variance * float(np.sum(_check.weights(weights, self.shape)))
 
     @property
     def standard_error(self) -> Array:
-        """The standard deviation of the noise in every entry, in the shape of the value."""
         return np.broadcast_to(math.sqrt(self.variance), self.shape)
 
     def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
@@ -80,7 +76,6 @@ class Product(NoiseLaw):
         return Margin(self.step * steps, attained(level, math.exp(entries * math.log1p(-beyond))))
 
     def linear_covariance(self, weights: Array) -> Array:
-        """W cov(Z) W^T, for weights of shape (functions, entries)."""
         return np.asarray(self.variance * (weights @ weights.T))
 
     def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
@@ -107,7 +102,6 @@ class Product(NoiseLaw):
         return np.asarray(self.step * steps, dtype=np.float64)
 
     def describe(self) -> str:
-        """A short human-readable description."""
         names = {1.0: "discrete Laplace", 2.0: "discrete Gaussian"}
         name = names.get(self.exponent, f"discrete generalised Gaussian, exponent {self.exponent:g}")
         return f"{name}, scale {self.scale:.6g}, on multiples of {self.step:g}"

@@ -1,4 +1,4 @@
-"""Noise with a uniform direction and a radius of its own."""
+"""Spherical noise: a uniform direction times an independent radius."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from matrixdp._check import Array, Shape
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.gaussian import secure_normal
 from matrixdp.distributions.margins import Margin, error_rate
-from matrixdp.errors import InvalidInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +44,10 @@ class Spherical(NoiseLaw):
     def expected_squared_error(self, weights: Any = None) -> float:
         """E ||Z||_F^2, or weighted; every entry has the same variance."""
         total = self.radius_moment(2)
-        if weights is None:
-            return total
-        counted = _check.broadcast("weights", weights, self.shape)
-        if not np.all(counted >= 0):
-            raise InvalidInput("weights must be 0 or above everywhere")
-        return total * float(np.mean(counted))
+        return total if weights is None else total * float(np.mean(_check.weights(weights, self.shape)))
 
     @property
     def standard_error(self) -> Array:
-        """The standard deviation of the noise in every entry, in the shape of the value."""
         return np.broadcast_to(self.root_mean_square, self.shape)
 
     def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
@@ -63,7 +56,6 @@ class Spherical(NoiseLaw):
         return Margin(self._coordinate(alpha), float(level))
 
     def linear_covariance(self, weights: Array) -> Array:
-        """W cov(Z) W^T, for weights of shape (functions, entries)."""
         return np.asarray(self.root_mean_square**2 * (weights @ weights.T))
 
     def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
@@ -99,7 +91,7 @@ class Spherical(NoiseLaw):
         while beyond(low) <= alpha:
             low /= 2
         found = scipy.optimize.brentq(
-            lambda height: math.log(beyond(height) / alpha), low, high, xtol=1e-300, rtol=1e-11
+            lambda height: math.log(max(beyond(height), 1e-300) / alpha), low, high, xtol=1e-300, rtol=1e-11
         )
         return self.scale * float(found) * (1 + 1e-9)
 
@@ -114,7 +106,6 @@ class Spherical(NoiseLaw):
         return np.asarray(direction * (radius / float(np.linalg.norm(direction))))
 
     def describe(self) -> str:
-        """A short human-readable description."""
         return f"spherical, radius density r^{self.k - 1:g} exp(-(r/{self.scale:.6g})^{self.p:g})"
 
 

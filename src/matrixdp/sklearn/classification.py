@@ -49,7 +49,7 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         delta: instead of budget, with epsilon.
         adjacency: which data sets are neighbours.
         mechanism: "auto", the least noise for each of the releases; there is no other yet.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
         ledger: charged by every fit, unless fit is given another.
 
     Attributes:

@@ -36,7 +36,7 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         delta: instead of budget, with epsilon.
         adjacency: which data sets are neighbours; under replace the number of records is public.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
         ledger: charged by every fit, unless fit is given another.
 
     Attributes:
@@ -118,7 +118,7 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         delta: instead of budget, with epsilon.
         adjacency: which data sets are neighbours.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
         ledger: charged by every fit, unless fit is given another.
 
     Attributes:

@@ -34,7 +34,7 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         level: the coverage of the intervals.
         adjacency: which data sets are neighbours.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
         ledger: charged by every fit, unless fit is given another.
 
     Attributes:
