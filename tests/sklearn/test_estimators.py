@@ -19,6 +19,7 @@ from matrixdp.sklearn import (
     PrivateRidge,
     PrivateStandardScaler,
 )
+from matrixdp.sklearn.preprocessing import grid_counts
 
 # Fits with a random_state warn, as they should; here they are wanted.
 pytestmark = pytest.mark.filterwarnings("ignore:release with a generator")
@@ -173,6 +174,17 @@ def test_scaler_and_bins_are_near_those_of_the_records(records):
     shares = np.bincount(bins.transform(records)[:, 0].astype(int)) / len(records)
     assert shares == pytest.approx(np.full(4, 0.25), abs=0.05)
     assert bins.certificate_.verify()
+
+
+@pytest.mark.parametrize("adjacency", ["add/remove", "replace"])
+def test_neighbours_of_binned_records_lie_in_the_set(records, adjacency):
+    ends = np.full(3, -1.0), np.full(3, 1.0)
+    one, other = (grid_counts(rows, *ends, 8, adjacency) for rows in (records[:50], records[1:51]))
+    if adjacency == "add/remove":
+        other = grid_counts(records[:51], *ends, 8, adjacency)
+    difference = other.value - one.value
+    assert one.sensitivity.contains(difference)
+    assert np.abs(difference).sum() > (3 if adjacency == "replace" else 2)
 
 
 def test_logistic_regression_learns_and_is_charged_once(records):

@@ -169,12 +169,12 @@ class _Releases:
     def __init__(self, budget: Budget, steps: int, moment: Answer) -> None:
         self.budget, self.steps, self._moment = budget, steps, moment
         self._mu = mu_of_each(budget, steps + 1)
-        self._certificates = [self._sized(moment.value.shape, moment.sensitivity)]
+        self._certificates = [self._sized("optimal", moment.value.shape, moment.sensitivity)]
         self._rng: np.random.Generator | None = None
         self.composition: Composition
 
-    def _sized(self, shape: Any, sensitivity: Any) -> Certificate:
-        law = calibrate("auto", shape=shape, sensitivity=sensitivity, budget=self.budget)
+    def _sized(self, mechanism: str, shape: Any, sensitivity: Any) -> Certificate:
+        law = calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=self.budget)
         assert isinstance(law, Gaussian)
         return sized_for_mu(law, sensitivity, self._mu)
 
@@ -182,7 +182,7 @@ class _Releases:
         """The noise of each gradient, for records of norm at most sqrt(size)."""
         self._norm, self._adjacency = math.nextafter(math.sqrt(size), math.inf), adjacency
         example = queries.sum(np.zeros((1, size)), norm=self._norm, adjacency=adjacency)
-        each = self._sized((size,), example.sensitivity)
+        each = self._sized("analytic", (size,), example.sensitivity)
         self._certificates += [each] * self.steps
         return [each] * self.steps
 

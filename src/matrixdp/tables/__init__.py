@@ -2,5 +2,18 @@
 
 from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
 from matrixdp.tables.quantiles import Quantiles, quantiles, release_quantiles
+from matrixdp.tables.statistics import Estimate, Moments, means, release_means, release_moments
 
-__all__ = ["MarginalPlan", "MarginalRelease", "Quantiles", "plan_marginals", "quantiles", "release_quantiles"]
+__all__ = [
+    "Estimate",
+    "MarginalPlan",
+    "MarginalRelease",
+    "Moments",
+    "Quantiles",
+    "means",
+    "plan_marginals",
+    "quantiles",
+    "release_means",
+    "release_moments",
+    "release_quantiles",
+]
