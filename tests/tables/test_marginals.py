@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -303,6 +304,13 @@ def test_tables_are_true_consistent_and_have_the_variance_that_they_state(adjace
         assert out.table(()) == len(records)
 
 
+def test_tables_that_do_not_fit_into_memory_are_refused_before_anything_is_spent():
+    sizes = {f"c{i}": 1000 for i in range(5)}
+    plan = plan_marginals(sizes, up_to=5, budget=ONE)
+    with pytest.raises(InvalidInput, match="memory"):
+        plan.release(codes(3, sizes))
+
+
 class _Exact:
     """A release without noise."""
 
@@ -319,10 +327,14 @@ def test_certificates_go_to_json_and_back_and_are_charged(tmp_path):
         assert certificate.meets(ONE)
         text = certificate.to_json()
         assert Certificate.from_json(text).verify()
-        assert not Certificate.from_json(text.replace('"age": 5', '"age": 4')).verify()
+        smaller = re.sub(r'("age",\s+)5', r"\g<1>4", text)
+        assert smaller != text
+        assert not Certificate.from_json(smaller).verify()
         if "adjacency" not in extra:
             k = extra.get("contributions", 1)
             assert not Certificate.from_json(text.replace(f'"records": {k},', f'"records": {3 - k},')).verify()
+    names = {"kind": 2, "array": 3, "float": 2}  # which JSON uses for itself
+    assert Certificate.from_json(plan_marginals(names, up_to=2, budget=ONE).certificate.to_json()).verify()
     ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-3))
     plan = plan_marginals(SIZES, up_to=2, budget=Budget(1.0, 1e-6))
     out = plan.release(codes(), ledger=ledger, note="marginals")
@@ -443,7 +455,11 @@ def test_ordered_contrasts_are_whole_and_near_the_best():
         ({"adjacency": "zero-out"}, "add/remove or replace"),
         ({"objective": "median"}, "objective"),
         ({"budget": 1.0}, "Budget|budget"),
-        ({"sizes": {f"c{i}": 2 for i in range(300)}, "up_to": 3}, "tables"),
+        ({"sizes": {f"c{i}": 2 for i in range(300)}, "up_to": 3}, "subsets"),
+        (
+            {"sizes": {f"c{i}": 2 for i in range(30)}, "up_to": None, "families": [[f"c{i}" for i in range(30)]]},
+            "subsets",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(change, words):

@@ -17,8 +17,8 @@ from matrixdp.mechanisms.solvers import marginals as solver
 from matrixdp.mechanisms.solvers import workloads
 from matrixdp.residuals import ResidualBasis, Whole
 
-# The most tables of a plan.
-MOST_TABLES = 2_000_000
+# The most pairs of a table and a subset of its columns.
+MOST_PAIRS = 1 << 23
 
 
 def column_names(sizes: Any) -> tuple[str, ...]:
@@ -44,20 +44,25 @@ def table_rows(names: tuple[str, ...], up_to: int | None, families: Any) -> Whol
         if not listed or listed == [()]:
             raise InvalidInput("families must hold at least one table with a column")
         width = max(map(len, listed))
+        _few(sum(2 ** len(row) for row in listed))
         return np.array([[*row, *[-1] * (width - len(row))] for row in listed], dtype=np.int64)
     order = _check.count("up_to", up_to)
     if not order <= len(names):
         raise InvalidInput(f"up_to must be at most {len(names)}, the number of columns, got {order}")
     counts = [math.comb(len(names), r) for r in range(order + 1)]
-    if not sum(counts) <= MOST_TABLES:
-        raise InvalidInput(
-            f"up_to={order} asks for {sum(counts)} tables, at most {MOST_TABLES} are planned; ask for less"
-        )
+    _few(sum(count * 2**r for r, count in enumerate(counts)))
     tables = np.full((sum(counts), order), -1, dtype=np.int64)
     for r, end in zip(range(order + 1), np.cumsum(counts).tolist(), strict=True):
         flat = np.fromiter(chain.from_iterable(combinations(range(len(names)), r)), np.int64, counts[r] * r)
         tables[end - counts[r] : end, :r] = flat.reshape(counts[r], r)
     return tables
+
+
+def _few(pairs: int) -> None:
+    if not pairs <= MOST_PAIRS:
+        raise InvalidInput(
+            f"the tables have {pairs} subsets of columns, at most {MOST_PAIRS} are planned; ask for fewer tables"
+        )
 
 
 def located(columns: Any, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ def plan_marginals(
     found = solver.incidence(tables, len(names))
     contrasts = contrasts_of(list(sizes.values()), kinds)
     parameters = {
-        "columns": dict(sizes), "up_to": up_to, "contributions": contributions, "adjacency": adjacency,
+        "columns": list(sizes.items()), "up_to": up_to, "contributions": contributions, "adjacency": adjacency,
         "families": None if up_to is not None else [[names[i] for i in row if i >= 0] for row in tables.tolist()],
         "contrasts": contrasts or None,
     }  # fmt: skip
@@ -126,7 +126,7 @@ def plan_marginals(
 def change_in_marginals(
     shape: Any,
     *,
-    columns: Mapping[str, int],
+    columns: Iterable[tuple[str, int]],
     contributions: int,
     adjacency: str,
     up_to: int | None = None,
@@ -134,9 +134,10 @@ def change_in_marginals(
     contrasts: Any = (),
 ) -> Residuals:
     """What a neighbour can change in the residuals of these tables."""
-    tables = table_rows(column_names(columns), up_to, families)
-    subsets = measured(solver.incidence(tables, len(columns)).subsets, adjacency)
-    return Residuals(ResidualBasis(tuple(columns.values()), subsets, tuple(contrasts)), contributions, adjacency)
+    sizes = dict(columns)
+    tables = table_rows(column_names(sizes), up_to, families)
+    subsets = measured(solver.incidence(tables, len(sizes)).subsets, adjacency)
+    return Residuals(ResidualBasis(tuple(sizes.values()), subsets, tuple(contrasts)), contributions, adjacency)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -212,7 +213,10 @@ class MarginalPlan:
     def _measured(self, counts: Counts) -> tuple[Answer, float]:
         """The residuals, and the number of records where it is public."""
         basis, count = self.basis, counter(counts, self.names, self.basis.sizes, self.certificate.adjacency)
-        value, starts = np.empty(basis.length), basis.starts.tolist()
+        try:
+            value, starts = np.empty(basis.length), basis.starts.tolist()
+        except MemoryError:
+            raise InvalidInput(f"the tables need {basis.length} numbers, too many for memory; ask for less") from None
         members = list(basis)
         for table, rows in self._sources():
             known = count(table)
@@ -296,13 +300,11 @@ class MarginalRelease:
         """
         vectors = _vectors(weights, self.plan)
         value = float(self._of(vectors))
-        return value, math.sqrt(_variance_of_sum(self.plan, self._law, vectors))
+        return value, math.sqrt(self._factor * _variance_of_sum(self.plan, self._law, vectors))
 
     def variance(self, columns: Columns) -> Array:
         """The variance of each cell of a table, from the noise as it was drawn."""
-        drawing = self.certificate.drawing
-        factor = 1.0 if drawing is None else drawing.variance_factor
-        return factor * _cell_variances(self.plan, self._law, self.plan._places(columns))
+        return self._factor * _cell_variances(self.plan, self._law, self.plan._places(columns))
 
     def standard_error(self, columns: Columns) -> Array:
         """The standard error of each cell of a table, for the noise, not for the sampling of people."""
@@ -323,6 +325,12 @@ class MarginalRelease:
         rounding = 0.0 if grid is None else grid.displacement * math.sqrt(coordinates)
         half = (-float(ndtri(alpha / 2)) + rounding) * error
         return Interval(table - half, table + half, level, simultaneous)
+
+    @property
+    def _factor(self) -> float:
+        """What rounding the noise to the grid adds to variances, as a factor."""
+        drawing = self.certificate.drawing
+        return 1.0 if drawing is None else drawing.variance_factor
 
     @property
     def _law(self) -> Gaussian:

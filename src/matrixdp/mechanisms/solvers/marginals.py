@@ -66,10 +66,6 @@ class Incidence:
         within, beside = np.append(inside, 1.0), np.append(outside, 1.0)
         return np.asarray(within[self.inside].prod(axis=1) * beside[self.outside].prod(axis=1))
 
-    def by_table(self, terms: Array) -> Array:
-        """The sum over the pairs of each table."""
-        return np.bincount(self.table, terms, len(self.tables)).astype(np.float64)
-
     def by_subset(self, terms: Array) -> Array:
         """The sum over the pairs of each subset."""
         return np.bincount(self.subset, terms, len(self.subsets)).astype(np.float64)
