@@ -14,6 +14,7 @@ from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Isotropic, ResidualNoise
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
 from matrixdp.mechanisms import calibrate
+from matrixdp.mechanisms.solvers import design, workloads
 from matrixdp.mechanisms.solvers import marginals as solver
 from matrixdp.postprocess import whole_numbers
 from matrixdp.privacy import gaussian
@@ -427,6 +428,22 @@ def test_ordered_contrasts_are_whole_and_near_the_best():
         contrasts = solver.ordered_contrasts(16, kind)
         assert np.array_equal(contrasts.sum(axis=1), np.zeros(15))
         assert np.linalg.matrix_rank(contrasts) == 15
+        basis = ResidualBasis((16,), np.array([[0]]), (contrasts,))
+        task = workloads.prefix(16).gram() if kind == "prefix" else workloads.all_ranges(16).gram()
+        inverse, vectors = basis.inverse(0), ResidualBasis((16,), np.array([[0]]))
+        flat = vectors.matrix(0) / vectors.units(0)[:, None]
+        least = design.solve(flat @ task @ flat.T, vertices=flat.T, tolerance=1e-4).lower_bound
+        assert least <= np.sum(inverse * (task @ inverse)) * np.max(np.diag(basis.kernel(0))) <= 1.005 * least
+    assert np.max(np.abs(solver.ordered_contrasts(16, "prefix", 9))) <= 40
+
+
+def test_many_ordered_columns_in_one_table():
+    sizes = {f"c{i}": 4 for i in range(5)}
+    plan = plan_marginals(sizes, up_to=5, budget=ONE, ordered=dict.fromkeys(sizes, "prefix"))
+    records = codes(3000, sizes)
+    out = plan.release(records)
+    error = out.table(tuple(sizes)) - counted(records, tuple(sizes), sizes)
+    assert np.max(np.abs(error) / out.standard_error(tuple(sizes))) < 7
 
 
 @pytest.mark.parametrize(

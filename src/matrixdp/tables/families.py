@@ -91,10 +91,11 @@ def kinds_of(names: tuple[str, ...], ordered: Any) -> list[str | None]:
     return [_check.choice("ordered", given[name], ("prefix", "ranges")) if name in given else None for name in names]
 
 
-def contrasts_of(sizes: Sequence[int], kinds: Sequence[str | None]) -> tuple[Whole | None, ...]:
+def contrasts_of(sizes: Sequence[int], kinds: Sequence[str | None], tables: Whole) -> tuple[Whole | None, ...]:
     """Those of ordered columns; empty if there are none."""
+    together = int(np.max(np.sum(np.append([kind is not None for kind in kinds], False)[tables], axis=1)))
     wanted = {(n, kind) for n, kind in zip(sizes, kinds, strict=True) if kind}
-    made = {(n, kind): solver.ordered_contrasts(n, kind) for n, kind in wanted}
+    made = {(n, kind): solver.ordered_contrasts(n, kind, max(1, together)) for n, kind in wanted}
     return tuple(made.get((n, kind)) if kind else None for n, kind in zip(sizes, kinds, strict=True)) if made else ()
 
 

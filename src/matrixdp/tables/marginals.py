@@ -96,7 +96,7 @@ def plan_marginals(
     names, adjacency = column_names(sizes), checked(adjacency)
     tables, kinds = table_rows(names, up_to, families), kinds_of(names, ordered)
     found = solver.incidence(tables, len(names))
-    contrasts = contrasts_of(list(sizes.values()), kinds)
+    contrasts = contrasts_of(list(sizes.values()), kinds, tables)
     parameters = {
         "columns": list(sizes.items()), "up_to": up_to, "contributions": contributions, "adjacency": adjacency,
         "families": None if up_to is not None else [[names[i] for i in row if i >= 0] for row in tables.tolist()],
