@@ -149,13 +149,15 @@ def line(records, noise=0.1, seed=2):
 
 def test_regression_is_near_least_squares_with_intervals_and_one_charge(records):
     y, ledger = line(records), Remembers()
-    bounds = {"low": [-2, -1, -0.4], "high": [2, 1, 0.4], "target_low": -3, "target_high": 3}
-    fitted = PrivateLinearRegression(**bounds, budget=Budget(5.0, 1e-6), ledger=ledger).fit(records, y)
-    assert fitted.coef_[:2] == pytest.approx([1.0, -0.5], abs=0.1)
-    assert fitted.intercept_ == pytest.approx(0.2, abs=0.1)
+    bounds = {"low": [-4, -1.3, -0.4], "high": [4, 1.3, 0.4], "target_low": -4, "target_high": 4}
+    fitted = PrivateLinearRegression(**bounds, budget=Budget(5.0, 1e-6), ledger=ledger, level=1 - 1e-7)
+    fitted.fit(records, y)
+    truth = np.linalg.lstsq(np.column_stack([np.ones(len(records)), records]), y, rcond=None)[0]
+    assert np.all(fitted.standard_errors_[:2] < 0.1)
+    assert np.all((fitted.intervals_[0] <= truth) & (truth <= fitted.intervals_[1]))  # at 1e-7 each
+    assert fitted.coef_ == pytest.approx(truth[1:], abs=6 * fitted.standard_errors_.max())
     assert fitted.reliable_
     assert fitted.score(records, y) > 0.9
-    assert np.all((fitted.intervals_[0] <= [0.2, 1, -0.5, 0]) & (fitted.intervals_[1] >= [0.2, 1, -0.5, 0]))
     assert ledger.spent == [("PrivateLinearRegression.fit", fitted.certificate_.mu)]
     assert fitted.certificate_.verify()
     shrunk = PrivateRidge(1e6, **bounds, budget=BUDGET).fit(records, y)

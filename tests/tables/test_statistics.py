@@ -9,7 +9,8 @@ from scipy.stats import binom
 from matrixdp import Budget, Certificate, Ledger, release
 from matrixdp.errors import InvalidInput
 from matrixdp.sensitivity import Entrywise
-from matrixdp.tables.statistics import STEPS, bounded_totals, means, release_means, release_moments
+from matrixdp.tables.means import STEPS, bounded_totals, means, release_means
+from matrixdp.tables.moments import bounded_moments, release_moments
 
 BUDGET = Budget(1.0, 1e-6)
 FALSE_ALARM = 1e-6
@@ -87,6 +88,28 @@ def test_discrete_noise_and_empty_groups_have_intervals_too():
     assert found.high[1] - found.low[1] > 50  # nobody is in the second group
     gaussian = release_means(values, 0, 100, groups=np.zeros(300, dtype=int), group_count=2, budget=BUDGET)
     assert gaussian.high[1] - gaussian.low[1] > 50
+
+
+def test_several_records_of_one_person_move_no_more_than_the_set_says():
+    base, person = np.array([3.0, 70.0]), [100.0, 100.0, 12.0]
+    one = bounded_totals(base, 0, 100, contributions=3)
+    more = bounded_totals(np.append(base, person), 0, 100, contributions=3)
+    assert one.sensitivity.contains(more.value - one.value)
+    assert not bounded_totals(base, 0, 100).sensitivity.contains(more.value - one.value)
+    rows, extra = people(5), np.tile(HIGH, (3, 1))
+    moment = bounded_moments(rows, LOW, HIGH, contributions=3)
+    change = bounded_moments(np.concatenate([rows, extra]), LOW, HIGH, contributions=3).value - moment.value
+    assert moment.sensitivity.contains(change)
+    assert not moment.sensitivity.contains(1.001 * change)
+    out = release_moments(rows, LOW, HIGH, contributions=3, budget=BUDGET)
+    assert Certificate.from_json(out.certificate.to_json()).verify()
+    wide, narrow = (
+        release_means(base, 0, 100, contributions=k, budget=BUDGET).certificate.law.root_mean_square for k in (3, 1)
+    )
+    assert wide == pytest.approx(3 * narrow, rel=1e-6)
+    for ask in (bounded_totals, bounded_moments):
+        with pytest.raises(InvalidInput, match="contributions"):
+            ask(base if ask is bounded_totals else rows, 0, 100, contributions=2, adjacency="replace")
 
 
 @pytest.mark.parametrize(

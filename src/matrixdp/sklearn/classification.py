@@ -27,7 +27,7 @@ from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.queries import Answer
 from matrixdp.sklearn.base import PrivateEstimator, generator, records_and_target, records_of
 from matrixdp.sklearn.regression import bounds_of
-from matrixdp.tables.statistics import bounded_moments
+from matrixdp.tables.moments import bounded_moments
 
 
 @takes_relation
@@ -72,7 +72,7 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         low: Any = None,
         high: Any = None,
         classes: Any = None,
-        steps: int = 16,
+        steps: int = 32,
         budget: Budget | None = None,
         epsilon: float | None = None,
         delta: float | None = None,

@@ -16,7 +16,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.sklearn.base import PrivateEstimator, records_and_target, records_of
-from matrixdp.tables.statistics import Moments, bounded_moments
+from matrixdp.tables.moments import Moments, bounded_moments
 
 
 @takes_relation

@@ -1,8 +1,9 @@
 """People's data: contingency tables, marginals together, quantiles and other statistics, with error bars."""
 
 from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
+from matrixdp.tables.means import Estimate, means, release_means
+from matrixdp.tables.moments import Moments, release_moments
 from matrixdp.tables.quantiles import Quantiles, quantiles, release_quantiles
-from matrixdp.tables.statistics import Estimate, Moments, means, release_means, release_moments
 
 __all__ = [
     "Estimate",
