@@ -301,6 +301,18 @@ def test_coarse_and_rounded_sums_are_never_below_the_exact_ones(exponent, monkey
         assert beyond >= 0.035 * 100_000
 
 
+def test_a_coarse_lattice_is_paid_for(monkeypatch):
+    weights = np.ones(3, dtype=int)
+    law = convolved(1.0, 20.0, weights)
+    beyond = 2 * np.cumsum(law[: len(law) // 2])[::-1]
+    monkeypatch.setattr(sums, "_LONGEST", 64)
+    for alpha in np.geomspace(0.5, 1e-4, 40):  # the least have no lattice that is fine enough
+        found = sums._convolved(1.0, 20.0, weights.astype(float), float(alpha))
+        assert found is not None or alpha < 0.05
+        exact = np.count_nonzero(beyond > alpha)
+        assert found is None or found[0] >= exact
+
+
 def test_a_sum_too_long_to_convolve_has_a_bound():
     law = Product((4,), 1.0, 1.0, 2.0**39)
     found = law.linear(np.ones(4)).margin(0.95)

@@ -5,9 +5,9 @@ true value and f the post-processing. That is right where f is nearly linear ove
 and for maxima it is not: the largest of many equal entries is never covered. So every draw is looked at, and where one
 leaves the smooth piece of f that y lies on, no interval is given.
 
-The level is approximate for `low_rank`, whose pieces are curved: 93 to 96 % of the entries were covered at 95 % where
-the gap of singular values was 3 times the norm of the noise or more. It is exact but for the finite number of draws for
-the others, which are linear on their pieces.
+The level is approximate for `low_rank`, whose pieces are curved: in one run (25 releases, 199 draws each) 92 to 96 % of
+the entries were covered at 95 %, with gaps of singular values of 3.8 times the norm of the noise and more. It is exact
+but for the finite number of draws for the others, which are linear on their pieces.
 """
 
 from __future__ import annotations
