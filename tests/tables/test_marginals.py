@@ -239,6 +239,8 @@ def test_noise_answers_like_its_dense_covariance():
     for power in (-1, 1, 2):
         assert noise.power_trace(power) == pytest.approx(np.sum(std ** (2 * power)), rel=1e-12)
     assert noise.smallest_std == pytest.approx(std.min(), rel=1e-14)
+    assert noise.variance_range() == pytest.approx((std.min() ** 2, std.max() ** 2), rel=1e-13)
+    assert noise.times(np.ones(len(std))) == pytest.approx(std**2)
     assert noise.condition() == pytest.approx(std.max() / std.min(), rel=1e-14)
     assert noise.whiten(noise.color(np.ones(len(std)))) == pytest.approx(1)
     assert noise.scaled(2.0).std == pytest.approx(2 * std)

@@ -73,9 +73,15 @@ class ResidualNoise(_Independent):
     def smallest_std(self) -> float:
         return float(np.min(self.stds * self.basis.products([float(np.min(units)) for units in self._units])))
 
+    @property
+    def _largest_std(self) -> float:
+        return float(np.max(self.stds * self.basis.products([float(np.max(units)) for units in self._units])))
+
+    def variance_range(self) -> tuple[float, float]:
+        return self.smallest_std**2, self._largest_std**2
+
     def condition(self) -> float:
-        largest = self.stds * self.basis.products([float(np.max(units)) for units in self._units])
-        return float(np.max(largest)) / self.smallest_std
+        return self._largest_std / self.smallest_std
 
     def power_trace(self, power: int) -> float:
         sums = self.basis.products([float(np.sum(units ** (2 * power))) for units in self._units])
