@@ -80,7 +80,8 @@ class Comparison:
         from rich.text import Text
 
         sides = " x ".join(str(side) for side in self.shape)
-        table = Table(title=f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}")
+        title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
+        table = Table(title=title, padding=(0, 1, 0, 0))  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
         for heading in ("RMS", "E||Z||^2", "x best", "true delta"):
@@ -94,7 +95,7 @@ class Comparison:
                     f"{row.root_mean_square:.4g}",
                     f"{row.expected_squared_error:.4g}",
                     f"{row.expected_squared_error / best:.3g}",
-                    f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                    f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
                 )
         notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]

@@ -269,7 +269,9 @@ def sized_for_budget(
     if rng is not None:
         return drawn(undrawn, seeded(rng))
     if not isinstance(law, Gaussian) or undrawn.mu is None:
-        return drawn(undrawn, drawing_for(law, sensitivity, None))
+        return drawn(undrawn, drawing_for(law, sensitivity, None, pure=budget.delta == 0))
+    if budget.delta == 0:  # which no Gaussian noise keeps
+        return drawn(undrawn, drawing_for(law, sensitivity, undrawn.mu))
     whole = float(gaussian.mu(budget.epsilon, budget.delta))
     drawing = drawing_for(law, sensitivity, max(undrawn.mu, whole))
     if not undrawn.meets(budget):
@@ -329,7 +331,7 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     if share is None:
         share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
-    delta = budget.delta * (1 - share)
+    delta = budget.with_delta("noise for several releases").delta * (1 - share)
     if sampling_rate == 1.0:
         mu = float(gaussian.mu(budget.epsilon, delta)) / math.sqrt(releases)
     else:

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -280,6 +281,98 @@ class Counts(Sensitivity):
     def describe(self) -> str:
         cells = "one cell changes" if self.cells == 1 else f"at most {self.cells} cells change"
         return f"{cells}, by at most {self.bound:g}" + (" each" if self.cells > 1 else "")
+
+
+@takes_relation
+@dataclass(frozen=True, eq=False, init=False)
+class L1(Sensitivity):
+    """All differences whose entries add up, in absolute value, to at most the radius: sum |V_ij| <= radius.
+
+    Attributes:
+        radius: the most that all entries together can change.
+        bound: the most that one entry can change, the argument `largest_entry`; None for the radius.
+        step: a power of two of which the query's values are whole multiples on every data set, such as 1 for counts;
+            None for values that may be any numbers. Discrete noise is drawn on a grid: other values are floored to it,
+            which can lengthen the difference by a step in every entry, and so costs more noise.
+    """
+
+    radius: float
+    bound: float | None
+    step: float | None
+    adjacency: str
+
+    def __init__(
+        self,
+        radius: float,
+        largest_entry: float | None = None,
+        adjacency: str = ADD_REMOVE,
+        *,
+        step: float | None = None,
+    ) -> None:
+        found = {"radius": _check.length("radius", radius)}
+        if largest_entry is not None:
+            found["bound"] = _check.length("largest_entry", largest_entry)
+        if step is not None:
+            if math.frexp(_check.length("step", step))[0] != 0.5:
+                raise InvalidInput(f"step must be a power of two, such as 1 for counts, got {_check.shown(step)}")
+            for name, length in found.items():
+                if not (length / step).is_integer() or not length / step < 2.0**53:
+                    argument = "largest_entry" if name == "bound" else name
+                    raise InvalidInput(
+                        f"{argument} must be a whole multiple of step, {step:g}, and below 2^53 of it, got "
+                        f"{_check.shown(length)}; differences are such multiples, so round it down"
+                    )
+            step = float(step)
+        object.__setattr__(self, "radius", found["radius"])
+        object.__setattr__(self, "bound", found.get("bound"))
+        object.__setattr__(self, "step", step)
+        object.__setattr__(self, "adjacency", checked(adjacency))
+
+    def fits(self, shape: Shape) -> None:
+        """Any shape."""
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The norm of as many entries of the largest size as the radius allows, and one of what is left."""
+        largest, whole, rest = self.worst(shape)
+        return math.hypot(math.sqrt(whole) * largest, rest)
+
+    def worst(self, shape: Shape) -> tuple[float, int, float]:
+        """The worst differences: the largest size of an entry, how many have it, and the size of one more, or 0.
+
+        Every difference in the set, with its entries sorted by size, is majorised by this one.
+        """
+        largest, entries = self.largest_entry(shape), math.prod(shape)
+        whole = int(Fraction(self.radius) // Fraction(largest))
+        if whole >= entries:
+            return largest, entries, 0.0
+        left = Fraction(self.radius) - whole * Fraction(largest)
+        rest = float(left)
+        return largest, whole, rest if Fraction(rest) >= left else math.nextafter(rest, math.inf)
+
+    def largest_entry(self, shape: Shape) -> float:
+        return self.radius if self.bound is None else min(self.radius, self.bound)
+
+    def changed_entries(self, shape: Shape) -> int:
+        """All of them; at most so many as the radius has steps, if values are multiples of a step."""
+        entries = math.prod(shape)
+        return entries if self.step is None else min(entries, int(self.radius / self.step))
+
+    def extent(self, shape: Shape) -> tuple[float, ...]:
+        """As for every set, and the radius and the step."""
+        return *super().extent(shape), self.radius, self.step or 0.0
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """By the sum and the largest entry; whether it is a multiple of the step is not looked at."""
+        change = np.abs(_check.finite("difference", difference, ndim=None))
+        with np.errstate(over="ignore"):
+            total = float(np.sum(change))
+        largest = self.largest_entry(change.shape)
+        return bool(total <= self.radius * (1 + tolerance) and np.max(change) <= largest * (1 + tolerance))
+
+    def describe(self) -> str:
+        each = "" if self.bound is None else f", each by at most {self.bound:g}"
+        grid = "" if self.step is None else f", in whole multiples of {self.step:g}"
+        return f"entries change by at most {self.radius:g} in all{each}{grid}"
 
 
 @takes_relation

@@ -52,6 +52,30 @@ def test_compare_prints_every_row_of_the_comparison(call):
         assert row.mechanism in result.stdout
 
 
+PURE = ("--shape", "4", "--sensitivity", "l1:3,1,1", "--epsilon", "0.5", "--delta", "0")
+
+
+def test_delta_0_is_pure_differential_privacy(call, people):
+    found = json.loads(call("calibrate", "laplace", *PURE, "--json").stdout, parse_constant=pytest.fail)
+    assert found["keeps_budget"]
+    assert found["certificate"]["guarantee"]["delta"] == 0.0
+    assert found["certificate"]["sensitivity"]["kind"] == "l1"
+    refused = call("calibrate", "analytic", *PURE)
+    assert refused.exit_code != 0
+    assert "is not for delta = 0" in refused.stderr
+    assert "laplace" in call("compare", *PURE).stdout
+    assert "not rejected" in call("audit", "laplace", *PURE, "--samples", "2000").stdout
+    given = ("--query", "histogram", "--edges", "0:1:4", "--columns", "0", "--mechanism", "laplace", *PURE[-4:])
+    output = people.with_name("pure.csv")
+    result = call("release", people, *given, "--output", output)
+    assert result.exit_code == 0, result.stderr
+    assert "pure differential privacy" in result.stdout
+    assert call("verify", people.with_name("pure.certificate.json")).exit_code == 0
+    ledger = call("ledger", "create", people.with_name("budget.db"), *PURE[-4:])
+    assert ledger.exit_code != 0
+    assert "delta above 0" in ledger.stderr
+
+
 def test_compare_as_json(call):
     result = call("compare", *HISTOGRAM, "--relation", "replace", "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
@@ -118,7 +142,7 @@ def test_json_has_null_where_there_is_no_finite_number(capsys):
     [
         (("--epsilon", "0"), "epsilon must be above 0"),
         (("--epsilon", "nan"), "epsilon must be finite"),
-        (("--delta", "1"), "delta must lie strictly between 0 and 1"),
+        (("--delta", "1"), "delta must be 0 (pure differential privacy) or above, and below 1"),
         (("--shape", "3x"), "shape must look like"),
         (("--shape", "0x3"), "1 or above"),
         (("--sensitivity", "count:1"), "sensitivity must start with one of frobenius"),

@@ -11,11 +11,16 @@ import numpy as np
 
 from matrixdp._check import Shape
 from matrixdp.errors import InvalidInput
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 if TYPE_CHECKING:
     from matrixdp.budget import Budget
     from matrixdp.privacy.certificate import Certificate
+
+
+def _l1(radius: float, largest_entry: float | None = None, step: float | None = None, **adjacency: Any) -> L1:
+    return L1(radius, largest_entry, step=step, **adjacency)
+
 
 SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "frobenius": (Frobenius, ("RADIUS",)),
@@ -23,6 +28,7 @@ SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "onecolumn": (OneColumn, ("NORM", "LOW,HIGH")),
     "onerow": (OneRow, ("NORM", "LOW,HIGH")),
     "counts": (Counts, ("CELLS", "CELLS,BOUND")),
+    "l1": (_l1, ("RADIUS", "RADIUS,LARGEST_ENTRY", "RADIUS,LARGEST_ENTRY,STEP")),
     "rankone": (RankOne, ("NORM",)),
     "vertices": (Vertices, ("FILE.npy",)),
 }

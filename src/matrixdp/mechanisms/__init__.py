@@ -15,7 +15,7 @@ from matrixdp.mechanisms.analytic import analytic
 from matrixdp.mechanisms.base import Recipe, recipe
 from matrixdp.mechanisms.choice import expected_error, least_error
 from matrixdp.mechanisms.classic import classic
-from matrixdp.mechanisms.discrete import discrete, laplace
+from matrixdp.mechanisms.discrete import discrete, discrete_gaussian, laplace
 from matrixdp.mechanisms.imgm import imgm
 from matrixdp.mechanisms.marginals import marginals
 from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism
@@ -54,7 +54,7 @@ def register(mechanism: Recipe) -> Recipe:
 
 for _own in (
     *(classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, l2, spherical),
-    *(laplace, discrete, optimal, matrix_mechanism, marginals),
+    *(laplace, discrete, discrete_gaussian, optimal, matrix_mechanism, marginals),
 ):
     register(_own)
 

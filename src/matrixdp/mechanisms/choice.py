@@ -64,7 +64,7 @@ from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
 # Errors that differ by less count as equal.
 TIE = 1e-9
 # Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
-_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
+_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete", "discrete-gaussian")
 
 
 def least_error(

@@ -184,7 +184,7 @@ class Certificate(Guarantee):
             ("adjacency", f"{self.adjacency} ({self.adjacency.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.profile} ({self._tightness()})"),
-            ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}"),
+            ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}{_pure(delta)}"),
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
@@ -194,6 +194,10 @@ class Certificate(Guarantee):
             *([("drawn with", str(self.drawing))] if self.drawing else []),
         ]
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
+
+
+def _pure(delta: float) -> str:
+    return ", pure differential privacy" if delta == 0 else ""
 
 
 def between(least: float, largest: float) -> str:

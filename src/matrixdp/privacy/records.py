@@ -27,7 +27,7 @@ from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.residuals import ResidualBasis, Residuals
 from matrixdp.secure.grid import Grid
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 LISTED = 64
 """The most entries of an array that is written as a list."""
@@ -106,6 +106,7 @@ for _kind, _record in {
 register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
+register("l1", L1, lambda *, bound, **fields: L1(largest_entry=bound, **fields))
 register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
 register("spectrum", Spectrum, _spectrum)
 

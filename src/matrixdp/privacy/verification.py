@@ -43,7 +43,7 @@ for _kind, _record in {
     "curve": Curve,
 }.items():
     records.register(_kind, _record)
-records.register("drawing", Drawing, optional=("step",))
+records.register("drawing", Drawing, optional=("step", "exact"))
 records.register(
     "discrete-profile",
     DiscreteProfile,
