@@ -23,10 +23,11 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.distributions.margins import error_rate
 from matrixdp.errors import InvalidInput
+from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import Answer, changes, query
-from matrixdp.sensitivity import Frobenius
+from matrixdp.sensitivity import L1
 
 # Steps between the bounds of a column to which each value is rounded for a mean, so that totals are whole numbers.
 STEPS = 1 << 16
@@ -80,9 +81,9 @@ def bounded_totals(
         contributions: how many records one person may have; more than one needs add/remove.
         adjacency: which data sets are neighbours.
 
-    Guarantee: the value has a row per group, in units of 1/STEPS. Add/remove changes one row by (k, STEPS - k), of norm
-        at most STEPS; replace changes two rows so, or one by (j, -j), of norm at most sqrt(2) STEPS. The records of one
-        person add up to at most as many times that.
+    Guarantee: the value has a row per group, in units of 1/STEPS, whole numbers. Add/remove changes one row by k and
+        STEPS - k, which add up to STEPS; the records of one person add up to as many times that. Replace changes two
+        rows so, or one by j and -j: 2 STEPS in all, and no entry by more than STEPS.
     """
     lower, upper = _interval(low, high)
     rows = _check.finite("values", values, ndim=1)
@@ -103,12 +104,14 @@ def bounded_totals(
 @changes("bounded-totals")
 def change_in_bounded_totals(
     shape: Shape, *, low: float, high: float, group_count: int, contributions: int, adjacency: str
-) -> Frobenius:
+) -> L1:
     """What a neighbour can change in the totals; see `bounded_totals`."""
     if shape != (group_count, 2):
         raise InvalidInput(f"the totals have shape {(group_count, 2)}, not {shape}")
     people(contributions, adjacency)
-    return Frobenius(STEPS * math.sqrt(2) * (1 + 1e-15) if adjacency == REPLACE else STEPS * contributions, adjacency)
+    if adjacency == REPLACE:
+        return L1(2 * STEPS, STEPS, adjacency, step=1)
+    return L1(STEPS * contributions, adjacency=adjacency, step=1)
 
 
 def people(contributions: Any, adjacency: str) -> dict[str, Any]:
@@ -136,7 +139,10 @@ def release_means(
     note: str = "",
     rng: np.random.Generator | None = None,
 ) -> Estimate:
-    """The mean of a column, in each group; see `bounded_totals` and `means` for the arguments."""
+    """The mean of a column, in each group; see `bounded_totals` and `means` for the arguments.
+
+    The mechanism "auto" takes the least noise, of Gaussian noise alone where a ledger is charged, as that adds up best.
+    """
     _check.probability("level", level)
     answer = bounded_totals(
         values,
@@ -147,7 +153,12 @@ def release_means(
         contributions=contributions,
         adjacency=adjacency,
     )
-    prepared = prepare(*answer, budget, mechanism, query=answer.query, rng=rng)
+    law = mechanism
+    if mechanism == "auto" and ledger is None:
+        shape, changed = answer.value.shape, answer.sensitivity
+        laws = [calibrate(name, shape=shape, sensitivity=changed, budget=budget) for name in ("analytic", "laplace")]
+        law = min(laws, key=lambda each: each.expected_squared_error())
+    prepared = prepare(*answer, budget, law, query=answer.query, rng=rng)
     return means(prepared.release(ledger, note), low, high, level)
 
 
