@@ -29,6 +29,7 @@ ROOMS = [
     "intervals",
     "bootstrap",
     "pipeline",
+    "planning",
     "comparison",
     "audit",
     "plots",

@@ -1,6 +1,6 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees."""
 
-from matrixdp import errors, queries
+from matrixdp import errors, queries, tables
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, Adjacency
@@ -8,6 +8,7 @@ from matrixdp.budget import Budget
 from matrixdp.comparison import compare
 from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, release
+from matrixdp.planning import Plan
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
@@ -29,6 +30,7 @@ __all__ = [
     "Ledger",
     "OneColumn",
     "OneRow",
+    "Plan",
     "RankOne",
     "Release",
     "Vertices",
@@ -40,4 +42,5 @@ __all__ = [
     "queries",
     "register_law",
     "release",
+    "tables",
 ]

@@ -22,7 +22,16 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, Product, Spherical
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, ResidualNoise, Symmetric
+from matrixdp.distributions.covariance import (
+    Blocks,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    ResidualNoise,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.residuals import ResidualBasis, Residuals
@@ -101,6 +110,7 @@ for _kind, _record in {
     "residual-basis": ResidualBasis,
     "residuals": Residuals,
     "residual-noise": ResidualNoise,
+    "symmetric-entries": SymmetricEntries,
 }.items():
     register(_kind, _record)
 register("gaussian", Gaussian, optional=("value_shape",))

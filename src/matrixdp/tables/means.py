@@ -23,7 +23,6 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.distributions.margins import error_rate
 from matrixdp.errors import InvalidInput
-from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import Answer, changes, query
@@ -139,10 +138,7 @@ def release_means(
     note: str = "",
     rng: np.random.Generator | None = None,
 ) -> Estimate:
-    """The mean of a column, in each group; see `bounded_totals` and `means` for the arguments.
-
-    The mechanism "auto" takes the least noise, of Gaussian noise alone where a ledger is charged, as that adds up best.
-    """
+    """The mean of a column, in each group; see `bounded_totals` and `means` for the arguments."""
     _check.probability("level", level)
     answer = bounded_totals(
         values,
@@ -153,12 +149,7 @@ def release_means(
         contributions=contributions,
         adjacency=adjacency,
     )
-    law = mechanism
-    if mechanism == "auto" and ledger is None:
-        shape, changed = answer.value.shape, answer.sensitivity
-        laws = [calibrate(name, shape=shape, sensitivity=changed, budget=budget) for name in ("analytic", "laplace")]
-        law = min(laws, key=lambda each: each.expected_squared_error())
-    prepared = prepare(*answer, budget, law, query=answer.query, rng=rng)
+    prepared = prepare(*answer, budget, mechanism, query=answer.query, rng=rng)
     return means(prepared.release(ledger, note), low, high, level)
 
 
