@@ -18,6 +18,7 @@ ROOMS = [
     "adjacency",
     "budget",
     "sensitivity",
+    "residuals",
     "secure",
     "distributions",
     "privacy",

@@ -14,7 +14,16 @@ from scipy.optimize import LinearConstraint, minimize
 
 from matrixdp import postprocess
 from matrixdp.errors import InvalidInput
-from matrixdp.postprocess import clip, low_rank, nearest_psd, nonnegative, soft_threshold, symmetrise
+from matrixdp.postprocess import (
+    clip,
+    low_rank,
+    nearest_psd,
+    nondecreasing,
+    nonnegative,
+    soft_threshold,
+    symmetrise,
+    whole_numbers,
+)
 
 rng = np.random.default_rng(0)
 FACTOR = rng.standard_normal((8, 2))
@@ -32,6 +41,8 @@ GAINS = {
     "nonnegative": (COUNTS, 5.0, nonnegative, 0.7),
     "nonnegative with total": (COUNTS, 5.0, lambda A: nonnegative(A, total=COUNTS.sum()), 0.45),
     "soft_threshold": (SPARSE, 1.0, lambda A: soft_threshold(A, 1.0), 0.5),
+    "nondecreasing": (np.sort(FRACTIONS.ravel()), 1.0, nondecreasing, 0.2),
+    "whole_numbers": (np.round(COUNTS), 0.2, whole_numbers, 0.7),
 }
 
 
@@ -173,6 +184,8 @@ ONE_ARGUMENT = {
     "nonnegative": nonnegative,
     "nonnegative with total": lambda A: nonnegative(A, 1.0),
     "soft_threshold": lambda A: soft_threshold(A, 1.0),
+    "nondecreasing": nondecreasing,
+    "whole_numbers": whole_numbers,
 }
 
 

@@ -87,6 +87,35 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
     return nearest
 
 
+def nondecreasing(matrix: Any) -> Array:
+    """The nearest vector whose entries do not fall: right for running counts.
+
+    Args:
+        matrix: a released vector.
+
+    Source: barlow1972statistical (neighbours that fall are replaced by their mean until none do).
+    """
+    from scipy.optimize import isotonic_regression  # slow to import, and seldom needed
+
+    return np.asarray(isotonic_regression(_check.finite("matrix", matrix, ndim=1)).x)
+
+
+def whole_numbers(matrix: Any) -> Array:
+    """Whole numbers, each less than 1 from its entry, whose sum is the rounded sum of the entries.
+
+    Every entry is rounded down, and those with the largest remainders are then rounded up.
+
+    Args:
+        matrix: a released vector or matrix.
+    """
+    given = _check.finite("matrix", matrix)
+    low = np.floor(given)
+    remainders = (given - low).ravel()
+    up = np.argsort(-remainders, kind="stable")[: round(float(np.sum(remainders)))]
+    low.reshape(-1)[up] += 1
+    return np.asarray(low)
+
+
 def soft_threshold(matrix: Any, std: float, threshold: float | None = None) -> Array:
     """Moves every entry towards 0 by the threshold, and not past it: right for a matrix that is mostly 0.
 

@@ -9,7 +9,17 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from matrixdp import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput
-from matrixdp.sklearn import PrivateCovariance, PrivateHistogram, PrivatePCA
+from matrixdp.sklearn import (
+    PrivateCovariance,
+    PrivateHistogram,
+    PrivateKBins,
+    PrivateLinearRegression,
+    PrivateLogisticRegression,
+    PrivatePCA,
+    PrivateRidge,
+    PrivateStandardScaler,
+)
+from matrixdp.sklearn.preprocessing import grid_counts
 
 # Fits with a random_state warn, as they should; here they are wanted.
 pytestmark = pytest.mark.filterwarnings("ignore:release with a generator")
@@ -21,6 +31,11 @@ ESTIMATORS = [
     PrivatePCA(n_components=1, budget=BUDGET, norm=3.0),
     PrivateCovariance(budget=BUDGET, norm=3.0),
     PrivateHistogram(np.linspace(-3, 3, 7), columns=[0], epsilon=1.0, delta=1e-6),
+    PrivateLinearRegression(low=-3, high=3, target_low=-3, target_high=3, budget=BUDGET),
+    PrivateRidge(2.0, low=-3, high=3, target_low=-3, target_high=3, budget=BUDGET),
+    PrivateStandardScaler(low=-3, high=3, budget=BUDGET),
+    PrivateKBins(3, low=-3, high=3, budget=BUDGET),
+    PrivateLogisticRegression(low=-3, high=3, steps=2, budget=BUDGET),
 ]
 
 
@@ -119,6 +134,83 @@ def test_every_fit_is_charged_once_and_a_refusal_leaves_nothing(records):
     assert not hasattr(fresh, "certificate_")
 
 
+def test_clones_charge_the_ledger_of_the_estimator(records):
+    ledger = Remembers()
+    pca = PrivatePCA(budget=BUDGET, norm=2.0, ledger=ledger)
+    for _ in range(2):
+        clone(pca).fit(records)
+    pca.fit(records, ledger=(other := Remembers()))
+    assert (len(ledger.spent), len(other.spent)) == (2, 1)
+
+
+def line(records, noise=0.1, seed=2):
+    return records @ np.array([1.0, -0.5, 0.0]) + 0.2 + np.random.default_rng(seed).normal(0, noise, len(records))
+
+
+def test_regression_is_near_least_squares_with_intervals_and_one_charge(records):
+    y, ledger = line(records), Remembers()
+    bounds = {"low": [-4, -1.3, -0.4], "high": [4, 1.3, 0.4], "target_low": -4, "target_high": 4}
+    fitted = PrivateLinearRegression(**bounds, budget=Budget(5.0, 1e-6), ledger=ledger, level=1 - 1e-7)
+    fitted.fit(records, y)
+    truth = np.linalg.lstsq(np.column_stack([np.ones(len(records)), records]), y, rcond=None)[0]
+    assert np.all(fitted.standard_errors_[:2] < 0.1)
+    assert np.all((fitted.intervals_[0] <= truth) & (truth <= fitted.intervals_[1]))  # at 1e-7 each
+    assert fitted.coef_ == pytest.approx(truth[1:], abs=6 * fitted.standard_errors_.max())
+    assert fitted.reliable_
+    assert fitted.score(records, y) > 0.9
+    assert ledger.spent == [("PrivateLinearRegression.fit", fitted.certificate_.mu)]
+    assert fitted.certificate_.verify()
+    shrunk = PrivateRidge(1e6, **bounds, budget=BUDGET).fit(records, y)
+    assert np.all(np.abs(shrunk.coef_) < 0.01)
+
+
+def test_scaler_and_bins_are_near_those_of_the_records(records):
+    scaler = PrivateStandardScaler(low=-2, high=2, budget=Budget(5.0, 1e-6)).fit(records)
+    assert scaler.mean_ == pytest.approx([0, 0, 0], abs=0.02)
+    assert scaler.scale_[:2] == pytest.approx([0.75, 0.25], abs=0.03)
+    assert scaler.inverse_transform(scaler.transform(records)) == pytest.approx(records)
+    assert scaler.certificate_.verify()
+    public = PrivateStandardScaler(low=-2, high=2, budget=Budget(5.0, 1e-6), adjacency="replace").fit(records)
+    assert public.scale_[:2] == pytest.approx([0.75, 0.25], abs=0.03)
+    bins = PrivateKBins(4, low=-2, high=2, budget=Budget(5.0, 1e-6)).fit(records)
+    shares = np.bincount(bins.transform(records)[:, 0].astype(int)) / len(records)
+    assert shares == pytest.approx(np.full(4, 0.25), abs=0.05)
+    assert bins.certificate_.verify()
+
+
+@pytest.mark.parametrize("adjacency", ["add/remove", "replace"])
+def test_neighbours_of_binned_records_lie_in_the_set(records, adjacency):
+    ends = np.full(3, -1.0), np.full(3, 1.0)
+    one, other = (grid_counts(rows, *ends, 8, adjacency) for rows in (records[:50], records[1:51]))
+    if adjacency == "add/remove":
+        other = grid_counts(records[:51], *ends, 8, adjacency)
+    difference = other.value - one.value
+    assert one.sensitivity.contains(difference)
+    assert np.abs(difference).sum() > (3 if adjacency == "replace" else 2)
+
+
+def test_logistic_regression_learns_and_is_charged_once(records):
+    odds = 4 * records[:, 0] - 6 * records[:, 1] + 0.5
+    y = np.random.default_rng(3).random(len(records)) < 1 / (1 + np.exp(-odds))
+    ledger = Remembers()
+    model = PrivateLogisticRegression(100.0, low=-2, high=2, budget=Budget(5.0, 1e-6), ledger=ledger)
+    model.fit(records, y)
+    assert model.coef_[0, :2] == pytest.approx([4, -6], rel=0.35)
+    assert model.score(records, y) > 0.75
+    composition = model.certificate_
+    assert composition.meets(Budget(5.0, 1e-6))
+    assert composition.verify()
+    ((note, mu),) = ledger.spent
+    assert note == "PrivateLogisticRegression.fit"
+    assert composition.mu <= mu <= composition.mu * (1 + 1e-9)
+    with pytest.raises(BudgetExceeded):
+        clone(model).fit(records, y, ledger=Refuses())
+    with pytest.raises(InvalidInput, match="binary"):
+        PrivateLogisticRegression(low=-2, high=2, budget=BUDGET).fit(records, np.arange(len(records)) % 3)
+    with pytest.raises(InvalidInput, match="exclude"):
+        PrivateLogisticRegression(low=-2, high=2, budget=BUDGET, random_state=0, ledger=ledger).fit(records, y)
+
+
 def test_a_random_state_is_warned_of(records):
     with pytest.warns(UserWarning, match="can remove the noise"):
         PrivatePCA(budget=BUDGET, norm=2.0, random_state=0).fit(records)
@@ -152,6 +244,10 @@ def test_two_fits_differ_without_a_random_state(records):
         (PrivateHistogram(budget=BUDGET), "edges"),
         (PrivateHistogram(np.linspace(0, 1, 3), budget=BUDGET), "columns"),
         (PrivateHistogram(5, columns=[0], budget=BUDGET), "edges"),
+        (PrivateStandardScaler(budget=BUDGET), "low and high"),
+        (PrivateStandardScaler(low=1, high=0, budget=BUDGET), "low and high"),
+        (PrivateKBins(0, low=0, high=1, budget=BUDGET), "n_bins"),
+        (PrivateKBins(3, low=0, high=1, grid=0, budget=BUDGET), "grid"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_before_anything_is_learned(estimator, word, records):

@@ -17,6 +17,7 @@ from matrixdp.mechanisms.choice import expected_error, least_error
 from matrixdp.mechanisms.classic import classic
 from matrixdp.mechanisms.discrete import discrete, discrete_gaussian, laplace
 from matrixdp.mechanisms.imgm import imgm
+from matrixdp.mechanisms.marginals import marginals
 from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism
 from matrixdp.mechanisms.mgm import idn, mgm, udn
 from matrixdp.mechanisms.mvg import mvg
@@ -53,7 +54,7 @@ def register(mechanism: Recipe) -> Recipe:
 
 for _own in (
     *(classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, l2, spherical),
-    *(laplace, discrete, discrete_gaussian, optimal, matrix_mechanism),
+    *(laplace, discrete, discrete_gaussian, optimal, matrix_mechanism, marginals),
 ):
     register(_own)
 

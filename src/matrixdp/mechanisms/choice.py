@@ -37,6 +37,7 @@ that theorems 1 to 4 do not settle), "matrix-mechanism" for a workload on Counts
 outside the package, and "laplace" and "discrete" wherever they apply, which is where few entries change. With one count
 they have a tenth of the variance of Gaussian noise; with 32 about the same. No theorem here says beforehand which is
 less, so both are always tried, and what was found is remembered. With delta = 0 they are all there is.
+Residuals of marginals are used through the tables, and get the noise of "marginals".
 
 "auto" takes only what is floating-point-safe: "l2" and "spherical" have less error with few entries, but no such
 sampler is known for them. It counts the error of one release. Where several share a budget, `Budget.plan` fixes their
@@ -63,6 +64,7 @@ from matrixdp.mechanisms.task import task_error, task_of
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
 from matrixdp.privacy.guarantee import Profile
+from matrixdp.residuals import Residuals
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Sensitivity
 
 # Errors that differ by less count as equal.
@@ -98,6 +100,9 @@ def least_error(
     Raises:
         NotApplicable: if there is none; with delta = 0 few sets have any.
     """
+    if isinstance(sensitivity, Residuals):
+        chosen = recipes["marginals"]
+        return chosen.calibrate(shape, sensitivity, budget, **chosen.known(options))
     one_bound = type(sensitivity) is Entrywise and np.ndim(sensitivity.bound) == 0
     plain = not options and (one_bound or type(sensitivity) in (Counts, Frobenius, L1))
     key = (*recipes, type(sensitivity), *sensitivity.extent(shape), shape, budget, family) if plain else ()
@@ -191,4 +196,4 @@ def _may_win(
         return options.get("row_utility") is not None
     if recipe.name == "mvg":
         return 2 * _check.positive("gamma", options["gamma"]) < sensitivity.frobenius_radius(shape)
-    return recipe.name not in ("classic", "imgm", "mgm", "udn")
+    return recipe.name not in ("classic", "imgm", "mgm", "udn", "marginals")

@@ -28,11 +28,13 @@ from matrixdp.distributions.covariance import (
     Diagonal,
     Isotropic,
     Kronecker,
+    ResidualNoise,
     Symmetric,
     SymmetricEntries,
 )
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.residuals import ResidualBasis, Residuals
 from matrixdp.secure.grid import Grid
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
@@ -105,6 +107,9 @@ for _kind, _record in {
     "dense": Dense,
     "blocks": Blocks,
     "symmetric": Symmetric,
+    "residual-basis": ResidualBasis,
+    "residuals": Residuals,
+    "residual-noise": ResidualNoise,
     "symmetric-entries": SymmetricEntries,
 }.items():
     register(_kind, _record)

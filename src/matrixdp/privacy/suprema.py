@@ -17,9 +17,18 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import REPLACE
-from matrixdp.distributions.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric, SymmetricEntries
+from matrixdp.distributions.covariance import (
+    Covariance,
+    Dense,
+    FullCovariance,
+    Isotropic,
+    ResidualNoise,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import unit
 from matrixdp.errors import NotCertifiable
+from matrixdp.residuals import Residuals, worst
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 Indices = npt.NDArray[np.intp]
@@ -57,7 +66,8 @@ def _full(covariance: Covariance) -> FullCovariance:
 
 def supremum(sensitivity: Sensitivity, covariance: Covariance) -> Supremum:
     """The largest mu over a sensitivity set: for i.i.d. noise, the longest difference over the standard deviation."""
-    if isinstance(covariance, Isotropic) and type(sensitivity) in _supremum.registry:
+    by_length = type(sensitivity) in _supremum.registry and not isinstance(sensitivity, Residuals)
+    if isinstance(covariance, Isotropic) and by_length:
         mu = sensitivity.frobenius_radius(covariance.shape) / covariance.std
         return Supremum(mu, True, lambda: _supremum(sensitivity, covariance).witness())
     return _supremum(sensitivity, covariance)
@@ -261,3 +271,21 @@ def _(sensitivity: Vertices, covariance: Covariance) -> Supremum:
     """Exact: a convex function on a polytope is largest at a vertex."""
     worst = max(sensitivity.differences, key=lambda v: _mu(covariance, v))
     return Supremum(_mu(covariance, worst), True, lambda: worst)
+
+
+@_supremum.register
+def _(sensitivity: Residuals, covariance: Covariance) -> Supremum:
+    """The longest difference of residuals, in units of their noise; see `matrixdp.residuals.worst`."""
+    basis, every = sensitivity.basis, range(len(sensitivity.basis.sizes))
+    if isinstance(covariance, Isotropic):
+        found, unit_std = sensitivity.longest, covariance.std
+    elif isinstance(covariance, ResidualNoise) and covariance.basis.is_like(basis):
+        kernels = [basis.kernel(attribute) for attribute in every]
+        found, unit_std = worst(basis, kernels, covariance.stds**-2.0, sensitivity.adjacency), 1.0
+    else:
+        raise NotCertifiable(
+            f"nothing is proven about {covariance.describe()} on residuals of marginals; use noise of one standard "
+            "deviation per residual, with the same basis, or i.i.d. noise"
+        )
+    mu = sensitivity.records * math.sqrt(found.square) / unit_std
+    return Supremum(mu, found.exact, lambda: sensitivity.difference(*found.cells))

@@ -20,7 +20,19 @@ from matrixdp import _extras
 
 _extras.require("sklearn", "sklearn")
 
+from matrixdp.sklearn.classification import PrivateLogisticRegression
 from matrixdp.sklearn.histogram import PrivateHistogram
 from matrixdp.sklearn.moments import PrivateCovariance, PrivatePCA
+from matrixdp.sklearn.preprocessing import PrivateKBins, PrivateStandardScaler
+from matrixdp.sklearn.regression import PrivateLinearRegression, PrivateRidge
 
-__all__ = ["PrivateCovariance", "PrivateHistogram", "PrivatePCA"]
+__all__ = [
+    "PrivateCovariance",
+    "PrivateHistogram",
+    "PrivateKBins",
+    "PrivateLinearRegression",
+    "PrivateLogisticRegression",
+    "PrivatePCA",
+    "PrivateRidge",
+    "PrivateStandardScaler",
+]

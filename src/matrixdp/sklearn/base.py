@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import validate_data
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
 
 from matrixdp import _check
 from matrixdp._check import Array
@@ -66,6 +66,19 @@ def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
     raise refusal
 
 
+def records_and_target(estimator: BaseEstimator, X: Any, y: Any) -> tuple[Array, Any]:
+    """Records and one target per record, checked in the same way."""
+    if y is None:
+        raise InvalidInput("requires y to be passed, but the target y is None")
+    records = records_of(estimator, X)
+    try:
+        target = column_or_1d(y, warn=True)
+        check_consistent_length(records, target)
+    except Exception:
+        raise InvalidInput(f"y must have one value per record, got {_check.kind(y)}") from None
+    return records, target
+
+
 def _refusal(text: str, X: Any) -> InvalidInput:
     """The error to raise in place of one of scikit-learn's with this text."""
     if _COUNTS.fullmatch(text):
@@ -85,14 +98,22 @@ class PrivateEstimator(BaseEstimator):
     delta: float | None
     mechanism: str
     random_state: Any
+    ledger: Spends | None
+    certificate_: Any
+
+    def __sklearn_clone__(self) -> PrivateEstimator:
+        """A copy that charges the same ledger: a copy of that would let every clone spend it anew."""
+        values = {name: value for name, value in self.get_params(deep=False).items() if name != "ledger"}
+        return type(self)(**{name: clone(value, safe=False) for name, value in values.items()}, ledger=self.ledger)
 
     def _release(self, answer: Answer, ledger: Spends | None) -> Release:
-        """The one release of a fit; its certificate becomes `certificate_`."""
+        """The one release of a fit, charged to this ledger or else to the estimator's own."""
         released = release(
             *answer,
             self._budget(),
             self.mechanism,
-            ledger=ledger,
+            ledger=self.ledger if ledger is None else ledger,
+            query=answer.query,
             note=f"{type(self).__name__}.fit",
             rng=generator(self.random_state),
         )

@@ -32,6 +32,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; whoever knows it can remove the noise.
+        ledger: charged by every fit, unless fit is given another.
 
     Attributes:
         counts_: the noisy counts, none below 0.
@@ -52,6 +53,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         adjacency: str = "add/remove",
         mechanism: str = "auto",
         random_state: Any = None,
+        ledger: Spends | None = None,
     ) -> None:
         self.edges = edges
         self.columns = columns
@@ -61,6 +63,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         self.adjacency = adjacency
         self.mechanism = mechanism
         self.random_state = random_state
+        self.ledger = ledger
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateHistogram:
         """Releases the noisy counts once, charged to the ledger if there is one."""

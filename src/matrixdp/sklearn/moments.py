@@ -33,6 +33,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         size: a public number to divide by; the number of records by default, which only "replace" allows.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; whoever knows it can remove the noise.
+        ledger: charged by every fit, unless fit is given another.
 
     Attributes:
         components_: orthonormal rows, the largest variance first.
@@ -58,6 +59,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         size: int | None = None,
         mechanism: str = "auto",
         random_state: Any = None,
+        ledger: Spends | None = None,
     ) -> None:
         self.n_components = n_components
         self.budget = budget
@@ -69,6 +71,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         self.size = size
         self.mechanism = mechanism
         self.random_state = random_state
+        self.ledger = ledger
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivatePCA:
         """Releases the noisy second moment once, charged to the ledger if there is one."""
@@ -128,6 +131,7 @@ class PrivateCovariance(PrivateEstimator):
         size: a public number to divide by; the number of records by default, which only "replace" allows.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         random_state: for tests only; whoever knows it can remove the noise.
+        ledger: charged by every fit, unless fit is given another.
 
     Attributes:
         covariance_: the nearest positive semidefinite matrix to the release.
@@ -149,6 +153,7 @@ class PrivateCovariance(PrivateEstimator):
         size: int | None = None,
         mechanism: str = "auto",
         random_state: Any = None,
+        ledger: Spends | None = None,
     ) -> None:
         self.budget = budget
         self.epsilon = epsilon
@@ -159,6 +164,7 @@ class PrivateCovariance(PrivateEstimator):
         self.size = size
         self.mechanism = mechanism
         self.random_state = random_state
+        self.ledger = ledger
 
     def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateCovariance:
         """Releases the noisy covariance once, charged to the ledger if there is one."""

@@ -13,7 +13,11 @@ from matrixdp.tables.databases import sql
 from matrixdp.tables.domain import Domain
 from matrixdp.tables.files import csv_file
 from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
+from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
+from matrixdp.tables.means import Estimate, means, release_means
+from matrixdp.tables.moments import Moments, release_moments
 from matrixdp.tables.outputs import TableRelease
+from matrixdp.tables.quantiles import Quantiles, quantiles, release_quantiles
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.table import Table
 from matrixdp.tables.units import bounded
@@ -23,13 +27,24 @@ __all__ = [
     "Categorical",
     "Date",
     "Domain",
+    "Estimate",
+    "MarginalPlan",
+    "MarginalRelease",
+    "Moments",
     "Numeric",
     "Ordered",
+    "Quantiles",
     "Table",
     "TableAnswer",
     "TableRelease",
     "bounded",
     "csv_file",
+    "means",
+    "plan_marginals",
+    "quantiles",
+    "release_means",
+    "release_moments",
+    "release_quantiles",
     "source_of",
     "sql",
 ]

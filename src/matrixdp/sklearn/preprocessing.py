@@ -1,0 +1,201 @@
+# mypy: allow-subclassing-any
+"""Scaling and binning of features, learned from one private release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from matrixdp import _check, postprocess, queries
+from matrixdp._check import Array
+from matrixdp.adjacency import REPLACE, checked, takes_relation
+from matrixdp.budget import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.pipeline import Spends
+from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.sensitivity import Counts
+from matrixdp.sklearn.base import PrivateEstimator, records_of
+from matrixdp.sklearn.regression import bounds_of
+
+# The share of a feature's range below which a standard deviation is not trusted.
+LEAST_SCALE = 1e-3
+
+
+@takes_relation
+class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
+    """Takes off noisy means and divides by noisy standard deviations, from sums of the features and their squares.
+
+    Args:
+        low: the least value of each feature, or one number for all; public. Smaller values count as this one.
+        high: the largest value of each feature, likewise.
+        budget: the guarantee to keep; or give epsilon and delta.
+        epsilon: instead of budget, with delta.
+        delta: instead of budget, with epsilon.
+        adjacency: which data sets are neighbours; under replace the number of records is public.
+        mechanism: a mechanism's name; "auto" takes the least expected error.
+        random_state: for tests only; whoever knows it can remove the noise.
+        ledger: charged by every fit, unless fit is given another.
+
+    Attributes:
+        mean_: the noisy mean of each feature.
+        scale_: the noisy standard deviation, at least a thousandth of the range.
+        var_: its square.
+        certificate_: what the fit guarantees.
+
+    Guarantee: `certificate_` covers the attributes. `transform` is a function of the records given to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        low: Any = None,
+        high: Any = None,
+        budget: Budget | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        adjacency: str = "add/remove",
+        mechanism: str = "auto",
+        random_state: Any = None,
+        ledger: Spends | None = None,
+    ) -> None:
+        self.low = low
+        self.high = high
+        self.budget = budget
+        self.epsilon = epsilon
+        self.delta = delta
+        self.adjacency = adjacency
+        self.mechanism = mechanism
+        self.random_state = random_state
+        self.ledger = ledger
+
+    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateStandardScaler:
+        """Releases the noisy sums once, charged to the ledger if there is one."""
+        records = records_of(self, X)
+        features = records.shape[1]
+        low, high = bounds_of(self.low, self.high, features)
+        middle, half = (low + high) / 2, (high - low) / 2
+        u = np.clip((records - middle) / half, -1.0, 1.0)
+        parts, top = [u, u**2 - 0.5], [np.ones(features), np.full(features, 0.5)]
+        if checked(self.adjacency) != REPLACE:
+            parts, top = [np.ones((len(u), 1)), *parts], [np.ones(1), *top]
+        ends = np.concatenate(top)
+        answer = queries.sum(np.column_stack(parts), low=-ends, high=ends, adjacency=self.adjacency)
+        sums = self._release(answer, ledger).value
+        count = float(len(u)) if len(sums) == 2 * features else max(1.0, float(sums[0]))
+        mean = np.clip(sums[-2 * features : -features] / count, -1.0, 1.0)
+        variance = sums[-features:] / count + 0.5 - mean**2
+        self.mean_ = middle + half * mean
+        self.scale_ = half * np.sqrt(np.clip(variance, (2 * LEAST_SCALE) ** 2, 1.0))
+        self.var_ = self.scale_**2
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """The records in units of the standard deviations, counted from the means. Not a private output."""
+        check_is_fitted(self)
+        scaled: Array = (records_of(self, X, reset=False) - self.mean_) / self.scale_
+        return scaled
+
+    def inverse_transform(self, X: Any) -> Array:
+        """The records that have these scaled features."""
+        check_is_fitted(self)
+        return np.asarray(_check.finite("X", X, ndim=2) * self.scale_ + self.mean_)
+
+
+@takes_relation
+class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
+    """Puts each feature into bins that hold about as many records each, by noisy quantiles on a public grid.
+
+    Args:
+        n_bins: how many bins per feature.
+        low: the least value of each feature, or one number for all; public. Smaller values count as this one.
+        high: the largest value of each feature, likewise.
+        grid: how many steps of equal width the range of a feature has; borders of bins lie on them.
+        budget: the guarantee to keep; or give epsilon and delta.
+        epsilon: instead of budget, with delta.
+        delta: instead of budget, with epsilon.
+        adjacency: which data sets are neighbours.
+        mechanism: a mechanism's name; "auto" takes the least expected error.
+        random_state: for tests only; whoever knows it can remove the noise.
+        ledger: charged by every fit, unless fit is given another.
+
+    Attributes:
+        bin_edges_: for each feature its borders, nondecreasing.
+        n_bins_: how many bins each feature has.
+        certificate_: what the fit guarantees.
+
+    Guarantee: `certificate_` covers the attributes. `transform` is a function of the records given to it.
+    """
+
+    def __init__(
+        self,
+        n_bins: int = 5,
+        *,
+        low: Any = None,
+        high: Any = None,
+        grid: int = 64,
+        budget: Budget | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        adjacency: str = "add/remove",
+        mechanism: str = "auto",
+        random_state: Any = None,
+        ledger: Spends | None = None,
+    ) -> None:
+        self.n_bins = n_bins
+        self.low = low
+        self.high = high
+        self.grid = grid
+        self.budget = budget
+        self.epsilon = epsilon
+        self.delta = delta
+        self.adjacency = adjacency
+        self.mechanism = mechanism
+        self.random_state = random_state
+        self.ledger = ledger
+
+    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateKBins:
+        """Releases one noisy histogram per feature, together, charged to the ledger if there is one."""
+        records = records_of(self, X)
+        bins, steps = _check.count("n_bins", self.n_bins), _check.count("grid", self.grid)
+        low, high = bounds_of(self.low, self.high, records.shape[1])
+        counts = self._release(grid_counts(records, low, high, steps, self.adjacency), ledger).value
+        self.bin_edges_: list[Array] = []
+        for feature, row in enumerate(counts):
+            edges = np.linspace(low[feature], high[feature], steps + 1)
+            running = np.maximum(postprocess.nondecreasing(np.append(0.0, np.cumsum(row))), 0.0)
+            wanted = running[-1] * np.arange(1, bins) / bins
+            inner = edges[np.minimum(np.searchsorted(running, wanted), steps)]
+            self.bin_edges_.append(np.concatenate([[low[feature]], inner, [high[feature]]]))
+        self.n_bins_ = np.full(len(low), bins)
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """The number of each value's bin, from 0. Not a private output."""
+        check_is_fitted(self)
+        records = records_of(self, X, reset=False)
+        pairs = zip(self.bin_edges_, records.T, strict=True)
+        places = [np.searchsorted(edges[1:-1], column, side="right") for edges, column in pairs]
+        return np.stack(places, axis=1).astype(np.float64)
+
+
+def grid_counts(records: Array, low: Array, high: Array, steps: int, adjacency: str) -> Answer:
+    """How many records lie in each step of each feature's range, one row per feature.
+
+    Guarantee: a record changes one cell of each row by 1 (replace: two cells).
+    """
+    share = (np.clip(records, low, high) - low) / (high - low)
+    places = np.minimum((share * steps).astype(np.int64), steps - 1)
+    value = np.stack([np.bincount(column, minlength=steps) for column in places.T]).astype(np.float64)
+    asked = query("grid-counts", low=low, high=high, steps=steps, adjacency=checked(adjacency))
+    return Answer(value, change_in_grid_counts(value.shape, **asked["parameters"]), asked)
+
+
+@changes("grid-counts")
+def change_in_grid_counts(shape: Any, *, low: Any, high: Any, steps: int, adjacency: str) -> Counts:
+    """One cell per feature; see `grid_counts`."""
+    if tuple(shape) != (len(low), steps):
+        raise InvalidInput(f"the counts have shape {(len(low), steps)}, not {tuple(shape)}")
+    return Counts(len(low) * (2 if adjacency == REPLACE else 1), adjacency=adjacency)

@@ -1,0 +1,411 @@
+"""Many marginal tables of the same records at once, with the least noise, consistent with each other.
+
+    plan = plan_marginals({"age": 85, "sex": 2, "region": 12}, up_to=2, budget=Budget(1.0, 1e-6))
+    plan.rmse, plan.variance(("age", "sex")), plan.certificate      # before anything is spent
+    out = plan.release(codes, ledger=ledger)                        # one record per row
+    out.table(("age", "sex")), out.standard_error(("age", "sex"))
+
+What is measured is not the tables but their residuals (`matrixdp.residuals`): what each table says beyond the smaller
+ones. They are released once, as one vector; every table of the plan, and every smaller one, is computed from them. So
+tables agree wherever they overlap. The product of all attributes is never formed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import ResidualNoise
+from matrixdp.distributions.margins import error_rate, sidak
+from matrixdp.errors import InvalidInput
+from matrixdp.intervals import Interval
+from matrixdp.mechanisms import calibrate
+from matrixdp.mechanisms.solvers import marginals as solver
+from matrixdp.pipeline import Release, Spends, prepare
+from matrixdp.postprocess import nonnegative, whole_numbers
+from matrixdp.privacy.certificate import Certificate, certify
+from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.residuals import ResidualBasis, Residuals
+from matrixdp.tables.counting import Counts, counter
+from matrixdp.tables.families import (
+    by_table,
+    column_names,
+    contrasts_of,
+    factors,
+    kinds_of,
+    limits_for,
+    located,
+    measured,
+    table_rows,
+)
+
+Columns = Sequence[str]
+"""Names of columns, in any order; () is the total."""
+
+
+def plan_marginals(
+    sizes: Mapping[str, int],
+    *,
+    budget: Budget,
+    up_to: int | None = None,
+    families: Iterable[Columns] | None = None,
+    weights: Mapping[tuple[str, ...], float] | None = None,
+    ordered: Mapping[str, str] | None = None,
+    targets: Mapping[tuple[str, ...], float] | None = None,
+    objective: str = "mean",
+    contributions: int = 1,
+    adjacency: str = ADD_REMOVE,
+) -> MarginalPlan:
+    """The least noise for a family of marginal tables.
+
+    Args:
+        sizes: how many values each column has; public.
+        budget: the guarantee to keep, for all tables together.
+        up_to: all tables over at most so many columns, the total included.
+        families: the tables instead, each as names of columns; () is the total.
+        weights: what the variance of a cell counts, by table; 1 by default.
+        ordered: columns whose values have an order and are used through sums: "prefix" for sums of the first values,
+            "ranges" for sums over any range. They get noise that suits these sums.
+        targets: the largest standard error of a cell, by table; of the mean variance, where a column is ordered.
+        objective: what is made least: the "mean" variance over all cells, weighted; or the "largest" variance of a
+            table over its squared target, which is then 1 by default, and need not be kept.
+        contributions: how many records one person may have.
+        adjacency: add/remove, or replace, where the number of records is public and gets no noise.
+
+    Guarantee: `plan.certificate`, exact for add/remove; for replace exact while pairs of cells are few up to symmetry
+        (18 columns), else a proven upper bound.
+
+    Raises:
+        NotApplicable: if the targets cannot be kept with this budget.
+
+    Source: xiao2023optimal.
+    Deviates: see `matrixdp.mechanisms.solvers.marginals`.
+    """
+    names, adjacency = column_names(sizes), checked(adjacency)
+    tables, kinds = table_rows(names, up_to, families), kinds_of(names, ordered)
+    found = solver.incidence(tables, len(names))
+    contrasts = contrasts_of(list(sizes.values()), kinds, tables)
+    parameters = {
+        "columns": list(sizes.items()), "up_to": up_to, "contributions": contributions, "adjacency": adjacency,
+        "families": None if up_to is not None else [[names[i] for i in row if i >= 0] for row in tables.tolist()],
+        "contrasts": contrasts or None,
+    }  # fmt: skip
+    asked = query("marginals", **parameters)
+    basis = ResidualBasis(tuple(sizes.values()), measured(found.subsets, adjacency), contrasts)
+    sensitivity = Residuals(basis, contributions, adjacency)
+    inside, outside = zip(*(factors(basis, i, kind) for i, kind in enumerate(kinds)), strict=True)
+    terms = found.coefficients(inside, outside) * by_table("weights", weights, names, tables, 1.0)[found.table]
+    worst = _check.choice("objective", objective, ("mean", "largest")) == "largest"
+    limits = limits_for(basis, found, names, targets, 1.0 if worst else math.inf)
+    law = calibrate(
+        "marginals",
+        shape=(basis.length,),
+        sensitivity=sensitivity,
+        budget=budget,
+        error=solver.aligned(basis, found, found.by_subset(terms)),
+        limits=limits if targets and not worst else None,
+        largest=limits if worst else None,
+    )
+    certificate = certify(law, sensitivity, budget, query=asked)
+    return MarginalPlan(names=names, incidence=found, budget=budget, certificate=certificate)
+
+
+@changes("marginals")
+def change_in_marginals(
+    shape: Any,
+    *,
+    columns: Iterable[tuple[str, int]],
+    contributions: int,
+    adjacency: str,
+    up_to: int | None = None,
+    families: Any = None,
+    contrasts: Any = (),
+) -> Residuals:
+    """What a neighbour can change in the residuals of these tables."""
+    sizes = dict(columns)
+    tables = table_rows(column_names(sizes), up_to, families)
+    subsets = measured(solver.incidence(tables, len(sizes)).subsets, adjacency)
+    return Residuals(ResidualBasis(tuple(sizes.values()), subsets, tuple(contrasts)), contributions, adjacency)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MarginalPlan:
+    """Which tables are released, with what noise; nothing has been spent.
+
+    Attributes:
+        names: the columns.
+        incidence: the tables, and the residuals that each is made of.
+        budget: what the release may use.
+        certificate: of the noise as planned. A release is drawn on a grid, which may add up to a thousandth to the
+            noise; its own certificate and variances say so.
+    """
+
+    names: tuple[str, ...]
+    incidence: solver.Incidence
+    budget: Budget
+    certificate: Certificate
+
+    @property
+    def law(self) -> Gaussian:
+        """The noise on the residuals."""
+        assert isinstance(self.certificate.law, Gaussian)
+        return self.certificate.law
+
+    @property
+    def basis(self) -> ResidualBasis:
+        """The residuals that are measured."""
+        assert isinstance(self.certificate.sensitivity, Residuals)
+        return self.certificate.sensitivity.basis
+
+    @cached_property
+    def rmse(self) -> float:
+        """The root of the mean variance over all cells of all tables."""
+        basis, sizes, found = self.basis, self.basis.sizes, self.incidence
+        spreads = [float(np.sum(basis.spread(i))) for i in range(len(sizes))]
+        error = found.by_subset(found.coefficients(spreads, [1 / n for n in sizes]))
+        total = float(solver.aligned(basis, found, error) @ np.square(_stds(self.law)))
+        return math.sqrt(total / float(np.sum(np.append(sizes, 1.0)[self.incidence.tables].prod(axis=1))))
+
+    def variance(self, columns: Columns) -> float:
+        """The variance of every cell of a table; where a column is ordered, the mean over the cells."""
+        return float(np.mean(self.cell_variances(columns)))
+
+    def cell_variances(self, columns: Columns) -> Array:
+        """The variance of each cell of a table."""
+        return _cell_variances(self, self.law, self._places(columns))
+
+    def answer(self, counts: Counts) -> Answer:
+        """The residuals of these counts, still private, for `release(*answer, budget)`."""
+        return self._measured(counts)[0]
+
+    def release(
+        self, counts: Counts, *, ledger: Spends | None = None, note: str = "", rng: np.random.Generator | None = None
+    ) -> MarginalRelease:
+        """Measures the tables, once.
+
+        Args:
+            counts: the records or their counts: an array of whole numbers, one record per row, with the place of its
+                value in each column; or a mapping from tables, or a function, to arrays of counts. Of the records, one
+                with a place that does not exist is left out (replace: it counts for the nearest place).
+            ledger: charged before any noise is drawn.
+            note: what the ledger remembers of this release; never data.
+            rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
+
+        Guarantee: `result.release.certificate`, if the counts are those of one set of records, each in one cell of
+            every table. Under add/remove a record may also be missing from some of the tables.
+        """
+        answer, total = self._measured(counts)
+        prepared = prepare(*answer, self.budget, self.law, query=answer.query, rng=rng)
+        return MarginalRelease(plan=self, release=prepared.release(ledger, note), total=total)
+
+    def _measured(self, counts: Counts) -> tuple[Answer, float]:
+        """The residuals, and the number of records where it is public."""
+        basis, count = self.basis, counter(counts, self.names, self.basis.sizes, self.certificate.adjacency)
+        try:
+            value, starts = np.empty(basis.length), basis.starts.tolist()
+        except MemoryError:
+            raise InvalidInput(f"the tables need {basis.length} numbers, too many for memory; ask for less") from None
+        members = list(basis)
+        for table, rows in self._sources():
+            known = count(table)
+            for row in rows:
+                away = tuple(axis for axis, i in enumerate(table) if i not in members[row])
+                residual = basis.residual(members[row], np.sum(known, axis=away, dtype=np.int64))
+                value[starts[row] : starts[row + 1]] = residual.ravel()
+        public = float(np.sum(known)) if self.certificate.adjacency == REPLACE else math.nan
+        return Answer(value, self.certificate.sensitivity, self.certificate.query), public
+
+    def _sources(self) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+        """The tables that are counted, each with the rows of the basis that are computed from it."""
+        found, tables = self.incidence, self.incidence.tables
+        source = np.zeros(len(found.subsets), dtype=np.int64)
+        order = np.argsort(np.sum(tables >= 0, axis=1)[found.table], kind="stable")
+        source[found.subset[order]] = found.table[order]  # the last, largest table wins
+        chosen = solver.aligned(self.basis, found, source.astype(np.float64)).astype(np.int64)
+        rows = np.argsort(chosen, kind="stable")
+        for part in np.split(rows, np.flatnonzero(np.diff(chosen[rows])) + 1):
+            yield tuple(i for i in tables[chosen[part[0]]].tolist() if i >= 0), part.tolist()
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, ...], int]:
+        return {subset: row for row, subset in enumerate(self.basis)}
+
+    def _places(self, columns: Columns) -> tuple[int, ...]:
+        """The columns as places; all of them in one table of the plan."""
+        places = located(columns, self.names)
+        inside = tuple(sorted(places))
+        if inside and inside not in self._rows:
+            raise InvalidInput(f"columns must lie in one table of the plan; no table has these {len(inside)} together")
+        return places
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.incidence.tables)} marginal tables of {len(self.names)} columns, root mean squared error "
+            f"{self.rmse:.6g}\n{self.certificate}"
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MarginalRelease:
+    """Noisy residuals, and every table that follows from them.
+
+    Attributes:
+        plan: what was asked for.
+        release: the noisy residuals, with the certificate.
+        total: the number of records, where it is public (replace); NaN otherwise.
+    """
+
+    plan: MarginalPlan
+    release: Release
+    total: float = math.nan
+
+    @property
+    def certificate(self) -> Certificate:
+        """What the tables guarantee, all together."""
+        return self.release.certificate
+
+    def table(self, columns: Columns, *, whole: bool = False, at_least_zero: bool = False) -> Array:
+        """A table, with one axis per column in the order asked for; unbiased, and consistent with all others.
+
+        Args:
+            columns: in any order; all in one table of the plan.
+            whole: whole numbers, with the sum of the table's rounded total.
+            at_least_zero: the nearest table without negative cells that has the noisy total. Such tables agree in their
+                total, but no longer in other sums that they share; nor do whole ones.
+        """
+        places = self.plan._places(columns)
+        table = self._of(dict.fromkeys(places))
+        if at_least_zero:
+            table = nonnegative(table.reshape(-1), max(0.0, float(self._of({})))).reshape(table.shape)
+        return whole_numbers(table.reshape(-1)).reshape(table.shape) if whole else table
+
+    def sum(self, weights: Mapping[str, Any]) -> tuple[float, float]:
+        """A weighted sum of a table's cells, and its standard error.
+
+        Args:
+            weights: for each column of the table one weight per value; the weight of a cell is their product. Zeros and
+                ones select ranges or sets of values.
+        """
+        vectors = _vectors(weights, self.plan)
+        value = float(self._of(vectors))
+        return value, math.sqrt(self._factor * _variance_of_sum(self.plan, self._law, vectors))
+
+    def variance(self, columns: Columns) -> Array:
+        """The variance of each cell of a table, from the noise as it was drawn."""
+        return self._factor * _cell_variances(self.plan, self._law, self.plan._places(columns))
+
+    def standard_error(self, columns: Columns) -> Array:
+        """The standard error of each cell of a table, for the noise, not for the sampling of people."""
+        return np.sqrt(self.variance(columns))
+
+    def interval(self, columns: Columns, level: float = 0.95, simultaneous: bool = False) -> Interval:
+        """Where the true counts lie, cell by cell or all of a table at once; see `matrixdp.intervals` for the rounding.
+
+        Args:
+            columns: of the table.
+            level: the coverage.
+            simultaneous: whether all cells of the table are covered at once.
+        """
+        table, error = self.table(columns), self.standard_error(columns)
+        alpha = sidak(error_rate(level), table.size if simultaneous else 1)
+        coordinates = math.prod(table.shape)  # all residuals of a table have as many numbers as it has cells
+        grid = self.certificate.drawing.grid if self.certificate.drawing else None
+        rounding = 0.0 if grid is None else grid.displacement * math.sqrt(coordinates)
+        half = (-float(ndtri(alpha / 2)) + rounding) * error
+        return Interval(table - half, table + half, level, simultaneous)
+
+    @property
+    def _factor(self) -> float:
+        """What rounding the noise to the grid adds to variances, as a factor."""
+        drawing = self.certificate.drawing
+        return 1.0 if drawing is None else drawing.variance_factor
+
+    @property
+    def _law(self) -> Gaussian:
+        assert isinstance(self.release.noise, Gaussian)
+        return self.release.noise
+
+    def _of(self, weights: Mapping[int, Array | None]) -> Array:
+        """A table contracted with weights per column, or with its axis kept for None: summed over its residuals."""
+        basis, starts, asked = self.plan.basis, self.plan.basis.starts, list(weights)
+        result = np.zeros(tuple(basis.sizes[i] for i, vector in weights.items() if vector is None))
+        for subset in _subsets_of(asked):
+            row = self.plan._rows.get(subset)
+            if row is None:  # only the total is not measured, where it is public
+                part = np.asarray(self.total)
+            else:
+                residual = self.release.value[starts[row] : starts[row + 1]].reshape(basis.dimensions(subset))
+                part = np.transpose(residual, [subset.index(i) for i in asked if i in subset])
+            for i, vector in weights.items():  # takes the first axis of the residual, and gives one at the end
+                n = basis.sizes[i]
+                if i in subset:
+                    inverse = basis.inverse(i) if vector is None else vector @ basis.inverse(i)
+                    part = np.tensordot(part, inverse, axes=(0, -1))
+                else:
+                    part = np.multiply.outer(part, np.full(n, 1 / n) if vector is None else np.mean(vector))
+            result += part
+        return result
+
+
+def _subsets_of(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    return chain.from_iterable(combinations(sorted(places), r) for r in range(len(places) + 1))
+
+
+def _stds(law: Gaussian) -> Array:
+    assert isinstance(law.covariance, ResidualNoise)
+    return law.covariance.stds
+
+
+def _cell_variances(plan: MarginalPlan, law: Gaussian, places: Sequence[int]) -> Array:
+    """The variance of each cell: over the subsets A of the table, s_A^2 times spreads within A and 1/n^2 beside it."""
+    basis, variances = plan.basis, np.square(_stds(law))
+    total = np.zeros(tuple(basis.sizes[i] for i in places))
+    for subset in _subsets_of(places):
+        row = plan._rows.get(subset)
+        if row is not None:
+            factors = [
+                basis.spread(i) if i in subset else np.full(n, n**-2.0) for i in places for n in [basis.sizes[i]]
+            ]
+            total += reduce(np.multiply.outer, factors, np.asarray(variances[row]))
+    return total
+
+
+def _variance_of_sum(plan: MarginalPlan, law: Gaussian, vectors: Mapping[int, Array]) -> float:
+    basis, variances = plan.basis, np.square(_stds(law))
+    total = 0.0
+    for subset in _subsets_of(list(vectors)):
+        row = plan._rows.get(subset)
+        if row is not None:
+            terms = [
+                float(np.sum(np.square(vector @ basis.inverse(i) * basis.units(i)))) if i in subset
+                else float(np.mean(vector)) ** 2
+                for i, vector in vectors.items()
+            ]  # fmt: skip
+            total += float(variances[row]) * math.prod(terms)
+    return total
+
+
+def _vectors(weights: Any, plan: MarginalPlan) -> dict[int, Array]:
+    if not isinstance(weights, Mapping):
+        raise InvalidInput(f"weights must map columns to one weight per value, got {_check.kind(weights)}")
+    places = plan._places(tuple(weights))
+    numbers = [_check.array_of("weights", vector) for vector in weights.values()]
+    vectors = {
+        i: _check.finite("weights", vector.astype(float) if vector.dtype == bool else vector, ndim=1)
+        for i, vector in zip(places, numbers, strict=True)
+    }
+    if any(len(vector) != plan.basis.sizes[i] for i, vector in vectors.items()):
+        raise InvalidInput("weights must have one number per value of their column")
+    return vectors

@@ -1,0 +1,238 @@
+"""Covariances, correlations and linear regressions of columns with public bounds, all from one release.
+
+    moments = release_moments(records, low=[0, 0], high=[100, 5000], budget=Budget(1.0, 1e-6))
+    moments.covariance(), moments.regression(target=1)
+
+Values outside their bounds count as the nearest bound. Intervals are about the noise, not about a larger population.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.adjacency import ADD_REMOVE, checked
+from matrixdp.budget import Budget
+from matrixdp.distributions import NoiseLaw
+from matrixdp.errors import InvalidInput
+from matrixdp.pipeline import Release, Spends, prepare
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.queries.moments import second_moment
+from matrixdp.sensitivity import RankOne
+from matrixdp.tables.means import Estimate, people
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A noisy matrix of second moments, and what follows from it at no further cost.
+
+    Attributes:
+        release: the sum of z z^T, z = (1, u), where u has each column mapped to [-1, 1].
+        low: the lower bounds of the columns.
+        high: their upper bounds.
+
+    Intervals are to first order in the noise: near the level where the noise is small beside the number of records and
+    the spread of the columns, which `reliable` tells for regressions. Their coverage is measured in the tests.
+    """
+
+    release: Release
+    low: Array
+    high: Array
+
+    @property
+    def certificate(self) -> Certificate:
+        """What the release guarantees, and so everything computed from it."""
+        return self.release.certificate
+
+    def count(self, level: float = 0.95) -> Estimate:
+        """The number of records; exact up to the noise."""
+        return self._estimate(lambda moments: moments[:1, 0], level)
+
+    def mean(self, level: float = 0.95) -> Estimate:
+        """The mean of each column."""
+        return self._estimate(lambda moments: moments[0, 1:] / moments[0, 0], level)
+
+    def covariance(self, level: float = 0.95) -> Estimate:
+        """The covariances of the columns, as a matrix; variances on its diagonal."""
+        return self._estimate(_covariance, level)
+
+    def correlation(self, level: float = 0.95) -> Estimate:
+        """The correlations of the columns, as a matrix; intervals stay within -1 and 1."""
+
+        def correlated(moments: Array) -> Array:
+            covariance = _covariance(moments)
+            stds = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+            scaled: Array = covariance / np.outer(stds, stds)
+            np.fill_diagonal(scaled, 1.0)
+            return scaled
+
+        found = self._estimate(correlated, level)
+        return replace(
+            found, value=np.clip(found.value, -1, 1), low=np.clip(found.low, -1, 1), high=np.clip(found.high, -1, 1)
+        )
+
+    def regression(self, target: int, features: Any = None, *, ridge: float = 0.0, level: float = 0.95) -> Estimate:
+        """Least squares of a column on others: the intercept first, then a coefficient per feature.
+
+        Args:
+            target: the place of the column to explain.
+            features: the places of the columns that explain it; all others by default.
+            ridge: added to the sum of squares for each squared coefficient, but for the intercept.
+            level: the coverage of each interval.
+        """
+        chosen = self._features(target, features)
+        penalty = _check.at_least_zero("ridge", ridge)
+        floor = self._noise_floor(len(chosen) + 1)
+
+        def fitted(moments: Array) -> Array:
+            return _solved(moments, target + 1, [0, *(i + 1 for i in chosen)], penalty, floor, self._scale)
+
+        return self._estimate(fitted, level)
+
+    def reliable(self, target: int, features: Any = None) -> bool:
+        """Whether the noise is small beside the spread of the features, so that intervals of a regression hold."""
+        places = [0, *(i + 1 for i in self._features(target, features))]
+        moments = self._matrix()[np.ix_(places, places)]
+        return bool(np.linalg.eigvalsh(moments)[0] > 4 * self._noise_floor(len(places)))
+
+    def _features(self, target: int, features: Any) -> list[int]:
+        columns = len(self.low)
+        chosen = [i for i in range(columns) if i != target] if features is None else list(features)
+        if target not in range(columns) or not chosen or not set(chosen) <= set(range(columns)) - {target}:
+            raise InvalidInput(f"target and features must be different columns from 0 to {columns - 1}")
+        return chosen
+
+    @property
+    def _scale(self) -> Array:
+        """The matrix that takes (1, u) to (1, x)."""
+        scale = np.diag(np.append(1.0, (self.high - self.low) / 2))
+        scale[1:, 0] = (self.high + self.low) / 2
+        return scale
+
+    def _matrix(self) -> Array:
+        value = np.asarray(self.release.value, dtype=np.float64)
+        return np.asarray((value + value.T) / 2)
+
+    def _noise_floor(self, size: int) -> float:
+        """About the largest eigenvalue of the noise on so many rows."""
+        return 2 * float(np.max(self.release.standard_error)) * math.sqrt(size)
+
+    def _estimate(self, function: Callable[[Array], Array], level: float) -> Estimate:
+        """A function of the moments of (1, x), with intervals from its derivative."""
+        _check.probability("level", level)
+        matrix, scale = self._matrix(), self._scale
+        value = np.asarray(function(scale @ matrix @ scale.T))
+        step = 1e-6 * max(1.0, float(np.max(np.abs(matrix))))
+        slopes = []
+        for i, j in np.ndindex(matrix.shape):
+            moved = np.zeros(matrix.shape)
+            moved[i, j] += step / 2
+            moved[j, i] += step / 2
+            up, down = (np.asarray(function(scale @ (matrix + way * moved) @ scale.T)) for way in (1, -1))
+            slopes.append((up - down).ravel() / (2 * step))
+        weights = np.stack(slopes, axis=1).reshape(-1, *matrix.shape)
+        linear = self.release.linear(weights.reshape(len(weights), -1))
+        ends = linear.interval(level)
+        half = ((np.asarray(ends.high) - np.asarray(ends.low)) / 2).reshape(value.shape)
+        return Estimate(
+            value=value,
+            standard_error=linear.standard_error.reshape(value.shape),
+            low=value - half,
+            high=value + half,
+            level=level,
+            method="first order in the noise; coverage measured, not proven",
+            certificate=self.certificate,
+        )
+
+
+def release_moments(
+    records: Any,
+    low: Any,
+    high: Any,
+    *,
+    budget: Budget,
+    contributions: int = 1,
+    adjacency: str = ADD_REMOVE,
+    mechanism: str | NoiseLaw = "auto",
+    ledger: Spends | None = None,
+    note: str = "",
+    rng: np.random.Generator | None = None,
+) -> Moments:
+    """One noisy matrix of second moments, for means, covariances, correlations and regressions together.
+
+    Args:
+        records: one record per row, finite numbers.
+        low: the least value of each column, public.
+        high: the largest value of each column, public.
+        budget: the guarantee to keep.
+        contributions: how many records one person may have; more than one needs add/remove.
+        adjacency: which data sets are neighbours.
+        mechanism: a mechanism's name; "auto" takes the least expected error.
+        ledger: charged before any noise is drawn.
+        note: what the ledger remembers of this release; never data.
+        rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
+
+    Guarantee: `result.certificate`; see `bounded_moments`.
+    """
+    answer = bounded_moments(records, low, high, contributions=contributions, adjacency=adjacency)
+    released = prepare(*answer, budget, mechanism, query=answer.query, rng=rng).release(ledger, note)
+    columns = (len(answer.value) - 1,)
+    return Moments(released, *(np.array(_check.broadcast("low and high", end, columns)) for end in (low, high)))
+
+
+def bounded_moments(
+    records: Any, low: Any, high: Any, *, contributions: int = 1, adjacency: str = ADD_REMOVE
+) -> Answer:
+    """The sum of z z^T over the records, z = (1, u), where u has each column mapped from its bounds to [-1, 1].
+
+    Guarantee: a record contributes z z^T with |z| <= r = sqrt(1 + columns), as |u| <= 1 in every column. k records of
+        one person make a positive semidefinite matrix of trace at most k r^2. It is a mixture of k r^2 v v^T over unit
+        vectors v, its eigenvectors, and mu is convex: RankOne(sqrt(k) r) has the worst of them.
+    """
+    protected = people(contributions, checked(adjacency))
+    rows = _check.finite("records", records, ndim=2)
+    lower, upper = (_check.broadcast(name, end, rows.shape[1:]) for name, end in (("low", low), ("high", high)))
+    if not np.all(lower < upper):
+        raise InvalidInput("low must be below high in every column")
+    mapped = np.clip((rows - (lower + upper) / 2) / ((upper - lower) / 2), -1.0, 1.0)
+    value = second_moment(np.column_stack([np.ones(len(rows)), mapped]), norm=_longest(rows.shape[1])).value
+    asked = query("bounded-moments", low=np.array(lower), high=np.array(upper), **protected)
+    return Answer(value, change_in_bounded_moments(value.shape, **asked["parameters"]), asked)
+
+
+@changes("bounded-moments")
+def change_in_bounded_moments(shape: Shape, *, low: Any, high: Any, contributions: int, adjacency: str) -> RankOne:
+    """What a neighbour can change in the moments; see `bounded_moments`."""
+    if shape != (len(low) + 1,) * 2:
+        raise InvalidInput(f"the moments have shape {(len(low) + 1,) * 2}, not {shape}")
+    people(contributions, adjacency)
+    return RankOne(math.sqrt(contributions) * _longest(len(low)) * (1 + 1e-15), adjacency)
+
+
+def _longest(columns: int) -> float:
+    """A bound on the norm of (1, u), in which no record is clipped."""
+    return math.nextafter(math.sqrt(1 + columns), math.inf)
+
+
+def _covariance(moments: Array) -> Array:
+    mean = moments[0, 1:] / moments[0, 0]
+    covariance: Array = moments[1:, 1:] / moments[0, 0] - np.outer(mean, mean)
+    return covariance
+
+
+def _solved(moments: Array, target: int, places: list[int], ridge: float, floor: float, scale: Array) -> Array:
+    """Least squares from the moments of (1, x); a matrix that noise may have made singular is raised to the floor."""
+    gram, right = moments[np.ix_(places, places)], moments[places, target]
+    back = np.linalg.inv(scale[np.ix_(places, places)])
+    lowest = float(np.linalg.eigvalsh(back @ gram @ back.T)[0])  # in the units of the release
+    lift = max(0.0, floor - lowest)
+    penalty = np.diag([0.0] + [ridge] * (len(places) - 1))
+    units = scale[np.ix_(places, places)]
+    return np.asarray(np.linalg.solve(gram + penalty + lift * units @ units.T, right))
