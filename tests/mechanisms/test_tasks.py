@@ -251,7 +251,7 @@ def test_counts_with_rows_that_matter_are_at_least_as_good_as_idn(cells):
     given = {"shape": (4, 2), "sensitivity": Counts(cells), "budget": BUDGET, "row_utility": utility}
     found = compare(**given)
     rows = {row.mechanism: row.expected_squared_error for row in found if row.verdict in ("exact", "loose")}
-    assert found.auto == "optimal"
+    assert rows[found.auto] <= rows["optimal"]
     assert rows["optimal"] < 0.9 * min(rows["idn"], rows["analytic"])
     if cells == 8:
         assert rows["idn"] < rows["analytic"]
@@ -286,7 +286,7 @@ def test_what_the_task_never_looks_at_has_finite_noise(shape, sensitivity, task)
 def test_many_rows_are_no_square_matrix():
     """A Gram matrix of all rows would have 80 GB."""
     shape, task = (100_000, 3), {"column_utility": PAIRS}
-    for sensitivity, name in ((OneRow(1.0), "analytic"), (OneRow(LOW, HIGH), "optimal"), (Counts(1), "optimal")):
+    for sensitivity, name in ((OneRow(1.0), "analytic"), (OneRow(LOW, HIGH), "optimal"), (Counts(1), "laplace")):
         law = calibrate("auto", shape=shape, sensitivity=sensitivity, budget=BUDGET, **task)
         assert law.source.startswith(name)
         assert expected_error(law, task) > 0

@@ -32,7 +32,7 @@ def test_frames_of_every_kind(out):
     assert frame["region"].tolist() == [label for label in out.axes[0][1] for _ in out.axes[1][1]]
     assert frame["smoker"].tolist() == list(out.axes[1][1]) * len(out.axes[0][1])
     assert np.all((frame["low"] < frame["value"]) & (frame["value"] < frame["high"]))
-    assert frame["standard_error"].to_numpy() == pytest.approx(out.noise.covariance.std, rel=1e-6)
+    assert frame["standard_error"].to_numpy() == pytest.approx(math.sqrt(out.noise.variance), rel=1e-6)
     wide = (frame["high"] - frame["low"]) / (2 * frame["standard_error"])
     assert wide.to_numpy() == pytest.approx(1.96, rel=2e-3)
     assert out.table("polars").equals(polars.from_pandas(frame))
