@@ -118,7 +118,7 @@ class Comparison:
                 table.add_row(
                     row.mechanism,
                     f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
-                    f"{row.expected_squared_error:.4g}",
+                    f"{row.expected_squared_error:.3g}",
                     f"{row.expected_squared_error / best:.3g}",
                     f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
                     *(rounded_up(e, 3) if e == e else "" for e in (row.planned_epsilon, row.adaptive_epsilon)),
