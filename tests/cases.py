@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matrixdp.distributions.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import (
+    Covariance,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 SHAPE = (3, 3)
+OFF = np.array([[0.0, 0.3, 0.8], [0.3, 0.0, 1.2], [0.8, 1.2, 0.0]])
 
 
 def spd(size: int, seed: int) -> np.ndarray:
@@ -48,6 +57,15 @@ def _symmetric_oracle(d: int, std: float, trace_std: float) -> np.ndarray:
     return sum(s**2 * np.outer(b.ravel(), b.ravel()) for s, b in zip(scales, basis, strict=True))
 
 
+def _entries_oracle(diagonal: np.ndarray, off: np.ndarray, turned: np.ndarray) -> np.ndarray:
+    """Of U Y U^T, from how each entry of Y moves it."""
+    d = len(diagonal)
+    moved = {(i, j): np.outer(turned[:, i], turned[:, j]) for i in range(d) for j in range(d)}
+    on = np.stack([moved[i, i].ravel() for i in range(d)], axis=1)
+    pairs = [((moved[i, j] + moved[j, i]).ravel(), off[i, j]) for i in range(d) for j in range(i)]
+    return on @ diagonal @ on.T + sum(v * np.outer(m, m) for m, v in pairs)
+
+
 def covariance_cases() -> dict[str, CovarianceCase]:
     m, n = SHAPE
     std = np.random.default_rng(1).uniform(0.5, 2, SHAPE)
@@ -67,6 +85,12 @@ def covariance_cases() -> dict[str, CovarianceCase]:
         ),
         "dense": CovarianceCase(Dense(spd(m * n, 5), SHAPE), spd(m * n, 5)),
         "symmetric": CovarianceCase(Symmetric(3, 1.3), _symmetric_oracle(3, 1.3, 1.3)),
+        "symmetric entries": CovarianceCase(
+            SymmetricEntries(spd(3, 7), OFF), _entries_oracle(spd(3, 7), OFF, np.eye(3))
+        ),
+        "symmetric entries, turned": CovarianceCase(
+            SymmetricEntries(spd(3, 8), OFF, orthogonal(3, 9)), _entries_oracle(spd(3, 8), OFF, orthogonal(3, 9))
+        ),
         "symmetric, two scales": CovarianceCase(Symmetric(3, 1.3, 0.6), _symmetric_oracle(3, 1.3, 0.6)),
     }
 

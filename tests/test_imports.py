@@ -32,6 +32,7 @@ ROOMS = [
     "comparison",
     "audit",
     "plots",
+    "tables",
     "sklearn",
     "distributed",
     "learn",

@@ -22,7 +22,15 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, Product, Spherical
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import (
+    Blocks,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.grid import Grid
@@ -97,6 +105,7 @@ for _kind, _record in {
     "dense": Dense,
     "blocks": Blocks,
     "symmetric": Symmetric,
+    "symmetric-entries": SymmetricEntries,
 }.items():
     register(_kind, _record)
 register("gaussian", Gaussian, optional=("value_shape",))
