@@ -107,7 +107,7 @@ class Comparison:
 
         sides = " x ".join(str(side) for side in self.shape)
         title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
         for heading in ("E||Z||^2", "x best", "true delta", f"{self.copies} plan", "adapt"):
