@@ -107,10 +107,10 @@ class Comparison:
 
         sides = " x ".join(str(side) for side in self.shape)
         title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
-        for heading in ("E||Z||^2", "x best", "true delta", f"{self.copies} plan", f"{self.copies} adapt"):
+        for heading in ("E||Z||^2", "x best", "true delta", f"{self.copies} plan", "adapt"):
             table.add_column(heading, justify="right", no_wrap=True)
         best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
         for row in self.rows:
@@ -134,7 +134,7 @@ class Comparison:
         priced = {row.mechanism: row.planned_epsilon for row in self.rows if row.verdict == "exact"}
         if priced:
             notes.append(
-                f"{self.copies} plan, {self.copies} adapt: the epsilon that {self.copies} such releases cost a ledger "
+                f"{self.copies} plan, adapt: the epsilon that {self.copies} such releases cost a ledger "
                 f"at delta {self.budget.delta:g}, planned together, or each chosen in view of earlier answers."
             )
             least = min(priced, key=priced.__getitem__)

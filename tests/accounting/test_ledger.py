@@ -640,7 +640,7 @@ def test_what_a_file_of_schema_3_holds(path):
 def test_what_a_file_of_schema_4_holds(path):
     path.write_bytes((GOLDEN / "ledger-schema-4.db").read_bytes())
     ledger = Ledger(path)
-    head = "5f098111900b7dd625788d0070c320f77da5840163c614936355c8ce6c581b5b"
+    head = "86c89c3f1fc116b701655bba97725afa75c330520f56cbd101dd375d38aff900"
     assert ledger.verify() == head
     assert [(entry.note, entry.planned, entry.plan) for entry in ledger.history()] == [
         ("matrix", 1, None),
