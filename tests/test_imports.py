@@ -17,6 +17,8 @@ ROOMS = [
     "postprocess",
     "adjacency",
     "budget",
+    "_sensitivity",
+    "participation",
     "sensitivity",
     "secure",
     "distributions",

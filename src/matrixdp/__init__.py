@@ -10,7 +10,7 @@ from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, release
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, Participation, RankOne, Vertices
 
 __version__ = "0.2.0.dev0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "Ledger",
     "OneColumn",
     "OneRow",
+    "Participation",
     "RankOne",
     "Release",
     "Vertices",

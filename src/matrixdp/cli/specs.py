@@ -11,7 +11,17 @@ import numpy as np
 
 from matrixdp._check import Shape
 from matrixdp.errors import InvalidInput
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import (
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Sensitivity,
+    Vertices,
+)
 
 SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "frobenius": (Frobenius, ("RADIUS",)),
@@ -21,6 +31,7 @@ SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "counts": (Counts, ("CELLS", "CELLS,BOUND")),
     "rankone": (RankOne, ("NORM",)),
     "vertices": (Vertices, ("FILE.npy",)),
+    "participation": (Participation, ("CLIP", "CLIP,SEPARATION,TIMES")),
 }
 """The kinds of sensitivity sets, and what may follow the colon."""
 

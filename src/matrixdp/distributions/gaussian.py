@@ -36,8 +36,12 @@ class Gaussian(NoiseLaw):
             )
         object.__setattr__(self, "shape", self.covariance.shape)
 
-    def expected_squared_error(self, weights: Any = None) -> float:
-        """E ||Z||_F^2, or weighted."""
+    def expected_squared_error(self, weights: Any = None, *, workload: Any = None) -> float:
+        """E ||Z||_F^2, or weighted; with a workload over time (`time_workloads`), the sum over all its answers."""
+        if workload is not None:
+            if weights is not None:
+                raise InvalidInput("weights and workload exclude each other: give one of them")
+            return self.covariance.workload_trace(workload)
         return self.covariance.trace() if weights is None else self.covariance.weighted_trace(weights)
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:

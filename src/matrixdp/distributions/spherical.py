@@ -12,6 +12,7 @@ import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import time_workloads
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.gaussian import secure_normal
 from matrixdp.errors import InvalidInput
@@ -41,9 +42,12 @@ class Spherical(NoiseLaw):
         """E ||Z||^order."""
         return radius_moment(self.k, self.p, self.scale, order)
 
-    def expected_squared_error(self, weights: Any = None) -> float:
-        """E ||Z||_F^2, or weighted; every entry has the same variance."""
+    def expected_squared_error(self, weights: Any = None, *, workload: Any = None) -> float:
+        """E ||Z||_F^2, or weighted, or over the answers of a workload over time; entries are uncorrelated and alike."""
         total = self.radius_moment(2)
+        if workload is not None:
+            task = time_workloads.coefficients(workload, self.shape[0])
+            return total * float(np.mean(time_workloads.column_squares(task)))
         if weights is None:
             return total
         counted = _check.broadcast("weights", weights, self.shape)

@@ -22,11 +22,20 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, Product, Spherical
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, OverTime, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.grid import Grid
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import (
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Vertices,
+)
 
 LISTED = 64
 """The most entries of an array that is written as a list."""
@@ -89,6 +98,7 @@ for _kind, _record in {
     "entrywise": Entrywise,
     "counts": Counts,
     "rank-one": RankOne,
+    "participation": Participation,
     "gaussian": Gaussian,
     "spherical": Spherical,
     "product": Product,
@@ -98,6 +108,7 @@ for _kind, _record in {
     "dense": Dense,
     "blocks": Blocks,
     "symmetric": Symmetric,
+    "over-time": OverTime,
 }.items():
     register(_kind, _record)
 register("one-row", OneRow, _one_line(OneRow))
