@@ -185,7 +185,7 @@ def _row(
         mechanism=name,
         source=source,
         std=law.std,
-        expected_squared_error=expected_error(law, options),
+        expected_squared_error=expected_error(law, options, sensitivity),
         claimed_delta=budget.delta,
         exact_delta=certificate.delta(budget.epsilon),
         verdict=UNSAFE if word in KEEPS and not has_safe_sampler(law, certificate.mu) else word,

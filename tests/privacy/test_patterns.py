@@ -1,6 +1,6 @@
 """Participation over time: mu against brute force over all patterns and signs."""
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def all_patterns(sensitivity, steps):
         return [list(range(r, steps, sensitivity.gap)) for r in range(min(sensitivity.gap, steps))]
     sizes = range(1, min(sensitivity.times, steps) + 1)
     chosen = (list(c) for size in sizes for c in combinations(range(steps), size))
-    return [c for c in chosen if all(b - a >= sensitivity.gap for a, b in zip(c, c[1:], strict=False))]
+    return [c for c in chosen if all(b - a >= sensitivity.gap for a, b in pairwise(c))]
 
 
 def truth(sensitivity, gram):

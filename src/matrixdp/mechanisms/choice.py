@@ -31,7 +31,8 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
     least 1), so s phi <= x.
 
 **What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices),
-"matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package.
+"matrix-mechanism" for a workload on Counts, "banded", "toeplitz", "inverse-banded" and "binary-tree" where rows are
+steps in time, idn with row_utility, and mechanisms from outside the package.
 
 "auto" takes Gaussian noise only, which composes exactly, also where noise is chosen in view of earlier answers, and is
 floating-point-safe. "laplace" and "discrete" have less error where few entries change, and are asked for by name: a
@@ -50,14 +51,14 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions import Gaussian, NoiseLaw, time_workloads
 from matrixdp.errors import NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
 from matrixdp.mechanisms.optimal import checked_weights, isotropic_is_optimal
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
-from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
+from matrixdp.sensitivity import Counts, Frobenius, Participation, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
@@ -77,18 +78,18 @@ def least_error(
         budget: the budget to keep.
         options: of any of the recipes; `weights` and `workload` say what the error is counted on.
     """
-    options = _with_task(shape, options)
+    options = _with_task(shape, sensitivity, options)
     analytic = recipes["analytic"]
     best = analytic.calibrate(shape, sensitivity, budget)
     if _analytic_is_optimal(shape, sensitivity, options):
         return best
-    least = expected_error(best, options)
+    least = expected_error(best, options, sensitivity)
     for recipe in recipes.values():
         if recipe is analytic or recipe.missing(options) or not _may_win(recipe, shape, sensitivity, options):
             continue
         try:
             law = recipe.calibrate(shape, sensitivity, budget, **recipe.known(options))
-            error = expected_error(law, options)
+            error = expected_error(law, options, sensitivity)
             if error < least * (1 - TIE) and _keeps(law, sensitivity, budget):
                 best, least = law, error
         except (NotApplicable, NotCertifiable, NumericalFailure):
@@ -103,18 +104,27 @@ def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> bool:
     return certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
 
 
-def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
-    """What the noise costs the task that the options name: a workload, weights, or all entries alike."""
-    if options.get("workload") is not None:
-        return workload_error(options["workload"], law)
+def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensitivity) -> float:
+    """What the noise costs the task that the options name: a workload, weights, or all entries alike.
+
+    Where rows are steps in time, the workload acts along them, and is running sums by default.
+    """
+    workload = options.get("workload")
+    if isinstance(sensitivity, Participation) and options.get("weights") is None:
+        task = time_workloads.coefficients("prefix" if workload is None else workload, law.shape[0])
+        if isinstance(law, Gaussian):
+            return law.expected_squared_error(workload=task)
+        return law.std**2 * law.shape[1] * float(np.sum(time_workloads.column_squares(task)))  # uncorrelated, alike
+    if workload is not None:
+        return workload_error(workload, law)
     return law.expected_squared_error(options.get("weights"))
 
 
-def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_task(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with a workload as an object, which is slow to build; whether weights make sense is checked too."""
     if options.get("weights") is not None:
         checked_weights(options["weights"], shape)
-    if options.get("workload") is None:
+    if options.get("workload") is None or isinstance(sensitivity, Participation):
         return options
     return {**options, "workload": as_workload(options["workload"], shape)}
 

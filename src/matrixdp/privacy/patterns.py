@@ -8,7 +8,8 @@ steps of a pattern p has mu^2 = sum over i, j in p of G_ij <v_i, v_j>, hence
 with equality if signs s_i exist on the worst pattern with s_i s_j G_ij = |G_ij|, as for G >= 0. Another bound, for each
 pattern p, is clip * sqrt(|p| * largest eigenvalue of G on p). The maximum over patterns, b the separation:
 
-1. If G_ij = 0 wherever |i - j| >= b, as for a strategy with at most b bands, only the diagonal counts: a dynamic program.
+1. If G_ij = 0 wherever |i - j| >= b, as for a strategy with at most b bands, only the diagonal counts, and a dynamic
+   program finds the heaviest pattern.
 2. Cyclic patterns are few: all are looked at.
 3. If |G_ij|, i <= j, does not fall as i grows, and does not grow along a diagonal, the worst pattern is 0, b, 2b, ...:
    take any pattern p_1 < p_2 < ... and q_a = (a - 1) b. For a < a', the lag of the q's is at most that of the p's, and

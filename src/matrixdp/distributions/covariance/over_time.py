@@ -1,8 +1,8 @@
 """Noise that is correlated over time: the rows of the value are steps.
 
-With a lower-triangular strategy C, `C X + std Z` is released and decoded to `X + std C^-1 Z`: the rows of the noise have
-covariance std^2 (C^T C)^-1, its columns are independent. Rows come one after the other, and may depend on what was
-released before (denisov2022improved).
+With a lower-triangular strategy C, `C X + std Z` is released and decoded to `X + std C^-1 Z`: rows of the noise have
+covariance std^2 (C^T C)^-1, its columns are independent. Rows come one by one, and may depend on what was released
+before (denisov2022improved).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from matrixdp.errors import InvalidInput
 
 MOST_STEPS = 4096
 """The most steps for which a dense matrix of all pairs of steps is made."""
+
+MANY_BANDS = 64
+"""Products with more bands are those of dense matrices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +106,13 @@ class OverTime(FullCovariance):
     def strategy(self) -> Array:
         """C as a dense matrix."""
         self._check_dense()
-        return self.encode(np.eye(self.steps))
+        return self.encode(np.eye(self.steps)) if self.inverse else _filled(self.coefficients, self.steps)
 
     @cached_property
     def _inverse(self) -> Array:
         """C^-1 as a dense matrix."""
         self._check_dense()
-        return self.decode(np.eye(self.steps))
+        return _filled(self.coefficients, self.steps) if self.inverse else self.decode(np.eye(self.steps))
 
     def _check_dense(self) -> None:
         if not self.steps <= MOST_STEPS:
@@ -247,12 +250,23 @@ def _first(steps: int) -> Array:
     return unit
 
 
+def _filled(coefficients: Array, steps: int) -> Array:
+    """A banded matrix in full."""
+    full = np.zeros((steps, steps))
+    for band in range(coefficients.shape[-1]):
+        entries = coefficients[band] if coefficients.ndim == 1 else coefficients[band:, band]
+        full[np.arange(band, steps), np.arange(steps - band)] = entries
+    return full
+
+
 def _times(coefficients: Array, rows: Array) -> Array:
     """The product of a banded matrix and rows."""
     if coefficients.ndim == 1:
         from scipy.signal import lfilter  # here, because it is slow to import
 
         return np.asarray(lfilter(coefficients, [1.0], rows, axis=0))
+    if coefficients.shape[1] > MANY_BANDS:
+        return np.asarray(_filled(coefficients, len(rows)) @ rows)
     product = coefficients[:, :1] * rows
     for band in range(1, coefficients.shape[1]):
         product[band:] += coefficients[band:, band, None] * rows[: len(rows) - band]
