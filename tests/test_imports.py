@@ -35,6 +35,7 @@ ROOMS = [
     "distributed",
     "learn",
     "federated",
+    "streams",
     "demo",
     "cli",
 ]

@@ -64,6 +64,8 @@ from matrixdp.sensitivity import Counts, Frobenius, Participation, Sensitivity
 TIE = 1e-9
 # Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
 _BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
+# For Participation alone.
+_OVER_TIME = ("banded", "toeplitz", "inverse-banded", "binary-tree")
 
 
 def least_error(
@@ -104,7 +106,7 @@ def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> bool:
     return certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
 
 
-def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensitivity) -> float:
+def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensitivity | None = None) -> float:
     """What the noise costs the task that the options name: a workload, weights, or all entries alike.
 
     Where rows are steps in time, the workload acts along them, and is running sums by default.
@@ -144,6 +146,8 @@ def _may_win(recipe: Recipe, shape: Shape, sensitivity: Sensitivity, options: Ma
     """Whether neither theorems 6 to 10 nor what the recipe is rules it out."""
     if recipe.refuted or recipe.slow or recipe.name in _BY_NAME_ONLY:
         return False
+    if recipe.name in _OVER_TIME:
+        return isinstance(sensitivity, Participation)
     if recipe.name == "optimal":
         return not isotropic_is_optimal(sensitivity, options.get("weights"))
     if recipe.name == "idn":

@@ -1,4 +1,4 @@
-"""Noise correlated over time, for values whose rows are steps: banded, Toeplitz and inverse-banded strategies, the tree.
+"""Noise correlated over time, for values whose rows are steps: banded, Toeplitz, inverse-banded, and the binary tree.
 
 All of them answer a linear workload on the steps, running sums by default, with far less error than independent noise:
 `docs/over-time.md`.

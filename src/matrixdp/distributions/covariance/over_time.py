@@ -84,6 +84,19 @@ class OverTime(FullCovariance):
         """C times rows."""
         return _solve(self.coefficients, rows) if self.inverse else _times(self.coefficients, rows)
 
+    def encode_next(self, step: int, row: Array, before: Array) -> Array:
+        """Row `step`, from 0, of C X, from that of X and the rows before it, the latest first.
+
+        Args:
+            step: which row.
+            row: x_step.
+            before: as many earlier rows as there are bands but one, or all: of X, or of C X where `inverse`.
+        """
+        bands = self.coefficients if self.toeplitz else self.coefficients[step]
+        used = min(step, len(bands) - 1)
+        mixed = bands[1 : used + 1] @ before[:used]
+        return np.asarray((row - mixed) / bands[0] if self.inverse else bands[0] * row + mixed)
+
     def decode(self, rows: Array) -> Array:
         """C^-1 times rows."""
         return _times(self.coefficients, rows) if self.inverse else _solve(self.coefficients, rows)
@@ -160,7 +173,8 @@ class OverTime(FullCovariance):
         Substitution: the solution of B y = x is that of B + E, |E| <= g |B|, so it is off by at most
         g ||B^-1|| || |B| || ||y||. The factor 2 covers what is of second order.
         """
-        return 2 * (self.coefficients.shape[-1] + 8) * 2.0**-53 * self._amplification
+        bands: int = self.coefficients.shape[-1]
+        return 2 * (bands + 8) * 2.0**-53 * self._amplification
 
     @cached_property
     def _amplification(self) -> float:

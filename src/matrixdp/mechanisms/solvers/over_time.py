@@ -1,15 +1,15 @@
 """The best strategies over time: banded, with a proven distance from the optimum, and banded Toeplitz.
 
 With workload A, M = A^T A and a lower-triangular strategy C with b bands, X = C^T C has b bands too. If records take
-part at least b steps apart, mu^2 is s(X) = max over patterns of the sum of X_ii, in units of (clip/std)^2, and the error
-of the answers is p(X) = tr(M X^-1) std^2. So the task is to minimise s(X) p(X) over banded X, which is convex.
+part at least b steps apart, mu^2 is s(X) = max over patterns of the sum of X_ii, in units of (clip/std)^2, and the
+error of the answers is p(X) = tr(M X^-1) std^2. So the task is to minimise s(X) p(X) over banded X, which is convex.
 
-**The bound.** Let D = X^-1 M X^-1 for any banded X at all. Write E for its entries off the diagonal but inside the bands,
-which are 0 at the optimum, y_i = D_ii + sum_j |E_ij|, and D' = D - E + diag(sum_j |E_ij|). Then D' >= D, because a
-symmetric matrix with a dominant diagonal is positive semidefinite. For any t > 0 let T = diag(t) and F = T D' T. Inside
-the bands F is diag(t^2 y), so for every feasible banded X~ (s(X~) <= 1), by the weak duality of the program,
+**The bound.** Let D = X^-1 M X^-1 for any banded X at all. Write E for its entries off the diagonal but inside the
+bands, which are 0 at the optimum, y_i = D_ii + sum_j |E_ij|, and D' = D - E + diag(sum_j |E_ij|). Then D' >= D, because
+a symmetric matrix with a dominant diagonal is positive semidefinite. For any t > 0 let T = diag(t) and F = T D' T.
+Inside the bands F is diag(t^2 y), so for every feasible banded X~ (s(X~) <= 1), by the weak duality of the program,
 
-    tr(M X~^-1)  >=  (tr (A F A^T)^(1/2))^2 / cover(t^2 y),    cover(z) = max of sum z_i x_i over diagonals x, s(x) <= 1,
+    tr(M X~^-1)  >=  (tr (A F A^T)^(1/2))^2 / cover(t^2 y),    cover(z) = max of sum z_i x_i over x >= 0, s(x) <= 1,
 
 and tr (A F A^T)^(1/2) >= tr (A T D T A^T)^(1/2), the nuclear norm of A T X^-1 A^T, which is at least its trace,
 sum t_i q_i with q_i = (X^-1 M)_ii. All of this is read off the gradient of p. At the optimum, with t = 1, both sides
@@ -130,7 +130,7 @@ def banded(
                 raise StopIteration
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-15, "gtol": 1e-10}
-    last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)
+    last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
     return _better(best, found(last.x))
 
 
@@ -399,6 +399,9 @@ def toeplitz(workload: Array, bands: int) -> Strategy:
 
 def square_root(workload: Array, bands: int) -> Array:
     """The first coefficients of C^-1 = A^(-1/2) for a workload with coefficients: for running sums, of sqrt(1 - x)."""
+    if np.all(workload[:bands] == 1):
+        place = np.arange(1.0, bands)
+        return np.cumprod(np.concatenate([[1.0], (place - 1.5) / place]))
     return _root(workload[:bands] / workload[0], -0.5)
 
 
