@@ -53,6 +53,8 @@ from matrixdp.streams.state import State, checked_path
 FIRST_PART = 32
 """Days of the first part of a stream without an end; each part is twice as long as the one before."""
 
+_OTHER_LEDGER = "ledger must be the one that the stream was begun with; nothing was released"
+
 
 @dataclass(frozen=True, eq=False)
 class Answer:
@@ -169,12 +171,13 @@ class Stream:
                     f"the stream {state.path} was begun with other settings; use those, Stream.resume(path), or "
                     "another file for another stream"
                 )
-            if (origin is not None and origin != charged) or (origin is None and charged is not None and not paid):
-                raise InvalidInput("ledger must be the one that the stream was begun with")
+            unpaid = charged is not None and not paid
+            if (origin is not None and origin != charged) or (wanted is not None and origin is None and unpaid):
+                raise InvalidInput(_OTHER_LEDGER)
             self._key = Key.from_bytes(bytes(secret))
             self._take(decode(self._settings))
-        if self._settings["shape"] is not None:
-            self._begin(self.shape)
+        if wanted is not None and self.shape is not None:
+            self._begin()
 
     def _take(self, known: Mapping[str, Any]) -> None:
         self.steps: int | None = known["steps"]
@@ -236,7 +239,7 @@ class Stream:
             raise InvalidInput(f"value must have the shape {self.shape} of the days before, got {row.shape}")
         if self.shape is None:
             self._fix_shape(row.shape)
-        self._begin(row.shape)
+        self._begin()
         flat = row.ravel() + 0.0  # no negative zeros: they have other bytes
         with self._state.transaction() as connection:
             days = self._state.days(connection)
@@ -266,14 +269,16 @@ class Stream:
         if self.shape != shape:
             raise InvalidInput(f"value must have the shape {self.shape} of the days before, got {shape}")
 
-    def _begin(self, shape: Shape | None) -> None:
+    def _begin(self) -> None:
         """Sizes, certifies and charges the stream, once; noise comes later."""
         with self._state.transaction() as connection:
-            (paid,) = connection.execute("SELECT paid FROM stream").fetchone()
+            _, _, _, charged, paid = self._state.fixed(connection)
             self._part(connection, 0)
         if paid:
             return
-        if self._ledger is not None:  # again with the same key after a crash, which is charged once
+        if charged is not None:  # again with the same key after a crash, which is charged once
+            if self._ledger is None:
+                raise InvalidInput(_OTHER_LEDGER)
             self._ledger.spend(self.certificate, note=self._settings["note"], key=f"stream-{self._identity}")
         with self._state.transaction() as connection:
             connection.execute("UPDATE stream SET paid = 1")
