@@ -21,7 +21,7 @@ LEVELS = 4
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(NoiseLaw):
-    """Gaussian noise."""
+    """Gaussian noise with mean zero and this covariance."""
 
     covariance: Covariance
     source: str = "covariance given by the caller"
@@ -45,13 +45,11 @@ class Gaussian(NoiseLaw):
         return self.covariance.trace() if weights is None else self.covariance.weighted_trace(weights)
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
-        """Draws the noise."""
         if rng is None:
             return self.covariance.color(secure_normal(self.shape))
         return self.covariance.color(generator(rng).standard_normal(self.shape))
 
     def describe(self) -> str:
-        """A short human-readable description."""
         return self.covariance.describe()
 
     def stream(self, chunk_rows: int, values: Any = None) -> Iterator[Array]:
