@@ -194,5 +194,7 @@ def test_the_command_line_writes_participation():
     found = specs.sensitivity("participation:1.5,128,8", "add/remove")
     assert (found.clip, found.separation, found.times, found.adjacency) == (1.5, 128, 8, ADD_REMOVE)
     assert specs.sensitivity("participation:2").times == 1
+    cyclic = specs.sensitivity("cyclic:1.5,128")
+    assert (cyclic.clip, cyclic.separation, cyclic.cyclic) == (1.5, 128, True)
     with pytest.raises(InvalidInput, match="separation must be a whole number"):
         specs.sensitivity("participation:1,2.5,3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "rankone": (RankOne, ("NORM",)),
     "vertices": (Vertices, ("FILE.npy",)),
     "participation": (Participation, ("CLIP", "CLIP,SEPARATION,TIMES")),
+    "cyclic": (partial(Participation, cyclic=True), ("CLIP,SEPARATION",)),
 }
 """The kinds of sensitivity sets, and what may follow the colon."""
 

@@ -28,7 +28,7 @@ def init(
     steps: Annotated[str, typer.Option(help="How many days there will be at most, or 'unbounded'.")],
     sensitivity: Annotated[
         str,
-        typer.Option(help="What one record can change: participation:CLIP or participation:CLIP,SEPARATION,TIMES."),
+        typer.Option(help="What one record can change: participation:CLIP, or participation:CLIP,SEPARATION,TIMES."),
     ],
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,

@@ -52,6 +52,8 @@ def worst_pattern(sensitivity: Participation, gram: Array) -> tuple[float, Steps
     if _falls(sizes):
         pattern = sensitivity.first_pattern(steps)
         square = float(np.sum(sizes[np.ix_(pattern, pattern)]))
+        if np.all(gram >= 0):  # then it is attained
+            return square * rounding, pattern
     else:
         square, pattern = _by_single_steps(sensitivity, sizes)
     ball = sensitivity.most_times(steps) * float(np.linalg.eigvalsh(gram)[-1])

@@ -206,7 +206,7 @@ class OverTime(FullCovariance):
     def describe(self) -> str:
         kind = "Toeplitz" if self.toeplitz else "banded"
         bands = f"{self.coefficients.shape[-1]} bands{' of the inverse' if self.inverse else ''}"
-        return f"Gaussian correlated over {self.steps} steps ({kind} strategy, {bands}), std {self.std:.6g} per answer"
+        return f"Gaussian correlated over {self.steps} steps ({kind} strategy C, {bands}), std {self.std:.6g} on C x"
 
     @cached_property
     def _singular_values(self) -> tuple[Array, Array]:
