@@ -42,9 +42,8 @@ def main(figure=None):
     off = np.array([answer.value for answer in answers]) - np.cumsum(counts, axis=0)
     predicted = np.array([answer.standard_error for answer in answers])
     print(f"on the last day: {answers[-1].value.round()} +- {answers[-1].standard_error:.0f}")
-    print(
-        f"error in standard errors, root mean square over days and regions: {np.sqrt(np.mean((off / predicted[:, None]) ** 2)):.2f}"
-    )
+    measured = np.sqrt(np.mean((off / predicted[:, None]) ** 2))
+    print(f"error in standard errors, root mean square over days and regions: {measured:.2f}")
     rivals = {name: standard_errors(name) for name in ("binary-tree", "analytic")}
     for name, errors in {"this stream": predicted, **rivals}.items():
         print(f"{name:<12} root mean square of the standard errors {np.sqrt(np.mean(errors**2)):8.1f}")

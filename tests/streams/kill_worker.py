@@ -59,18 +59,26 @@ class Watched:
 
 
 def watch(cut):
-    connect, replace = state.sqlite3.connect, os.replace
+    """Cuts before and after every write of a stream: to its database, and to its mark."""
+    connect = state.sqlite3.connect
 
     def watched(*arguments, **options):
         found = connect(*arguments, **options)
         return Watched(found, cut) if "isolation_level" in options and "/stream" in str(arguments[0]) else found
 
-    def replaced(*names):
-        cut()
-        replace(*names)
-        cut()
+    state.sqlite3.connect = watched
+    for name in ("write", "fsync"):
+        setattr(os, name, _cut_around(getattr(os, name), cut))
 
-    state.sqlite3.connect, os.replace = watched, replaced
+
+def _cut_around(function, cut):
+    def called(*arguments):
+        cut()
+        result = function(*arguments)
+        cut()
+        return result
+
+    return called
 
 
 def job(folder, careless):

@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from scipy.stats import chi2
 
@@ -40,6 +42,40 @@ def test_answers_have_their_standard_error(mechanism, workload):
         answer = stream.add(values[step])
         assert answer.step == step + 1
         assert low < np.sum(((answer.value - truth[step]) / answer.standard_error) ** 2) < high
+
+
+@pytest.mark.parametrize("mechanism", ["toeplitz", "inverse-banded", "banded", "binary-tree"])
+def test_days_together_have_the_law_of_the_certificate(mechanism):
+    """Chi-square of the whitened errors of all days; false alarm 1e-6. Independent noise of the same size fails."""
+    stream = Stream(**SETTINGS, mechanism=mechanism)
+    values = np.random.default_rng(2).uniform(0, 9, (28, 40))
+    totals = np.array([stream.add(row).value for row in values])
+    off = np.diff(totals, axis=0, prepend=0.0) - values
+    low, high = chi2.ppf([5e-7, 1 - 5e-7], off.size)
+    covariance = stream.certificate.law.covariance
+    assert low < np.sum(covariance.whiten(off) ** 2) < high
+    fresh = np.random.default_rng(3).standard_normal(off.shape) * np.sqrt(covariance.variances())
+    assert not low < np.sum(covariance.whiten(fresh) ** 2) < high
+
+
+def test_two_processes_do_not_release_one_day(tmp_path):
+    """Two streams on one file, in turns of their own: every day is released once."""
+    begun(state=tmp_path / "stream", shape=(1,))
+
+    def work(_):
+        stream = Stream.resume(tmp_path / "stream")
+        return [stream.add([float(day)]).step for day in range(6)]
+
+    with ThreadPoolExecutor(3) as pool:
+        steps = [step for found in pool.map(work, range(3)) for step in found]
+    assert sorted(steps) == list(range(1, 19))
+
+
+def test_tables():
+    frame = pandas.DataFrame({"north": [3, 4], "south": [5, 6]})
+    assert begun().add(frame).value.shape == (2, 2)
+    with pytest.raises(InvalidInput, match="real numbers"):
+        begun().add(pandas.DataFrame({"north": ["CANARY", "4"]}))
 
 
 def test_the_error_is_that_of_the_certificate():

@@ -166,17 +166,21 @@ class State:
         return int(words[1]) if ours else 0
 
     def _write_mark(self, identity: str) -> None:
-        """In one step: whole under another name, on the disk, then renamed."""
+        """A line of a fixed length, in place; one that is broken or old counts as none, or as fewer days."""
         if self._mark_path is None:
             return
-        draft = self._mark_path.with_name(f".{self._mark_path.name}.draft")
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.write(handle, f"{identity} {self._seen}\n".encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(draft, self._mark_path)
+            handle = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.write(handle, f"{identity} {self._seen:>20}\n".encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as reason:
+            raise StreamError(
+                f"{self._mark_path} could not be written ({reason.strerror}). What was released is in {self.path}: ask "
+                "for the same step again"
+            ) from None
 
 
 def checked_path(state: Any) -> Path | None:
