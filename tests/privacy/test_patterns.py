@@ -61,6 +61,9 @@ STRATEGIES = {
     "dense, negative": (random_bands(STEPS, True, 4), False),
     "inverse-banded": (ROOT[:3], True),
     "inverse, all bands": (ROOT, True),
+    "inverse, rising": (np.array([1.0, -1.5]), True),
+    "inverse, not convex": (np.array([1.0, -0.1, -0.8]), True),
+    "inverse, alternating": (np.array([1.0, 0.5]), True),
     "inverse of a banded one": (random_bands(2, True, 5), True),
 }
 SETS = {

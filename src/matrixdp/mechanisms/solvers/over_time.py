@@ -269,7 +269,7 @@ def _error_by_bands(rows: Array, inverse: Array) -> tuple[float, Array]:
 
 
 def _error_dense(rows: Array, workload: Array) -> tuple[float, Array]:
-    """p = ||A C^-1||^2, with gradient -2 C^-T (A C^-1)^T (A C^-1)... on the bands, by dense products."""
+    """p = ||W||^2 with W = A C^-1, and its gradient -2 W^T W C^-T on the bands, by dense products."""
     from scipy.linalg import solve_triangular
 
     steps, bands = rows.shape
