@@ -10,6 +10,7 @@ import numpy as np
 from matrixdp.distributions.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, OverTime, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.sensitivity import (
+    L1,
     Counts,
     Entrywise,
     Frobenius,
@@ -144,6 +145,20 @@ def _cells(k: int) -> Callable[[np.random.Generator], np.ndarray]:
     return member
 
 
+def _sizes(*sizes: float) -> Callable[[np.random.Generator], np.ndarray]:
+    """Entries of these sizes at random places, or some mixture of such."""
+
+    def member(rng: np.random.Generator) -> np.ndarray:
+        found = np.zeros(SHAPE)
+        for weight in rng.dirichlet(np.ones(40)) if rng.random() < 0.3 else [1.0]:
+            v = np.zeros(SHAPE)
+            v.flat[rng.choice(v.size, len(sizes), replace=False)] = sizes * rng.choice([-1.0, 1.0], len(sizes))
+            found += weight * v
+        return found
+
+    return member
+
+
 def _record(rng: np.random.Generator) -> np.ndarray:
     x = rng.standard_normal(3) * (rng.random(3) < rng.uniform(0.3, 1))
     return 1.2 * x / max(np.linalg.norm(x), 1e-9)
@@ -190,6 +205,8 @@ SETS = {
     "Counts, one": SetCase(Counts(1, 0.7), _cells(1)),
     "Counts, two": SetCase(Counts(2, 0.7, relation="replace"), _cells(2)),
     "Counts, four": SetCase(Counts(4, 0.7), _cells(4)),
+    "L1": SetCase(L1(1.3), _sizes(1.3)),
+    "L1, largest entry": SetCase(L1(1.3, 0.5), _sizes(0.5, 0.5, 1.3 - 2 * 0.5)),
     "RankOne, add": SetCase(RankOne(1.2), lambda rng: np.outer(*[_record(rng)] * 2)),
     "RankOne, replace": SetCase(RankOne(1.2, relation="replace"), _replace),
     "Participation, once": SetCase(Participation(1.5), _steps([0], [1], [2])),

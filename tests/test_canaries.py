@@ -93,7 +93,10 @@ def trained(network, given, loss=loss):
 
 
 BOUND, EDGES = {"norm": 1.0}, {"edges": [0.0, 0.5, 1.0]}
-QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {"histogram": EDGES}
+QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {
+    "histogram": EDGES,
+    "sparse_sum": {"radius": 2.0},
+}
 POST = {"low_rank": (1,), "soft_threshold": (1.0,), "clip": (0.0, 1.0)}
 MODELS = {
     "PrivatePCA": lambda: estimators.PrivatePCA(budget=BUDGET, norm=1.0),
@@ -153,7 +156,7 @@ ENTRIES |= {
         {name: x for name, (x, _) in LEARNED.items()} | RECORDS,
     ),
 }  # fmt: skip
-for _set in ("Counts", "Entrywise", "Frobenius", "OneColumn", "OneRow", "RankOne", "Vertices"):
+for _set in ("Counts", "Entrywise", "Frobenius", "L1", "OneColumn", "OneRow", "RankOne", "Vertices"):
     _kind, _one = getattr(matrixdp, _set), np.eye(2) if _set == "Vertices" else 1
     ENTRIES[f"matrixdp.{_set}"] = (lambda x, k=_kind: [k(x)][:0], PUBLIC)
     ENTRIES[f"matrixdp.{_set}, contains"] = (lambda x, k=_kind, one=_one: k(one).contains(x), PUBLIC)

@@ -88,7 +88,9 @@ def test_an_accepted_violation_with_gaussian_noise_is_charged_its_true_profile(m
     @recipe("short", source="nowhere")
     def short(shape, sensitivity, budget):
         return Gaussian(
-            Isotropic(shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).std)
+            Isotropic(
+                shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).root_mean_square
+            )
         )
 
     monkeypatch.setitem(RECIPES, "short", short)
@@ -150,7 +152,7 @@ def test_auto_does_not_take_the_least_noise_if_it_is_not_floating_point_safe(mon
     """The set has one direction, and noise along it alone would be enough."""
     directions = np.array([[0.6, 0.8], [-0.8, 0.6]])
     only = Vertices(directions[:, :1])
-    std = calibrate("analytic", shape=(2, 1), sensitivity=only, budget=BUDGET).std
+    std = calibrate("analytic", shape=(2, 1), sensitivity=only, budget=BUDGET).root_mean_square
     for name in [name for name in RECIPES if name != "analytic"]:
         monkeypatch.delitem(RECIPES, name)
 
@@ -236,7 +238,9 @@ def test_the_event_has_the_same_support_for_both_neighbours(mechanism, monkeypat
     assert not revealing()
     drawn_in_floating_point(monkeypatch)
     # the planted noise has steps of 2^-28, which the event does not see: as floats have it, with all their digits
-    monkeypatch.setattr(Gaussian, "sample", lambda law, rng: law.std * np.random.default_rng().normal(size=law.shape))
+    monkeypatch.setattr(
+        Gaussian, "sample", lambda law, rng: law.root_mean_square * np.random.default_rng().normal(size=law.shape)
+    )
     assert hits(1.0) == 0
     assert revealing()
 

@@ -27,6 +27,8 @@ ROOMS = [
     "mechanisms",
     "queries",
     "backends",
+    "intervals",
+    "bootstrap",
     "pipeline",
     "comparison",
     "audit",

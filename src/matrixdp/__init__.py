@@ -10,12 +10,23 @@ from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, release
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, Participation, RankOne, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Vertices,
+)
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "ADD_REMOVE",
+    "L1",
     "REPLACE",
     "ZERO_OUT",
     "Accountant",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy.typing as npt
@@ -43,6 +44,14 @@ class Sensitivity(ABC):
     @abstractmethod
     def describe(self) -> str:
         """One human-readable line."""
+
+    def matrix_shape(self, shape: Shape) -> Shape:
+        """A vector's or matrix's own shape; how values of another number of dimensions are read, entries in order."""
+        return shape if len(shape) in (1, 2) else (shape[0], math.prod(shape[1:])) if shape else (1,)
+
+    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
+        """The same set, where values of one shape are read as those of another, entries in order."""
+        return self
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
         """The size of the set in a few numbers, for a certificate; any change of the set changes one of them."""

@@ -165,7 +165,9 @@ def test_the_directional_mechanisms_add_more_than_analytic_in_every_direction(bu
             if shape[0] == shape[1]:
                 laws.append(calibrate("mvg", gamma=gamma, modes="equimodal", precision=row / np.sum(row), **given))
             for law in laws:
-                assert law.covariance.smallest_std >= calibrate("analytic", **given).std * (1 - 1e-12), law.source
+                assert law.covariance.smallest_std >= calibrate("analytic", **given).root_mean_square * (1 - 1e-12), (
+                    law.source
+                )
 
 
 def test_where_the_theorems_end_the_certificate_decides():

@@ -72,6 +72,10 @@ def reserved(output: Path, certificate: Certificate) -> Iterator[Place]:
         InvalidInput: if a name is taken, or the file cannot be written.
     """
     check_free(output)
+    if len(certificate.shape) not in (1, 2) and output.suffix != ".npy":
+        raise InvalidInput(
+            f"output must end in .npy for a value of {len(certificate.shape)} dimensions, got {str(output)!r}"
+        )
     text, arrays = written(replace(certificate, released=_released(output, b"")))
     sizes = {output: _matrix_size(output.suffix, certificate.shape)}
     sizes |= {

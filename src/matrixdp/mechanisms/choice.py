@@ -63,7 +63,7 @@ from matrixdp.sensitivity import Counts, Frobenius, Participation, Sensitivity
 # Errors that differ by less count as equal.
 TIE = 1e-9
 # Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
-_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
+_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete", "discrete-gaussian")
 # For Participation alone.
 _OVER_TIME = ("banded", "toeplitz", "inverse-banded", "binary-tree")
 
@@ -116,7 +116,7 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensi
         task = time_workloads.coefficients("prefix" if workload is None else workload, law.shape[0])
         if isinstance(law, Gaussian):
             return law.expected_squared_error(workload=task)
-        return law.std**2 * law.shape[1] * float(np.sum(time_workloads.column_squares(task)))  # uncorrelated, alike
+        return law.root_mean_square**2 * law.shape[1] * float(np.sum(time_workloads.column_squares(task)))  # uncorrelated, alike
     if workload is not None:
         return workload_error(workload, law)
     return law.expected_squared_error(options.get("weights"))

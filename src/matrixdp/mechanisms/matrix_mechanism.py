@@ -88,22 +88,23 @@ def _solve(task: Workload, shape: Shape, tolerance: float) -> tuple[FullCovarian
 
 def workload_error(workload: Any, law: NoiseLaw) -> float:
     """tr(P S): the total expected squared error over the workload's answers, computed from a value with this noise."""
-    task = as_workload(workload, law.shape)
     covariance = law.covariance if isinstance(law, Gaussian) else None
+    shape = law.shape if covariance is None else covariance.shape  # a value of more dimensions is read as a matrix
+    task = as_workload(workload, shape)
     if covariance is None or isinstance(covariance, Isotropic):
-        return law.std**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
-    if isinstance(covariance, Kronecker) and task.shape == law.shape:
+        return law.root_mean_square**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
+    if isinstance(covariance, Kronecker) and task.shape == shape:
         return sum(
             _trace_product(rows, covariance.rows) * _trace_product(columns, covariance.columns)
             for rows, columns in task.terms
         )
-    if isinstance(covariance, Symmetric) and task.shape == law.shape:
+    if isinstance(covariance, Symmetric) and task.shape == shape:
         return sum(_symmetric_error(rows, columns, covariance) for rows, columns in task.terms)
     if isinstance(covariance, FullCovariance) and covariance.independent:
         return float(task.diagonal() @ covariance.variances().ravel())
     if isinstance(covariance, Dense):
         return _trace_product(task.gram(), covariance.matrix)
-    factor = np.stack([covariance.color(row.reshape(law.shape)).ravel() for row in np.eye(task.cells)])
+    factor = np.stack([covariance.color(row.reshape(shape)).ravel() for row in np.eye(task.cells)])
     return float(np.sum((factor @ task.gram()) * factor))
 
 

@@ -19,7 +19,7 @@ from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.directions import roots_of
 from matrixdp.mechanisms.solvers import design
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 # Entries that no neighbour can change get this share of the least noise elsewhere.
 LEAST_STD = 1e-6
@@ -65,13 +65,15 @@ def isotropic_is_optimal(sensitivity: Sensitivity, weights: Any) -> bool:
         return True
     if isinstance(sensitivity, Counts) and sensitivity.cells == 1:
         return True
+    if isinstance(sensitivity, L1) and (sensitivity.bound or sensitivity.radius) >= sensitivity.radius:
+        return True  # its vertices are single entries, as those of Counts(1)
     if weights is not None:
         return False
     if isinstance(sensitivity, (OneColumn, OneRow)):
         return sensitivity.radius is not None or float(np.ptp(sensitivity.width)) == 0
     if isinstance(sensitivity, Entrywise):
         return float(np.ptp(sensitivity.bound)) == 0
-    return isinstance(sensitivity, Counts)
+    return isinstance(sensitivity, (Counts, L1))
 
 
 def _one_box(shape: Shape, sensitivity: OneColumn | OneRow, bound: float) -> Kronecker:

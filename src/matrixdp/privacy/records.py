@@ -27,6 +27,7 @@ from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.grid import Grid
 from matrixdp.sensitivity import (
+    L1,
     Counts,
     Entrywise,
     Frobenius,
@@ -99,7 +100,6 @@ for _kind, _record in {
     "counts": Counts,
     "rank-one": RankOne,
     "participation": Participation,
-    "gaussian": Gaussian,
     "spherical": Spherical,
     "product": Product,
     "isotropic": Isotropic,
@@ -111,9 +111,11 @@ for _kind, _record in {
     "over-time": OverTime,
 }.items():
     register(_kind, _record)
+register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
-register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
+register("l1", L1, lambda *, bound, **fields: L1(largest_entry=bound, **fields))
+register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
 register("spectrum", Spectrum, _spectrum)
 
 

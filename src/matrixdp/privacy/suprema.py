@@ -31,6 +31,7 @@ from matrixdp.distributions.covariance.spectrum import unit
 from matrixdp.errors import NotCertifiable
 from matrixdp.privacy import patterns
 from matrixdp.sensitivity import (
+    L1,
     Counts,
     Entrywise,
     Frobenius,
@@ -170,6 +171,26 @@ def _(sensitivity: Counts, covariance: Covariance) -> Supremum:
     return _attained(upper, _signed(full, top, sensitivity.bound), full)
 
 
+@_supremum.register
+def _(sensitivity: L1, covariance: Covariance) -> Supremum:
+    """Exact for the plain ball, whose vertices are single entries, and for independent noise; otherwise a bound.
+
+    A vertex of the set with largest entry b has k entries of size b and one of size r - k b. For independent noise the
+    largest sizes belong to the least noise. Otherwise ||v|| <= sum |v_i| sqrt(Q_ii), where they do too.
+    """
+    full = _full(covariance)
+    largest, whole, rest = sensitivity.worst(full.shape)
+    deviations = np.sqrt(full.precision_diagonal().ravel())
+    order: Indices = np.argsort(-deviations, kind="stable")[: whole + (rest > 0)]
+    sizes = np.full(order.size, largest)
+    sizes[whole:] = rest
+    if order.size == 1 or full.independent:
+        mu = _check.norm(sizes * deviations[order])
+        return Supremum(mu, True, lambda: _signed(full, order, sizes))
+    upper = min(float(np.sum(sizes * deviations[order])), sensitivity.frobenius_radius(full.shape) / full.smallest_std)
+    return _attained(upper, _signed(full, order, sizes), full)
+
+
 def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
     """A bound on the sum of |Q_ij| over any `cells` of the indices (exact for two), and good candidates."""
     diagonal = np.diag(weights).copy()
@@ -185,8 +206,8 @@ def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
     return float(np.sum(rows[top])), top
 
 
-def _signed(covariance: FullCovariance, cells: Indices, bound: float) -> Array:
-    """A change of these cells by the bound, with signs that reinforce each other, as they do with the first cell."""
+def _signed(covariance: FullCovariance, cells: Indices, bound: float | Array) -> Array:
+    """A change of these cells by the bound, or by one each, with signs that reinforce each other, as with the first."""
     box = np.zeros(math.prod(covariance.shape))
     box[cells] = bound
     box = box.reshape(covariance.shape)

@@ -55,7 +55,7 @@ def methods(shape: Shape, relation: str) -> dict[str, Method]:
     def gaussian(block: int) -> Method:
         sides = tuple(-(-side // block) for side in shape)
         law = calibrate("analytic", shape=sides, sensitivity=sensitivity, budget=BUDGET)
-        return Method(adds(law), law.std, True, block)
+        return Method(adds(law), law.root_mean_square, True, block)
 
     def pure(block: int) -> Method:
         std = math.sqrt(2) * sensitivity.cells / epsilon
@@ -82,7 +82,7 @@ def methods(shape: Shape, relation: str) -> dict[str, Method]:
         "analytic, 4 x 4 blocks": gaussian(block=4),
         "analytic, 8 x 8 blocks": gaussian(block=8),
         "matrix-mechanism, all ranges": Method(adds(ranges), None, True),
-        "r1smg, rescaled": Method(adds(rank_one), rank_one.std, True),
+        "r1smg, rescaled": Method(adds(rank_one), rank_one.root_mean_square, True),
         "laplace": pure(block=1),
         "laplace, 2 x 2 blocks": pure(block=2),
         "laplace, 4 x 4 blocks": pure(block=4),

@@ -91,7 +91,9 @@ def rescaled(data: Data) -> Table:
     for name, (_, law) in published_laws(data).items():
         true = recalibrated(law, SENSITIVITY, BUDGET)
         energy = true.expected_squared_error() / law.expected_squared_error()
-        rows.append((name, law.std, certify(law, SENSITIVITY).delta(BUDGET.epsilon), true.std, energy))
+        rows.append(
+            (name, law.root_mean_square, certify(law, SENSITIVITY).delta(BUDGET.epsilon), true.root_mean_square, energy)
+        )
     columns = ("mechanism", "std as published", "true delta at epsilon 0.5", "std that keeps the budget", "energy x")
     return Table(f"The noise that truly keeps {BUDGET}, replace", columns, tuple(rows))
 

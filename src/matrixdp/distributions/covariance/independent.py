@@ -33,6 +33,9 @@ class _Independent(FullCovariance):
     def whiten(self, difference: Array) -> Array:
         return np.asarray(difference / self.std)
 
+    def times(self, array: Array) -> Array:
+        return np.asarray(np.square(self.std) * array)
+
     def whitening_error(self) -> float:
         return 0.0
 
@@ -42,6 +45,9 @@ class _Independent(FullCovariance):
     def workload_trace(self, workload: Any) -> float:
         task = time_workloads.coefficients(workload, self.shape[0])
         return float(np.sum(time_workloads.column_squares(task)[:, None] * self.variances()))
+
+    def variance_range(self) -> tuple[float, float]:
+        return float(np.min(self.std)) ** 2, float(np.max(self.std)) ** 2
 
     def condition(self) -> float:
         return float(np.max(self.std) / np.min(self.std))

@@ -166,6 +166,11 @@ class OverTime(FullCovariance):
     def whiten(self, difference: Array) -> Array:
         return np.asarray(self.encode(difference) / self.std)
 
+    def times(self, array: Array) -> Array:
+        """std^2 C^-1 C^-T; reversed in time, the transpose of a Toeplitz matrix is itself."""
+        turned = self.decode(array[::-1])[::-1] if self.toeplitz else self._inverse.T @ array
+        return np.asarray(self.std**2 * self.decode(turned))
+
     def whitening_error(self) -> float:
         """2 (bands + 8) 2^-53 k, where k >= || |C| || || |C^-1| || in the spectral norm.
 
@@ -237,7 +242,7 @@ class OverTime(FullCovariance):
 
     def precision(self, difference: Array) -> Array:
         white = self.whiten(difference)[::-1]
-        if self.toeplitz:  # reversed in time, the transpose of a Toeplitz matrix is itself
+        if self.toeplitz:  # as in `times`
             return self.whiten(white)[::-1]
         return np.asarray(self.strategy().T @ white[::-1] / self.std)
 

@@ -49,6 +49,10 @@ class Symmetric(Covariance):
             return np.full(self.shape, np.inf)
         return self._scaled_parts(difference, 1 / self.std, 1 / self.trace_std)
 
+    def times(self, array: Array) -> Array:
+        """Only the symmetric part of an array meets the noise."""
+        return self._scaled_parts((array + array.T) / 2, self.std**2, self.trace_std**2)
+
     def _scaled_parts(self, matrix: Array, traceless: float, trace: float) -> Array:
         """The traceless part times one number, and the multiple of the identity times another."""
         mean, scaled = float(np.trace(matrix)) / self.dimension, matrix * traceless
