@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matrixdp.distributions.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, OverTime, Symmetric
+from matrixdp.distributions.covariance import (
+    Covariance,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    OverTime,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.sensitivity import (
     L1,
@@ -23,6 +32,7 @@ from matrixdp.sensitivity import (
 )
 
 SHAPE = (3, 3)
+OFF = np.array([[0.0, 0.3, 0.8], [0.3, 0.0, 1.2], [0.8, 1.2, 0.0]])
 
 
 def spd(size: int, seed: int) -> np.ndarray:
@@ -68,6 +78,15 @@ def _over_time(coefficients: np.ndarray, strategy: np.ndarray, inverse: bool) ->
     return CovarianceCase(OverTime(coefficients, SHAPE, 1.3, inverse), 1.3**2 * np.kron(rows, np.eye(SHAPE[1])))
 
 
+def _entries_oracle(diagonal: np.ndarray, off: np.ndarray, turned: np.ndarray) -> np.ndarray:
+    """Of U Y U^T, from how each entry of Y moves it."""
+    d = len(diagonal)
+    moved = {(i, j): np.outer(turned[:, i], turned[:, j]) for i in range(d) for j in range(d)}
+    on = np.stack([moved[i, i].ravel() for i in range(d)], axis=1)
+    pairs = [((moved[i, j] + moved[j, i]).ravel(), off[i, j]) for i in range(d) for j in range(i)]
+    return on @ diagonal @ on.T + sum(v * np.outer(m, m) for m, v in pairs)
+
+
 def covariance_cases() -> dict[str, CovarianceCase]:
     m, n = SHAPE
     std = np.random.default_rng(1).uniform(0.5, 2, SHAPE)
@@ -87,6 +106,12 @@ def covariance_cases() -> dict[str, CovarianceCase]:
         ),
         "dense": CovarianceCase(Dense(spd(m * n, 5), SHAPE), spd(m * n, 5)),
         "symmetric": CovarianceCase(Symmetric(3, 1.3), _symmetric_oracle(3, 1.3, 1.3)),
+        "symmetric entries": CovarianceCase(
+            SymmetricEntries(spd(3, 7), OFF), _entries_oracle(spd(3, 7), OFF, np.eye(3))
+        ),
+        "symmetric entries, turned": CovarianceCase(
+            SymmetricEntries(spd(3, 8), OFF, orthogonal(3, 9)), _entries_oracle(spd(3, 8), OFF, orthogonal(3, 9))
+        ),
         "symmetric, two scales": CovarianceCase(Symmetric(3, 1.3, 0.6), _symmetric_oracle(3, 1.3, 0.6)),
         "over time, toeplitz": _over_time(np.array([1.0, 0.5]), np.array([[1, 0, 0], [0.5, 1, 0], [0, 0.5, 1]]), False),
         "over time, banded": _over_time(BANDS, np.array([[1.0, 0, 0], [-0.5, 2, 0], [0, 0.3, 0.7]]), False),

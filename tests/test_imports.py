@@ -33,6 +33,7 @@ ROOMS = [
     "comparison",
     "audit",
     "plots",
+    "tables",
     "sklearn",
     "distributed",
     "learn",

@@ -1,6 +1,6 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees."""
 
-from matrixdp import errors, queries
+from matrixdp import errors, queries, tables
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, Adjacency
@@ -51,4 +51,5 @@ __all__ = [
     "queries",
     "register_law",
     "release",
+    "tables",
 ]

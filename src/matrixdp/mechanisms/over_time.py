@@ -127,7 +127,7 @@ def _checked(
 ) -> tuple[Participation, Array]:
     """The set and the workload of a recipe over time."""
     if not isinstance(sensitivity, Participation):
-        raise NotApplicable(f"{name} needs a Participation set on values with one row per step, got {sensitivity}")
+        raise NotApplicable("is for Participation sets, on values with one row per step")
     task = time_workloads.coefficients(workload, shape[0])
     if toeplitz and task.ndim == 2:
         raise NotApplicable(f"{name} needs a workload given by its coefficients, not by a matrix; use 'banded'")

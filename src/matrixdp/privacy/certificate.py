@@ -106,6 +106,13 @@ class Certificate(Guarantee):
         return "the ideal law only, not the floating-point numbers released"
 
     @property
+    def neighbours(self) -> str:
+        """How neighbouring data sets differ, in words: by a record, or by all rows of a unit that the query names."""
+        unit = ((self.query or {}).get("parameters") or {}).get("unit")
+        words = self.adjacency.neighbours
+        return words if unit is None else words.replace("one record", f"all rows of one {unit}")
+
+    @property
     def standard_error_range(self) -> tuple[float, float] | None:
         """The least and the largest standard deviation of the noise in an entry, as drawn; None if it is not known."""
         factor = 1.0 if self.drawing is None else math.sqrt(self.drawing.variance_factor)
@@ -181,7 +188,7 @@ class Certificate(Guarantee):
         delta = self.budget.delta if self.budget else USUAL.delta
         added, bars = added_law(self.law), self.standard_error_range
         lines = [
-            ("adjacency", f"{self.adjacency} ({self.adjacency.neighbours})"),
+            ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.profile} ({self._tightness()})"),
             ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}{_pure(delta)}"),

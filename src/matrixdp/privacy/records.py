@@ -22,7 +22,16 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, Product, Spherical
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, OverTime, Symmetric
+from matrixdp.distributions.covariance import (
+    Blocks,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    OverTime,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.grid import Grid
@@ -109,6 +118,7 @@ for _kind, _record in {
     "blocks": Blocks,
     "symmetric": Symmetric,
     "over-time": OverTime,
+    "symmetric-entries": SymmetricEntries,
 }.items():
     register(_kind, _record)
 register("gaussian", Gaussian, optional=("value_shape",))

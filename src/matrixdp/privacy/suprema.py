@@ -25,6 +25,7 @@ from matrixdp.distributions.covariance import (
     Kronecker,
     OverTime,
     Symmetric,
+    SymmetricEntries,
 )
 from matrixdp.distributions.covariance.over_time import MOST_STEPS
 from matrixdp.distributions.covariance.spectrum import unit
@@ -234,6 +235,8 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
         alone = math.hypot(math.sqrt(1 / d) / covariance.trace_std, math.sqrt(1 - 1 / d) / covariance.std)
         both = math.sqrt(2) / covariance.std if two else 0.0
         return Supremum(square * max(alone, both), True, lambda: records(apart=both > alone))
+    if isinstance(covariance, SymmetricEntries):
+        return _rank_one_by_entries(square, covariance, two)
     full = _full(covariance)
     candidates = [records(apart=False), *([records(apart=True)] if two else [])]
     axes = np.linalg.svd(full.least_noise_direction())
@@ -242,6 +245,37 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
             candidates.append(square * np.outer(x, x) / float(x @ x))
     upper = sensitivity.frobenius_radius(full.shape) / full.smallest_std
     return _attained(upper, max(candidates, key=lambda v: _mu(full, v)), full)
+
+
+def _rank_one_by_entries(square: float, covariance: SymmetricEntries, two: bool) -> Supremum:
+    """A bound on the records' forms, exact where every record has the same (docs/optimal-noise.md, second moments).
+
+    In the directions U let K be the precision of the diagonal, q_ij = 1/(2 v_ij) that of sqrt(2) times an entry off it,
+    and records of norm 1. With u_i = x_i^2 and w_i = y_i^2, which each add up to 1:
+
+    - x x^T has the form u^T M u <= max M, where M_ii = K_ii and M_ij = K_ij + q_ij.
+    - x x^T - y y^T has the form (u - w)^T K (u - w) + sum_ij q_ij (x_i x_j - y_i y_j)^2 (i, j different). As u - w adds
+      up to 0, -E may stand for K, with E_ij = (K_ii + K_jj)/2 - K_ij. Let t = max(0, max(q_ij - E_ij)). Raising q_ij to
+      E_ij + t, and the diagonal to t, does not lower the form, and makes it
+      2 t (1 - (x.y)^2) + sum_ij E_ij (x_i y_j - x_j y_i)^2 <= 2 (t + max E)(1 - (x.y)^2).
+
+    Shorter records are covered: the form is convex in their two squared norms, so largest at the ends.
+    """
+    precision = covariance.diagonal.inverse()
+    precision = np.diag(precision) if precision.ndim == 1 else precision
+    d, off = covariance.dimension, ~np.eye(covariance.dimension, dtype=bool)
+    forms = precision + np.divide(0.5, covariance.off_diagonal, out=np.zeros((d, d)), where=off)
+    largest = float(np.max(forms))
+    axes = np.eye(d)
+    candidates = [np.diag(axes[int(np.argmax(np.diagonal(forms)))])]
+    if two:
+        means = np.add.outer(np.diagonal(precision), np.diagonal(precision)) / 2
+        apart = means - precision
+        first, second = np.unravel_index(int(np.argmax(apart)), (d, d))
+        candidates.append(np.diag(axes[first] - axes[second]))
+        largest = max(largest, 2 * (float(np.max(apart)) + max(0.0, float(np.max((forms - means)[off])))))
+    candidates = [square * covariance.turned(v) for v in candidates]
+    return _attained(square * math.sqrt(largest), max(candidates, key=lambda v: _mu(covariance, v)), covariance)
 
 
 @_supremum.register

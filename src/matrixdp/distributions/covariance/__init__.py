@@ -12,7 +12,7 @@ from matrixdp.distributions.covariance.independent import Diagonal, Isotropic
 from matrixdp.distributions.covariance.kronecker import Kronecker
 from matrixdp.distributions.covariance.over_time import OverTime
 from matrixdp.distributions.covariance.spectrum import Spectrum
-from matrixdp.distributions.covariance.symmetric import Symmetric
+from matrixdp.distributions.covariance.symmetric import Symmetric, SymmetricEntries
 
 __all__ = [
     "Blocks",
@@ -25,4 +25,5 @@ __all__ = [
     "OverTime",
     "Spectrum",
     "Symmetric",
+    "SymmetricEntries",
 ]
