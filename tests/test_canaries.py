@@ -202,8 +202,8 @@ ENTRIES |= {
 # public names that take no records and no argument in their place
 PLAIN = {
     "matrixdp.ADD_REMOVE", "matrixdp.REPLACE", "matrixdp.ZERO_OUT", "matrixdp.Adjacency", "matrixdp.register_law",
-    "matrixdp.Certificate", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors", "matrixdp.queries",
-    "matrixdp.tables", "tables.TableAnswer", "tables.TableRelease",
+    "matrixdp.Certificate", "matrixdp.Plan", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors",
+    "matrixdp.queries", "matrixdp.tables", "tables.TableAnswer", "tables.TableRelease",
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",

@@ -188,7 +188,7 @@ def test_compare_says_that_the_law_alone_keeps_the_claim():
         "l2": "not float-safe",
         "spherical": "not float-safe",
     }
-    assert table.rows[0].mechanism == table.least_gaussian == "analytic"
+    assert table.rows[0].mechanism == table.auto == "analytic"
     text = " ".join(str(table).split())
     assert "release refuses it, for the floating-point numbers" in text
 

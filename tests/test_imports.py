@@ -30,6 +30,7 @@ ROOMS = [
     "intervals",
     "bootstrap",
     "pipeline",
+    "planning",
     "comparison",
     "audit",
     "plots",

@@ -291,11 +291,9 @@ def test_the_verdicts_can_be_read_on_a_narrow_terminal(wide):
 )
 def test_what_compare_advises_is_what_auto_takes(sensitivity):
     table = compare((2, 2), sensitivity, BUDGET)
-    assert calibrate("auto", shape=(2, 2), sensitivity=sensitivity, budget=BUDGET).source.startswith(
-        f"{table.least_gaussian} ["
-    )
-    assert f"auto takes {table.least_gaussian}," in str(table)
-    assert compare((2, 2), sensitivity, BUDGET, mechanisms=["l2"]).least_gaussian is None
+    assert calibrate("auto", shape=(2, 2), sensitivity=sensitivity, budget=BUDGET).source.startswith(f"{table.auto} [")
+    assert f"auto takes {table.auto}:" in str(table)
+    assert compare((2, 2), sensitivity, BUDGET, mechanisms=["l2"]).auto is None
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-9), (1.0, 1e-6), (25.0, 1e-7), (28.0, 1e-6), (30.0, 1e-5)])

@@ -28,7 +28,7 @@ from matrixdp import (
 )
 from matrixdp.audit import audit_law
 from matrixdp.cli import app
-from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotCertifiable
 from matrixdp.mechanisms.base import recipe
@@ -160,7 +160,7 @@ def test_compare_lists_it_where_it_applies_and_stands_where_it_does_not():
 
 
 def test_auto_never_takes_what_nobody_vouches_for():
-    assert isinstance(calibrate("auto", shape=(3, 4), sensitivity=Counts(1), budget=BUDGET), Gaussian)
+    assert isinstance(calibrate("auto", shape=(3, 4), sensitivity=Counts(1), budget=BUDGET), Product)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

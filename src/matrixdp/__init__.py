@@ -8,6 +8,7 @@ from matrixdp.budget import Budget
 from matrixdp.comparison import compare
 from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, release
+from matrixdp.planning import Plan
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
 from matrixdp.sensitivity import (
@@ -40,6 +41,7 @@ __all__ = [
     "OneColumn",
     "OneRow",
     "Participation",
+    "Plan",
     "RankOne",
     "Release",
     "Vertices",

@@ -1,9 +1,17 @@
-"""What a release may spend."""
+"""What a release may spend, and how a budget is divided among several."""
 
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
+
+# Each named part is this much smaller, so that rounding cannot make the parts add up to more than the whole.
+_ROUNDING = 2.0**-48
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Budget:
             )
         object.__setattr__(self, "delta", abs(float(self.delta)))  # -0.0 is 0
 
-    def with_delta(self, what: str) -> "Budget":
+    def with_delta(self, what: str) -> Budget:
         """The budget itself, if its delta is above 0.
 
         Args:
@@ -41,5 +49,75 @@ class Budget:
             )
         return self
 
+    def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
+        """Fixes the noise of several releases at once, for the least total error; see `matrixdp.planning.Plan`.
+
+        Args:
+            sets: the sensitivity set of each release.
+            weights: how much the squared error of each release counts; all alike by default.
+            shapes: the shape of each released value, or None where it is not known yet. With a shape the errors of all
+                entries are added up, and the noise may differ from entry to entry; without one, one entry counts.
+
+        Returns:
+            A plan with one part per set: `release(value, set, plan[i], ledger=ledger)`. A ledger sees to it that each
+            part is used once.
+        """
+        return _planners["plan"](self, sets, weights, shapes)
+
+    def shared(self, releases: int, like: Any = None) -> Any:
+        """A budget for each of so many releases that share this one; see `matrixdp.planning.Shared`.
+
+        Args:
+            releases: how many there are at most; only a ledger counts them.
+            like: the sensitivity set of a typical release, for which the noise is best. Every release must lie under
+                that noise at every epsilon. Without it, the noise is Gaussian.
+        """
+        return _planners["shared"](self, releases, like)
+
+    def split(self, **weights: float) -> dict[str, Budget]:
+        """Named parts of the budget, each a Budget of its own, in proportion to the weights.
+
+        Guarantee: what keeps each part keeps, together, the whole: epsilons and deltas add up.
+        """
+        if not weights:
+            raise InvalidInput("split needs the names and weights of its parts, such as tables=3, model=1")
+        sizes = {name: _check.positive(name, weight) for name, weight in weights.items()}
+        whole = sum(sizes.values()) * (1.0 + _ROUNDING)
+        return {name: Budget(self.epsilon * (w / whole), self.delta * (w / whole)) for name, w in sizes.items()}
+
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+
+class Allotment(Budget):
+    """A budget for one of several releases that were planned together: it says which noise that release has.
+
+    Its epsilon and delta are what the release has alone. They do not say what it has together with the others, so no
+    other noise may be sized for them.
+    """
+
+    @property
+    def alone(self) -> Budget:
+        """The epsilon and delta of one release."""
+        return Budget(self.epsilon, self.delta)
+
+    @abstractmethod
+    def law(self, shape: tuple[int, ...], sensitivity: Any) -> Any:
+        """The noise law of a release; raises InvalidInput if the plan has none for it."""
+
+    @abstractmethod
+    def check(self, certificate: Any) -> None:
+        """Raises InvalidInput unless the certificate of a release is within what was planned."""
+
+    @abstractmethod
+    def terms(self) -> Mapping[str, Any]:
+        """What a ledger has to know, as keyword arguments of `Ledger.spend`."""
+
+
+# Filled by matrixdp.planning, which lies above mechanisms and accountants.
+_planners: dict[str, Callable[..., Any]] = {}
+
+
+def register_planners(**planners: Callable[..., Any]) -> None:
+    """Says what `Budget.plan` and `Budget.shared` do."""
+    _planners.update(planners)

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from matrixdp import _check, _extras
 from matrixdp._check import Shape
+from matrixdp._rounding import rounded_up
+from matrixdp.accounting import methods
+from matrixdp.accounting.filter import adaptive_epsilon
+from matrixdp.accounting.methods import Use
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import NotApplicable, NotCertifiable
@@ -22,13 +26,31 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Group
 
+COPIES = 10
+"""How many releases of each mechanism are priced together."""
+
 # A claim is called exact when the true delta is this close to it.
 TIGHT = 1e-5
 
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism on one setting; numbers are NaN where it has nothing to propose."""
+    """One mechanism on one setting; numbers are NaN where it has nothing to propose.
+
+    Attributes:
+        mechanism: its name.
+        source: where it is from.
+        root_mean_square: of the noise, over the entries.
+        expected_squared_error: on the task.
+        claimed_delta: the budget's.
+        exact_delta: that of the noise, at the budget's epsilon.
+        verdict: see `compare`.
+        gaussian: whether the noise is Gaussian.
+        planned_epsilon: epsilon of so many such releases (`Comparison.copies`) at the budget's delta, if all of them
+            are planned together; of noise that `release` accepts.
+        adaptive_epsilon: that of a ledger that takes as many, each chosen in view of the answers before.
+        note: why there is nothing to propose.
+    """
 
     mechanism: str
     source: str
@@ -38,6 +60,8 @@ class Row:
     exact_delta: float
     verdict: str
     gaussian: bool = False
+    planned_epsilon: float = math.nan
+    adaptive_epsilon: float = math.nan
     note: str = ""
 
 
@@ -49,6 +73,7 @@ class Comparison:
     sensitivity: Sensitivity
     budget: Budget
     rows: tuple[Row, ...]
+    copies: int
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -68,23 +93,24 @@ class Comparison:
         return pandas.DataFrame([asdict(row) for row in self.rows])
 
     @property
-    def least_gaussian(self) -> str | None:
-        """What "auto" takes among these: the least error of Gaussian noise that keeps the budget."""
-        kept = {row.mechanism: row.expected_squared_error for row in self.rows if row.gaussian and row.verdict in KEEPS}
+    def auto(self) -> str | None:
+        """What "auto" takes among these: the least error that keeps the budget and is floating-point-safe."""
+        kept = {row.mechanism: row.expected_squared_error for row in self.rows if row.verdict in KEEPS}
         least = min(kept.values(), default=math.nan)
         return next((name for name in RECIPES if name in kept and kept[name] <= least * (1 + 1e-9)), None)
 
     def __rich__(self) -> Group:
+        from rich import box
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         sides = " x ".join(str(side) for side in self.shape)
         title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
-        table = Table(title=title, padding=(0, 1, 0, 0))  # 80 columns are enough
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
-        for heading in ("RMS", "E||Z||^2", "x best", "true delta"):
+        for heading in ("E||Z||^2", "x best", "true delta", f"{self.copies} plan", f"{self.copies} adapt"):
             table.add_column(heading, justify="right", no_wrap=True)
         best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
         for row in self.rows:
@@ -92,26 +118,30 @@ class Comparison:
                 table.add_row(
                     row.mechanism,
                     f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
-                    f"{row.root_mean_square:.4g}",
                     f"{row.expected_squared_error:.4g}",
                     f"{row.expected_squared_error / best:.3g}",
                     f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
+                    *(rounded_up(e, 3) if e == e else "" for e in (row.planned_epsilon, row.adaptive_epsilon)),
                 )
         notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
         if unsafe:
             notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it, for {_WHY}.")
-        if self.least_gaussian is not None:
+        if self.auto is not None:
             notes.append(
-                f"auto takes {self.least_gaussian}, the least error of Gaussian noise here; it composes exactly and is "
-                "floating-point-safe."
+                f"auto takes {self.auto}: the least error for one release of all that are floating-point-safe."
             )
-        least = next((row for row in self.rows if row.verdict in KEEPS), None)
-        if least is not None and not least.gaussian:
+        priced = {row.mechanism: row.planned_epsilon for row in self.rows if row.verdict == "exact"}
+        if priced:
             notes.append(
-                f"{least.mechanism} has the least error for one release, and is floating-point-safe; ask by name. "
-                "Where many releases share a budget, Gaussian noise costs less."
+                f"{self.copies} plan, {self.copies} adapt: the epsilon that {self.copies} such releases cost a ledger "
+                f"at delta {self.budget.delta:g}, planned together, or each chosen in view of earlier answers."
             )
+            least = min(priced, key=priced.__getitem__)
+            if self.auto in priced and priced[least] < priced[self.auto] * (1 - 1e-3):
+                notes.append(
+                    f"Where {self.copies} share a budget, {least} costs less than {self.auto}: see Budget.plan."
+                )
         return Group(table, *(Text(note, style="dim") for note in notes))
 
     def __str__(self) -> str:
@@ -135,6 +165,8 @@ def compare(
     sensitivity: Sensitivity,
     budget: Budget,
     mechanisms: Sequence[str | NoiseLaw] | None = None,
+    *,
+    copies: int = COPIES,
     **options: Any,
 ) -> Comparison:
     """Calibrates every mechanism to one budget and certifies what each proposes.
@@ -144,6 +176,7 @@ def compare(
         sensitivity: what a neighbour can change.
         budget: the guarantee that each mechanism claims to keep.
         mechanisms: names of mechanisms, or noise laws; all mechanisms by default.
+        copies: how many releases of each are priced together.
         **options: options, each given to the mechanisms that know it.
 
     Returns:
@@ -151,14 +184,15 @@ def compare(
         "unproven" (a bound, not known to be attained, lies above the claim), or "not float-safe" (the ideal law keeps
         the claim, but no floating-point-safe sampler is known for it, and `release` refuses it).
     """
+    copies = _check.count("copies", copies)
     laws = [each for each in mechanisms or () if isinstance(each, NoiseLaw)]
     names = [each for each in mechanisms or () if not isinstance(each, NoiseLaw)]
-    rows = [_row(_name(law), law.source, law, sensitivity, budget, options) for law in laws]
+    rows = [_row(_name(law), law.source, law, sensitivity, budget, options, copies) for law in laws]
     if names or not laws:
         for recipe, law in proposals(shape, sensitivity, budget, options, names):
-            rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options))
+            rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options, copies))
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
-    return Comparison(shape=_check.any_shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
+    return Comparison(_check.any_shape(shape), sensitivity, budget, tuple(rows), copies)
 
 
 def _name(law: NoiseLaw) -> str:
@@ -173,6 +207,7 @@ def _row(
     sensitivity: Sensitivity,
     budget: Budget,
     options: dict[str, Any],
+    copies: int,
 ) -> Row:
     """One mechanism; why it has nothing to propose, or what its noise guarantees."""
     try:
@@ -182,6 +217,15 @@ def _row(
     except (NotApplicable, NotCertifiable) as reason:
         return Row(name, source, math.nan, math.nan, math.nan, math.nan, "not applicable", note=str(reason))
     word = verdict(certificate, budget)
+    if word in KEEPS and not has_safe_sampler(law, certificate.mu):
+        word = UNSAFE
+    planned = adaptive = math.nan
+    if word in KEEPS:
+        adjacency, use = str(certificate.adjacency), Use(certificate.profile)
+        planned = adaptive = methods.pure_epsilon({use: copies})
+        if budget.delta > 0:
+            planned = methods.epsilon({use: copies}, adjacency, budget.delta)
+            adaptive = adaptive_epsilon(use, copies, budget.delta, adjacency)
     return Row(
         mechanism=name,
         source=source,
@@ -189,8 +233,10 @@ def _row(
         expected_squared_error=expected_error(law, options, sensitivity),
         claimed_delta=budget.delta,
         exact_delta=certificate.delta(budget.epsilon),
-        verdict=UNSAFE if word in KEEPS and not has_safe_sampler(law, certificate.mu) else word,
+        verdict=word,
         gaussian=isinstance(law, Gaussian),
+        planned_epsilon=planned,
+        adaptive_epsilon=adaptive,
     )
 
 

@@ -13,12 +13,11 @@ import numpy as np
 from matrixdp import _extras, plots, postprocess, queries
 from matrixdp._check import Array
 from matrixdp._rounding import rounded_up
+from matrixdp.accounting.composition import Composition, Part
 from matrixdp.budget import Budget
 from matrixdp.comparison import compare
-from matrixdp.errors import BudgetExceeded, InvalidInput, NotCertifiable
+from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.pipeline import Release, release
-from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.records import digest
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ TOTAL = Budget(1.0, 1e-6)
 INK = np.linspace(3, 17, 15)
 # How many directions of the noisy second moment are kept:
 DIRECTIONS = 8
-# Each share is this much smaller, so that rounding cannot make the shares add up to more than the whole.
-ROUNDING = 1e-9
+PLAN = "plan.json"
 
 
 def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> None:
@@ -61,25 +59,32 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     histogram = queries.histogram(ink, edges=[INK, INK])
 
     console.rule("2. One budget for both")
-    share = equal_share(TOTAL, releases=2)
-    console.print(
-        f"In all we guarantee {TOTAL}. The privacy of Gaussian noise is one number, mu, and the squares of mu add up "
-        f"exactly. The budget is worth mu = {gaussian.mu(TOTAL.epsilon, TOTAL.delta):.4f}, so each release may have "
-        f"mu = {gaussian.mu(share.epsilon, share.delta):.4f}: alone, that is {share}, more than half of the epsilon."
+    shapes = [answer.value.shape for answer in (moment, histogram)]
+    plan = TOTAL.plan(
+        [moment.sensitivity, histogram.sensitivity], [1 / math.prod(shape) for shape in shapes], shapes=shapes
     )
+    console.print(
+        f"In all we guarantee {TOTAL}. The noise of both is fixed at once, for the least error of an average entry of "
+        "each, and what they guarantee together is certified before anything is released:"
+    )
+    console.print(f"{plan}\n", markup=False, soft_wrap=True)
 
     console.rule("3. Which mechanism?")
-    console.print("Each mechanism proposes noise for that share; the certificate says what the noise really gives.")
-    comparisons = [compare(answer.value.shape, answer.sensitivity, share) for answer in (moment, histogram)]
+    console.print(
+        "Alone, each release keeps less than the whole. What would the mechanisms add for that, and what does each "
+        "really give?"
+    )
+    answers = zip((moment, histogram), plan, strict=True)
+    comparisons = [compare(answer.value.shape, answer.sensitivity, part.alone) for answer, part in answers]
     for comparison in comparisons:
         console.print(comparison)
 
     console.rule("4. Two releases")
-    console.print("Each takes the Gaussian noise with the least error that keeps its share, as the squares add up:")
+    console.print("Each has the noise that was planned for it:")
     truths = {"second-moment": moment.value, "histogram": histogram.value}
     released = {
-        "second-moment": release(*moment, share, rng=rng),
-        "histogram": release(*histogram, share, rng=rng),
+        "second-moment": release(*moment, plan[0], rng=rng),
+        "histogram": release(*histogram, plan[1], rng=rng),
     }
     for name, noisy in released.items():
         _write(out, name, noisy)
@@ -100,14 +105,14 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         _write_matrix(out / f"{name}-postprocessed.csv", better[name])
 
     console.rule("6. What was spent")
-    mu = math.hypot(*(_mu(noisy.certificate) for noisy in released.values()))
-    spent = float(gaussian.epsilon(mu, TOTAL.delta))
-    if not spent <= TOTAL.epsilon:
-        raise BudgetExceeded(f"the releases spent epsilon {spent} at delta {TOTAL.delta:g}, more than {TOTAL}")
+    spent = Composition(tuple(Part(noisy.certificate) for noisy in released.values()), TOTAL)
+    if not spent.meets(TOTAL):
+        raise BudgetExceeded(f"the releases spent more than {TOTAL}")
     console.print(
-        f"sqrt(mu1^2 + mu2^2) = {mu:.4f}, which certifies epsilon = {rounded_up(spent, 5)} at delta = "
-        f"{TOTAL.delta:g} for both together: within the budget of {TOTAL.epsilon:g}, and nothing was wasted."
+        f"epsilon = {rounded_up(spent.epsilon(TOTAL.delta), 5)} at delta = {TOTAL.delta:g} for both together: within "
+        f"the budget of {TOTAL.epsilon:g}. `matrixdp verify {PLAN}` computes the plan again."
     )
+    (out / PLAN).write_text(plan.to_json() + "\n", encoding="utf-8")
 
     pictures = plots.side_by_side(
         [[truths[name], released[name].value, better[name]] for name in truths],
@@ -119,26 +124,8 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     plots.save(plots.comparison_chart(*comparisons), out / "comparison.png")
     console.rule("Files")
     names = [f"{name}{end}" for name in truths for end in (".csv", ".certificate.json", "-postprocessed.csv")]
-    for name in ["demo.png", "comparison.png", *names]:
+    for name in ["demo.png", "comparison.png", PLAN, *names]:
         console.print(f"  {out / name}", markup=False, soft_wrap=True)
-
-
-def equal_share(total: Budget, releases: int) -> Budget:
-    """The budget for each of several Gaussian releases, at the total's delta, so that all of them keep the total.
-
-    Guarantee: Gaussian releases of the same records that each keep the share keep, together, the total, even when
-    later ones are chosen in view of earlier ones.
-
-    Source: dong2022gaussian, composition of Gaussian differential privacy.
-    """
-    mu = float(gaussian.mu(total.epsilon, total.delta)) / math.sqrt(releases) * (1 - ROUNDING)
-    return Budget(float(gaussian.epsilon(mu, total.delta)), total.delta)
-
-
-def _mu(certificate: Certificate) -> float:
-    if certificate.mu is None:
-        raise NotCertifiable(f"the squares of mu add up for Gaussian noise only, not for {certificate.law.describe()}")
-    return certificate.mu
 
 
 def _digits() -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from matrixdp import bootstrap, intervals
 from matrixdp._check import Array
 from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
 from matrixdp.backends import backend_of
-from matrixdp.budget import Budget
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.intervals import Interval, LinearRelease
@@ -42,7 +42,7 @@ class Spends(Protocol):
     """Anything that can be charged for a release, such as a ledger."""
 
     def spend(self, certificate: Guarantee, note: str = "") -> object:
-        """Records the spend durably, or raises BudgetExceeded."""
+        """Records the spend durably, or raises BudgetExceeded. Releases of a plan bring `series` and `plan` along."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def release(
             which comes back as a tensor on its device; or a Dask array, which comes back as one, with noise drawn on
             the workers.
         sensitivity: what a neighbour can change in it.
-        budget: the guarantee to keep.
+        budget: the guarantee to keep; or a part of a plan or a shared budget, which fixes the noise.
         mechanism: a mechanism's name, or a noise law; "auto" takes the least expected error.
         ledger: charged when all else is done that can fail, and before any noise is drawn; if it refuses, nothing is
             released.
@@ -194,22 +194,34 @@ def prepare(
     checked = backend.checked(value, sensitivity)
     shape = tuple(int(side) for side in checked.shape)
     law = proposed(mechanism, shape, sensitivity, budget, options)
+    planned = budget if isinstance(budget, Allotment) else None
+    if planned is not None:
+        budget = planned.alone
     certificate = sized_for_budget(law, sensitivity, budget, rng, query)
+    if planned is not None and rng is None:  # what can be repeated is charged to no ledger
+        planned.check(certificate)
     refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)
     assert certificate.drawing is not None
     draw = backend.prepared(checked, certificate.law, certificate.drawing, rng, value)
     on_grid = _is_on_grid(value, certificate.law, query)
-    return Prepared(certificate, draw, seeded=rng is not None, on_grid=on_grid)
+    terms = {} if planned is None else planned.terms()
+    return Prepared(certificate, draw, terms, seeded=rng is not None, on_grid=on_grid)
 
 
 class Prepared:
     """A release that only has to be charged and drawn, once. Until then the value must not be changed."""
 
     def __init__(
-        self, certificate: Certificate, draw: Callable[[], Any], *, seeded: bool, on_grid: bool = False
+        self,
+        certificate: Certificate,
+        draw: Callable[[], Any],
+        terms: Mapping[str, Any],
+        *,
+        seeded: bool,
+        on_grid: bool = False,
     ) -> None:
-        self.certificate = certificate
+        self.certificate, self._terms = certificate, terms
         self._draw: Callable[[], Any] | None = draw
         self._seeded = seeded
         self._on_grid = on_grid
@@ -226,7 +238,8 @@ class Prepared:
         if self._seeded:
             warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
         if ledger is not None:
-            ledger.spend(self.certificate, note=note)
+            spend: Callable[..., object] = ledger.spend
+            spend(self.certificate, note=note, **self._terms)
         return Release(draw(), self.certificate, self.certificate.law, self._on_grid)
 
 
@@ -246,6 +259,8 @@ def proposed(
         raise InvalidInput(f"options ({', '.join(options)}) go with a mechanism's name; a law is used as it is")
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    if isinstance(budget, Allotment):
+        raise InvalidInput("mechanism is fixed by the plan that the budget is a part of; leave it out")
     if mechanism.shape != shape:
         raise InvalidInput(f"mechanism is a law for values of shape {mechanism.shape}, got a value of shape {shape}")
     return mechanism
@@ -329,6 +344,8 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
     """
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    if isinstance(budget, Allotment):
+        raise InvalidInput("budget must be a whole one here: a part of a plan, or a shared one, is for single releases")
     if share is None:
         share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
     delta = budget.with_delta("noise for several releases").delta * (1 - share)

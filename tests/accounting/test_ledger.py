@@ -18,7 +18,7 @@ import pytest
 
 from matrixdp import Budget, release
 from matrixdp.accounting.accountant import Accountant
-from matrixdp.accounting.filter import RESERVE
+from matrixdp.accounting.filter import RESERVE, RESERVE_ALONE
 from matrixdp.accounting.ledger.exports import verify_export
 from matrixdp.accounting.ledger.ledger import Ledger, LedgerError
 from matrixdp.distributions import Gaussian
@@ -102,7 +102,7 @@ def test_gaussian_spends_add_up_exactly(path, adaptive):
     with pytest.raises(BudgetExceeded, match="nothing was spent"):
         ledger.spend(guarantee(MU / math.sqrt(10.5)))
     assert path.read_bytes() == before
-    ledger.spend(guarantee(MU / math.sqrt(24)), "what is left is enough for half of it")
+    ledger.spend(guarantee(MU / math.sqrt(30)), "what is left is enough for a third of it")
 
 
 def test_a_count_is_that_many_spends(path):
@@ -583,7 +583,8 @@ def test_what_older_files_hold(path):
     assert {(entry.profile, entry.count, entry.sampling_rate) for entry in Ledger(path).history()} == {
         (GaussianProfile(0.2), 1, 1.0)
     }
-    assert Ledger(path).remaining().mu == pytest.approx(math.sqrt(SHARED**2 - 3 * 0.04), rel=1e-9)
+    alone = float(gaussian.mu(BUDGET.epsilon, (1 - RESERVE_ALONE) * BUDGET.delta))  # the filter that it was begun with
+    assert Ledger(path).remaining().mu == pytest.approx(math.sqrt(alone**2 - 3 * 0.04), rel=1e-9)
     path.write_bytes((GOLDEN / "ledger-schema-2.db").read_bytes())
     ledger = Ledger(path)
     assert [(entry.count, entry.sampling_rate) for entry in ledger.history()] == [
@@ -636,6 +637,25 @@ def test_what_a_file_of_schema_3_holds(path):
         ledger.spend(guarantee(0.9, variation=1e-15), sampling_rate=0.01, series="5eed")
 
 
+def test_what_a_file_of_schema_4_holds(path):
+    path.write_bytes((GOLDEN / "ledger-schema-4.db").read_bytes())
+    ledger = Ledger(path)
+    head = "5f098111900b7dd625788d0070c320f77da5840163c614936355c8ce6c581b5b"
+    assert ledger.verify() == head
+    assert [(entry.note, entry.planned, entry.plan) for entry in ledger.history()] == [
+        ("matrix", 1, None),
+        ("counts", 1, None),
+        ("training, epoch 1", 300, None),
+    ]
+    assert ledger.spent() == pytest.approx(2.9531217992327234, rel=1e-9)  # by the one filter that it was begun with
+    assert ledger.remaining().mu == pytest.approx(0.10812879581545196, rel=1e-9)
+    assert verify_export(ledger.export(), head)
+    ledger.spend(guarantee(0.1))
+    assert verify_export(ledger.export(), head)
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(guarantee(0.1))
+
+
 def test_an_older_file_that_was_tampered_with_stays_as_it_is(path):
     path.write_bytes((GOLDEN / "ledger-schema-1.db").read_bytes())
     sql(path, "UPDATE entries SET mu = 0.1 WHERE number = 2")
@@ -646,10 +666,10 @@ def test_an_older_file_that_was_tampered_with_stays_as_it_is(path):
 
 
 def test_a_newer_schema_is_refused(used):
-    sql(used.path, "PRAGMA user_version = 5")
+    sql(used.path, "PRAGMA user_version = 6")
     before = used.path.read_bytes()
     for call in (lambda: Ledger(used.path), lambda: used.spend(guarantee(0.001))):
-        with pytest.raises(LedgerError, match="schema 5"):
+        with pytest.raises(LedgerError, match="schema 6"):
             call()
     assert used.path.read_bytes() == before
 

@@ -362,7 +362,7 @@ def test_nonsense_in_an_entry_is_found_and_nothing_else_happens(lines, change):
         assert not verify_export(rehashed(changed))
 
 
-@pytest.mark.parametrize("change", [{"epsilon": "3"}, {"delta": 2}, {"adaptive": 2}, {"more": 1}, {"relation": 3}])
+@pytest.mark.parametrize("change", [{"epsilon": "3"}, {"delta": 2}, {"adaptive": 3}, {"more": 1}, {"relation": 3}])
 def test_nonsense_in_the_header_is_found(lines, change):
     changed = copy.deepcopy(lines)
     changed[0] |= change

@@ -165,7 +165,7 @@ def test_a_charge_dominates_the_block_at_every_epsilon(noise, count, rate, k):
 def test_a_filter_adds_it_to_gaussian_noise():
     spent = Spent(Budget(6.0, 1e-6))
     for use, count in ((Use(GaussianProfile(0.3)), 1), (Use(LAPLACE), 3)):
-        spent.add({use: count}, spent.charge({use: count}, "add/remove"))
+        spent.add({use: count}, spent.charge({use: count}, "add/remove"), "add/remove")
     assert spent.fits("add/remove")
     epsilon = spent.epsilon("add/remove")
     assert truth(LAPLACE, 3, epsilon, 0.3) <= 1e-6 < truth(LAPLACE, 3, 0.4 * epsilon, 0.3)

@@ -149,7 +149,10 @@ def test_compare_names_the_least_noise():
     rows = {row.mechanism: row for row in compare(shape=(6, 10), sensitivity=Counts(1), budget=BUDGET)}
     assert rows["laplace"].verdict in ("exact", "loose")
     assert rows["laplace"].expected_squared_error < 0.11 * rows["analytic"].expected_squared_error
-    assert "ask by name" in " ".join(str(compare((6, 10), Counts(1), BUDGET)).split())
+    assert rows["analytic"].planned_epsilon < rows["laplace"].planned_epsilon  # ten of them, at one delta
+    words = " ".join(str(compare((6, 10), Counts(1), BUDGET)).split())
+    assert "auto takes laplace:" in words
+    assert "costs less than laplace: see Budget.plan" in words
 
 
 def test_entries_with_bounds_of_their_own_are_certified():

@@ -110,7 +110,8 @@ def test_errors_of_a_workload_under_every_kind_of_noise():
 def test_compare_ranks_by_the_workload():
     table = compare((32,), Counts(1), BUDGET, workload="prefix")
     errors = {row.mechanism: row.expected_squared_error for row in table if row.gaussian}
-    assert next(iter(errors)) == table.least_gaussian == "matrix-mechanism"
+    assert next(iter(errors)) == "matrix-mechanism"
+    assert table.auto == "laplace"  # on so few cells, independent noise that is not Gaussian has less
     assert errors["matrix-mechanism"] < 0.6 * errors["analytic"]
 
 

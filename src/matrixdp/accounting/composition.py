@@ -5,6 +5,7 @@ A composition of what has been released is its account, one of what will be rele
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -184,6 +185,10 @@ class Composition:
 
     def to_dict(self) -> dict[str, Any]:
         """The composition as JSON knows it."""
+        return copy.deepcopy(self._written)  # what is cached must not be changed
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
         asked = self.budget or USUAL
         return {
             "matrixdp": KIND,
@@ -214,7 +219,11 @@ class Composition:
     @classmethod
     def from_json(cls, text: str | bytes) -> Composition:
         """Reads what `to_json` wrote; `verify` says whether its numbers are true."""
-        content = parsed(text)
+        return cls.from_dict(parsed(text))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Composition:
+        """Reads what `to_dict` gives."""
         if content["matrixdp"] != KIND:
             raise InvalidInput(f'the document is not a composition: its entry "matrixdp" must be "{KIND}"')
         try:

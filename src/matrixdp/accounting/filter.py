@@ -1,32 +1,48 @@
-"""A privacy filter: what may still be released, when everything may be chosen in view of earlier answers.
+"""Privacy filters: what may still be released, when everything may be chosen in view of earlier answers.
 
-A *block* is what is fixed before any of its answers is seen: so many releases with one certificate, at one sampling
-rate. (Their queries may depend on earlier answers, and their answers may come one by one, with other blocks between.)
-Each block is charged a pair (mu_b, k_b): it is no worse than Gaussian noise with mu_b that, with probability k_b,
-reveals everything instead.
+A *block* is what is fixed before any of its answers is seen: a plan, or so many releases with one certificate, at one
+sampling rate. (Their queries may depend on earlier answers, and their answers may come one by one, with other blocks
+between.)
 
-Guarantee: if blocks are chosen in view of all earlier answers, and sum mu_b^2 <= mu^2 and sum k_b <= k whatever the
-    answers, then all of them together are (epsilon, delta_mu(epsilon) + k)-differentially private at every epsilon,
-    where delta_mu is the profile of Gaussian noise with mu.
+**Several filters at once.** Let filters i = 1, ..., n be fixed in advance, each such that an interaction that stops
+before filter i would be exceeded is (epsilon, d_i)-differentially private. Costs are not negative and add up, so a
+filter that holds for a transcript has held for each of its beginnings.
 
+Guarantee: an interaction that goes on while at least one of them holds is (epsilon, sum d_i)-differentially private.
+Proof: let A_i be the transcripts for which filter i holds and none before it does. The A_i are disjoint, and every
+    transcript is in one. On A_i the interaction and the one that filter i stops have equal probabilities, under each
+    of two neighbours P and Q. So P(S n A_i) <= e^epsilon Q(S n A_i) + d_i for every event S; add these up.
+
+**Samplers.** A drawn block is no worse than its law that, with probability k_b, reveals everything (`Use.revealed`). On
+transcripts in which nothing was revealed, P and Q have the densities that they have with exact laws times one factor,
+at most 1. So the excess P - e^epsilon Q of an event is at most that with exact laws. Something is revealed with
+probability E[sum k_b] at most, which is held to a share of delta, too.
+
+**The Gaussian filter.** Each block is charged a pair (mu_b, k_b): it is no worse than Gaussian noise with mu_b that,
+with probability k_b, reveals everything instead. The filter holds while sum mu_b^2 <= mu^2 and sum k_b <= k.
+
+Guarantee: what it stops is (epsilon, delta_mu(epsilon) + k)-differentially private, where delta_mu is the profile of
+    Gaussian noise with mu.
 Proof: fix two neighbours, and let H be the curve of a block, `sup over events of P - e^epsilon Q`, in its worse
     direction. The pair "Gaussian with mu_b, and all revealed with probability k_b" has, in both directions, the curve
     (1 - k_b) delta_mu_b + k_b. Where that is at least H at every epsilon >= 0, the answers of the block can be made
     from one draw of that pair without knowing which of the neighbours is the true one (Blackwell's theorem, see
-    dong2022gaussian). So nothing is lost by drawing it when the block is announced and showing all of the draw. A
-    transcript in which nothing was revealed has, under both neighbours, the density that it has with Gaussian noise
-    alone times the same factor, the product of its 1 - k_b, which is at most 1; hence on these the excess
-    P - e^epsilon Q of any event is at most that of adaptively chosen Gaussian noise with sum mu_b^2 <= mu^2, which is
-    at most delta_mu(epsilon) (smith2022fully). Something is revealed with probability E[sum k_b] <= k at most.
+    dong2022gaussian). So nothing is lost by drawing it when the block is announced and showing all of the draw. As
+    above, on transcripts in which nothing was revealed the excess of any event is at most that of adaptively chosen
+    Gaussian noise with sum mu_b^2 <= mu^2, which is at most delta_mu(epsilon) (smith2022fully).
 
     (mu, k) must be fixed in advance, for it is the largest of each over all transcripts that counts: a rule that held
     delta_mu(epsilon) + k under delta along each transcript, with mu and k whatever they happen to be there, would let
-    one spend k where the answers are harmless and mu where they are not. So k is a twentieth of the budget's delta.
+    one spend k where the answers are harmless and mu where they are not.
 
 Charges: Gaussian noise without sampling has mu_b = mu_1 sqrt(count), exactly. For any other block, H comes from the
     laws of its losses (`losses`; proven there, as the block is fixed), and mu_b is the least mu found whose curve lies
-    above it, k_b being a share of k that shrinks from one such block to the next. The total-variation error of the
-    samplers is in k_b, too (`Use.revealed`).
+    above it, k_b being a share of k that shrinks from one such block to the next. The samplers' error is in k_b again,
+    so that a charge can be read by itself.
+
+The other filters, for pure noise, for pure and Gaussian noise, and by Rényi divergences, are in `limits`. Of delta, the
+Gaussian one has 85 % for mu and 3 % for k, the samplers have 1 %, and the rest is shared by the others. Ledgers from
+before schema 5 keep the one filter that they were begun with, the Gaussian one: 95 % for mu, and 5 % for k.
 
 One block alone keeps what a Composition finds for it, which is less than its charge, and may use the whole delta: the
 first block is fixed before any answer, and if its charge does not fit, no other block ever follows.
@@ -43,7 +59,8 @@ from functools import lru_cache
 import numpy as np
 
 from matrixdp._check import Array
-from matrixdp.accounting import methods
+from matrixdp.accounting import limits, methods
+from matrixdp.accounting.limits import Cost, Limit
 from matrixdp.accounting.losses import MOST_STEPS, curves
 from matrixdp.accounting.methods import Use, merged
 from matrixdp.budget import Budget
@@ -52,7 +69,10 @@ from matrixdp.privacy.guarantee import GaussianProfile
 
 _UNIT = 2.0**-53
 _UP = 1.0 + 32.0 * _UNIT  # more than the rounding of the few operations that follow one another here
-RESERVE = 0.05  # the share of delta that is k; it costs Gaussian noise a quarter of a percent of epsilon
+RESERVE, REVEALED, SAMPLERS = 0.15, 0.03, 0.01
+"""Shares of delta: all but that of mu, which costs Gaussian noise 0.9 % of epsilon; k; and that of the samplers."""
+RESERVE_ALONE = 0.05
+"""Where the Gaussian filter is the only one: all but the share of mu, and k."""
 _FIRST_SHARE, _NEXT_SHARE = 0.36, 0.6  # of k, for the first block that is not Gaussian, and from one to the next
 _POINTS = 1000  # epsilons at which two curves are compared
 _GUARD = 1e-9  # more than the relative error of gaussian.delta in its range
@@ -77,32 +97,42 @@ class Spent:
     Attributes:
         budget: the budget.
         adaptive: whether blocks may be chosen in view of earlier answers; if not, all releases are in `fixed`.
+        several: whether all filters are used, or the Gaussian one alone.
         fixed: releases that were all fixed before any answer; they are one block, and come first.
         first: the first of the other blocks.
         blocks: how many others there are.
         converted: how many of them are not Gaussian.
         mus: how often each mu was charged.
         deltas: how often each delta was charged.
+        costs: how often each cost occurred, for the other filters.
     """
 
     budget: Budget
     adaptive: bool = True
+    several: bool = True
     fixed: Counter[Use] = field(default_factory=Counter)
     first: Block = field(default_factory=dict)
     blocks: int = 0
     converted: int = 0
     mus: Counter[float] = field(default_factory=Counter)
     deltas: Counter[float] = field(default_factory=Counter)
+    costs: Counter[Cost] = field(default_factory=Counter)
 
     def copy(self) -> Spent:
         """The same charges, to add one to."""
-        return replace(self, fixed=Counter(self.fixed), mus=Counter(self.mus), deltas=Counter(self.deltas))
+        return replace(
+            self,
+            fixed=Counter(self.fixed),
+            mus=Counter(self.mus),
+            deltas=Counter(self.deltas),
+            costs=Counter(self.costs),
+        )
 
     def charge(self, block: Block, adjacency: str) -> Charge:
         """What a block costs if it comes next."""
         return charge(block, self._share(self.converted + (not _is_gaussian(self.fixed))), adjacency)
 
-    def add(self, block: Block, charged: Charge) -> None:
+    def add(self, block: Block, charged: Charge, adjacency: str) -> None:
         """Adds a block that costs so much."""
         if not self.blocks:
             self.first = block
@@ -110,20 +140,24 @@ class Spent:
         self.converted += not _is_gaussian(block)
         self.mus[charged.mu] += 1
         self.deltas[charged.delta] += 1
+        if self.several:
+            self.costs[limits.cost(block, adjacency, limits.orders_for(self.budget))] += 1
 
     def fits(self, adjacency: str) -> bool:
         """Whether all blocks together keep the budget."""
         if self._is_one_block():
             return methods.delta(self.fixed or self.first, adjacency, self.budget.epsilon) <= self.budget.delta
-        total = self._total(adjacency)
-        return self._kept(total) and float(gaussian.delta(total.mu, self.budget.epsilon)) <= self._rest()
+        total, spent = self._total(adjacency), self._cost()
+        kept = self._kept(total) and float(gaussian.delta(total.mu, self.budget.epsilon)) <= self._rest()
+        return kept or any(limit.holds(spent) for limit in self._limits(spent))
 
     def epsilon(self, adjacency: str) -> float:
-        """epsilon of all blocks together at the budget's delta, rounded up."""
+        """epsilon of all blocks together at the budget's delta, rounded up; by the filter that asks for the least."""
         if self._is_one_block():
             return methods.epsilon(self.fixed or self.first, adjacency, self.budget.delta)
-        total = self._total(adjacency)
-        return float(gaussian.epsilon(total.mu, self._rest())) if self._kept(total) else math.inf
+        total, spent = self._total(adjacency), self._cost()
+        found = float(gaussian.epsilon(total.mu, self._rest())) if self._kept(total) else math.inf
+        return min([found, *(limit.epsilon(spent) for limit in self._limits(spent))])
 
     def remaining(self, adjacency: str) -> float:
         """The largest mu of one more Gaussian release that keeps the budget, rounded down."""
@@ -132,11 +166,11 @@ class Spent:
             return whole
         if not self.adaptive:
             return self._remaining_of_plan(whole, adjacency)
-        total = self._total(adjacency)
-        if not self._kept(total):
-            return 0.0
-        whole = float(gaussian.mu(self.budget.epsilon, self._rest()))
-        return math.sqrt(max(whole**2 / _UP**4 - total.mu**2, 0.0)) / _UP
+        total, spent, found = self._total(adjacency), self._cost(), 0.0
+        if self._kept(total):
+            whole = float(gaussian.mu(self.budget.epsilon, self._rest()))
+            found = math.sqrt(max(whole**2 / _UP**4 - total.mu**2, 0.0)) / _UP
+        return max([found, *(limit.room(spent) for limit in self._limits(spent))])
 
     def _remaining_of_plan(self, high: float, adjacency: str) -> float:
         low = 0.0
@@ -148,15 +182,29 @@ class Spent:
 
     def _share(self, converted: int) -> float:
         """The k of a block that comes after so many that are not Gaussian."""
-        return RESERVE * self.budget.delta * _FIRST_SHARE * _NEXT_SHARE**converted
+        return self._k() * _FIRST_SHARE * _NEXT_SHARE**converted
+
+    def _k(self) -> float:
+        """What the charges of the Gaussian filter may reveal."""
+        return (REVEALED if self.several else RESERVE_ALONE) * self.budget.delta
 
     def _rest(self) -> float:
         """What delta_mu(epsilon) may be."""
-        return (1.0 - RESERVE) * self.budget.delta
+        return (1.0 - (RESERVE if self.several else RESERVE_ALONE)) * self.budget.delta
 
     def _kept(self, total: Charge) -> bool:
         """Whether what may be revealed is within its share of delta, and mu is finite."""
-        return total.delta <= RESERVE * self.budget.delta and total.mu < math.inf
+        sampled = not self.several or self._cost().revealed <= SAMPLERS * self.budget.delta
+        return sampled and total.delta <= self._k() and total.mu < math.inf
+
+    def _cost(self) -> Cost:
+        """What all blocks cost the other filters."""
+        return limits.total(self.costs)
+
+    def _limits(self, spent: Cost) -> tuple[Limit, ...]:
+        """The other filters, unless the samplers alone have used up their share."""
+        allowed = self.several and self.costs and not self.fixed and spent.revealed <= SAMPLERS * self.budget.delta
+        return limits.limits_for(self.budget) if allowed else ()
 
     def _total(self, adjacency: str) -> Charge:
         """The sums of the charges, rounded up."""
@@ -229,4 +277,29 @@ def _least_mu(deltas: Array, epsilons: Array, k: float) -> float:
     while high - low > 1e-6 * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if dominates(middle) else (middle, high)
+    return high
+
+
+def adaptive_epsilon(use: Use, count: int, delta: float, adjacency: str) -> float:
+    """The least epsilon found of a ledger with this delta that takes so many releases, each chosen after the others.
+
+    Charges of other noise to the Gaussian filter, which take long to find, are left out.
+    """
+    block = {use: 1}
+
+    def takes(epsilon: float) -> bool:
+        spent = Spent(Budget(epsilon, delta))
+        found = Charge(_mu_without_sampling(block), math.fsum([use.revealed()]))
+        for _ in range(count):
+            spent.add(block, found, adjacency)
+        return spent.fits(adjacency)
+
+    low, high = 1e-3, 1.0
+    while not takes(high):
+        low, high = high, 2.0 * high
+        if high > _LARGEST_EPSILON:
+            return math.inf
+    while high > 1.002 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if takes(middle) else (middle, high)
     return high

@@ -5,10 +5,11 @@ least that of every pair of neighbours (`pairs.Pair`); the product of the pairs 
 queries that depend on earlier answers (zhu2022optimal).
 
 The loss log(P/Q) is put on a grid of step h, so that H is met on the grid and is linear in e^epsilon between, hence
-never too small (doroshenko2022connect); h is halved until the answer settles. dp-accounting's Fourier transform adds
-the losses, after an exponential tilt, e^(tilt l) p(l), that makes the losses that matter the likely ones: so rounding
-is relative to the answer, not to 1, and delta = 1e-15 or 1e-100 comes out as well as 1e-5. A bound on the rounding of
-the transform, to first order, is added.
+never too small (doroshenko2022connect); h is halved until the answer settles. Losses of discrete noise are put on the
+grid atom by atom (`privacy.cells`), which does the same. dp-accounting's Fourier transform adds the losses, after an
+exponential tilt, e^(tilt l) p(l), that makes the losses that matter the likely ones: so rounding is relative to the
+answer, not to 1, and delta = 1e-15 or 1e-100 comes out as well as 1e-5. A bound on the rounding of the transform, to
+first order, is added.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import scipy
 from matrixdp._check import Array
 from matrixdp.accounting.pairs import Pair
 from matrixdp.adjacency import REPLACE
+from matrixdp.privacy.cells import CellLoss
 from matrixdp.privacy.guarantee import Profile
 
 _UNIT = 2.0**-53
@@ -30,6 +32,7 @@ _SETTLED = 0.003  # the change of epsilon, relative, below which halving h ends
 _CELLS, _MOST_SUMS = [2**bits for bits in range(8, 20)], 2**22  # of the grids in turn, and of a total
 MOST_STEPS = 10**9  # beyond, rounding of the transform is no longer negligible
 _SHARE, _LEAST_FLOOR = 1e-4, 1e-304  # of delta, given away for the losses above the grid
+_MANY = 4096  # losses of entries with discrete noise
 _TAIL = 1e-20  # tilted mass outside the window of the transform
 
 Steps = Mapping[tuple[Profile, float], int]  # (profile, sampling rate) -> how often
@@ -144,11 +147,24 @@ def _sum(losses: Sequence[_Loss], h: float, tilt: float) -> _Total:
     return _Total(h, start, masses, log_scale, tilt, -math.expm1(finite) * (1.0 + 1e-12), error, _TAIL * len(losses))
 
 
+def _atoms_on_grid(atoms: CellLoss, h: float, count: int) -> _Loss:
+    """The law of atoms, each split between its neighbours on the grid, whose step must be a power of two."""
+    found = atoms.on_grid(h)
+    return _Loss(round(float(found.losses[-1]) / h), found.masses[::-1], found.infinite, count)
+
+
 def _law(pairs: Mapping[Pair, int], cells: int, floor: float, question: Question) -> _Total:
     """The law of the total loss on a grid of so many cells; losses above the grid have at most the floor together."""
-    windows = [pair.window(max(floor / sum(pairs.values()), _LEAST_FLOOR)) for pair in pairs]
-    h = max(high - low for low, high in windows) / cells
-    losses = [_on_grid(pair, window, h, count) for (pair, count), window in zip(pairs.items(), windows, strict=True)]
+    share = max(floor / sum(pairs.values()), _LEAST_FLOOR)
+    atoms = [(loss, n * count) for pair, count in pairs.items() for loss, n in pair.atoms(share)]
+    smooth = [(pair, pair.window(share), count) for pair, count in pairs.items() if not pair.atomic]
+    windows = [(float(loss.losses[-1]), float(loss.losses[0])) for loss, _ in atoms]
+    h = max(high - low for low, high in [*windows, *(window for _, window, _ in smooth)]) / cells
+    if atoms:
+        coarser = 16.0 if sum(count for _, count in atoms) > _MANY else 1.0  # so many losses reach far beyond one
+        h = 2.0 ** math.floor(math.log2(coarser * h))
+    losses = [_atoms_on_grid(loss, h, count) for loss, count in atoms]
+    losses += [_on_grid(pair, window, h, count) for pair, window, count in smooth]
     return _sum(losses, h, _best_tilt(losses, h, question))
 
 

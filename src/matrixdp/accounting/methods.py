@@ -1,28 +1,37 @@
 """The ways to a total: closed form, privacy-loss distributions, Rényi divergences; and the errors of the samplers.
 
-Gaussian releases without sampling compose in closed form, `mu^2 = sum mu_i^2`; all others by the laws of their privacy
-losses (`losses`).
+Gaussian releases without sampling compose in closed form, `mu^2 = sum mu_i^2`, and so does discrete noise of one
+exponent and scale: it is one release with more entries. All others compose by the laws of their privacy losses
+(`losses`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.accounting.atoms import few_atoms
 from matrixdp.accounting.losses import DeltaAt, EpsilonAt, Question, Steps, by_losses
-from matrixdp.accounting.pairs import check_profile, dots
+from matrixdp.accounting.pairs import Pair, check_profile, dots
+from matrixdp.accounting.renyi import divergences
 from matrixdp.adjacency import REPLACE
 from matrixdp.errors import NotCertifiable
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Profile, epsilon_with_total_variation, with_total_variation
 
 METHODS = ("auto", "exact", "pld", "renyi")
 
 _UNIT = 2.0**-53
+_MOST_ENTRIES = 4096  # of discrete noise whose profile is computed as one
+_FEW_POINTS, _LAST_POINT = 13, 60.0  # on the curve of discrete noise
 
 
 @dataclass(frozen=True)
@@ -61,17 +70,26 @@ class Use:
         t, q = self.total_variation, self.sampling_rate
         if t == 0.0:
             return 0.0
-        if isinstance(self.profile, GaussianProfile):
-            epsilons = np.linspace(0.0, 60.0, 241)
-            deltas = np.asarray(gaussian.delta(self.profile.mu, epsilons))
-        else:
-            try:
-                epsilons, deltas = dots(self.profile)
-            except NotCertifiable:
-                return math.inf
+        try:
+            epsilons, deltas = _points(self.profile)
+        except NotCertifiable:
+            return math.inf
         c = float(np.min(deltas + (1.0 + np.exp(np.minimum(epsilons, 700.0))) * t))
         same = 1.0 - q * float(deltas[0]) * (1.0 + 1e-9)
         return q * c / same * (1.0 + 1e-9) if same > 0.0 else math.inf
+
+
+@lru_cache(maxsize=256)
+def _points(profile: Profile) -> tuple[Array, Array]:
+    """Some points on the curve of a profile, the first at epsilon = 0."""
+    if isinstance(profile, GaussianProfile):
+        epsilons = np.linspace(0.0, 60.0, 241)
+        return epsilons, np.asarray(gaussian.delta(profile.mu, epsilons))
+    if isinstance(profile, DiscreteProfile):
+        last = min(profile.pure_epsilon, _LAST_POINT)
+        epsilons = np.append(0.0, last * np.geomspace(1.0 / 64.0, 1.0, _FEW_POINTS))
+        return epsilons, np.array([profile.delta(float(epsilon)) for epsilon in epsilons])
+    return dots(profile)
 
 
 Uses = Mapping[Use, int]  # how often each
@@ -105,19 +123,43 @@ def _leaked(uses: Uses) -> float:
 
 
 def merged(uses: Uses) -> Steps:
-    """One step for each kind of release; Gaussian noise without sampling is one release with the root of sum mu^2."""
+    """One step for each kind of release; without sampling, Gaussian noise, or discrete noise of one kind, is one."""
     steps: dict[tuple[Profile, float], int] = {}
     gaussians: list[tuple[float, int]] = []
+    discrete: dict[tuple[float, float], list[tuple[DiscreteProfile, int]]] = {}
     for use, count in uses.items():
         noise, rate = use.profile, use.sampling_rate
         if isinstance(noise, GaussianProfile) and rate == 1.0:
             gaussians += [(noise.mu, count)]
+        elif isinstance(noise, DiscreteProfile) and rate == 1.0:
+            discrete.setdefault((noise.exponent, noise.scale_in_steps), []).append((noise, count))
         elif not (isinstance(noise, GaussianProfile) and noise.mu == 0.0):
             steps[noise, rate] = steps.get((noise, rate), 0) + count
     mu = math.sqrt(math.fsum(count * mu**2 for mu, count in gaussians)) * (1.0 + 8.0 * _UNIT)
     if [count for _, count in gaussians] == [1]:
         ((mu, _),) = gaussians  # a single one may use the whole budget, and is not rounded
+    for profiles in discrete.values():
+        steps.update(_one_release(profiles))
     return {(GaussianProfile(mu), 1.0): 1, **steps} if mu > 0.0 else steps
+
+
+def _one_release(profiles: list[tuple[DiscreteProfile, int]]) -> dict[tuple[Profile, float], int]:
+    """Discrete noise of one exponent and scale, each profile so many times, as the profile of all entries together."""
+    groups: Counter[int] = Counter()
+    for profile, count in profiles:
+        for shift, cells in ((profile.shift, profile.cells), *profile.others):
+            groups[shift] += cells * count
+    if groups.total() > _MOST_ENTRIES:
+        return {(profile, 1.0): count for profile, count in profiles}
+    (shift, cells), *others = sorted(groups.items())
+    first = profiles[0][0]
+    return {(DiscreteProfile(first.exponent, first.scale_in_steps, shift, cells, tuple(others)), 1.0): 1}
+
+
+def pure_epsilon(uses: Uses) -> float:
+    """The sum of the epsilons at which delta is 0, rounded up; sampling of the records only hides more."""
+    each = ((float(getattr(use.profile, "pure_epsilon", math.inf)), count) for use, count in uses.items())
+    return math.fsum(count * epsilon for epsilon, count in each) * (1.0 + 4.0 * _UNIT)
 
 
 def closed_form(steps: Steps) -> Profile | None:
@@ -138,7 +180,13 @@ def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto
         return question.asked_of(profile)
     if method == "exact":
         raise NotCertifiable("no closed form for sampled releases, or several that are not Gaussian; use method 'pld'")
-    found, settled = by_losses(steps, adjacency, question)
+    pure = pure_epsilon({Use(noise, sampling_rate=rate): count for (noise, rate), count in steps.items()})
+    if isinstance(question, DeltaAt) and question.epsilon >= pure:
+        return 0.0
+    listed = few_atoms({Pair(noise, rate, None): count for (noise, rate), count in steps.items()})
+    found, settled = by_losses(steps, adjacency, question) if listed is None else (question.asked_of(listed), True)
+    if isinstance(question, EpsilonAt):
+        found = min(found, pure)
     if method == "auto" and not settled:
         try:
             return min(found, _by_renyi(steps, adjacency, question))
@@ -148,22 +196,17 @@ def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto
 
 
 def _by_renyi(steps: Steps, adjacency: str, question: Question) -> float:
-    """The answer of dp-accounting's Rényi accountant, with more than its rounding added."""
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    """The answer of the best of dp-accounting's orders."""
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    accountant, margin = rdp.RdpAccountant(), 0.0
-    orders = accountant.orders
-    for (noise, rate), count in steps.items():
-        if not isinstance(noise, GaussianProfile) or (rate < 1.0 and adjacency == REPLACE):
-            raise NotCertifiable("method 'renyi' is for Gaussian noise, sampled under add/remove alone; use 'pld'")
-        event = GaussianDpEvent((1.0 - 4.0 * _UNIT) / noise.mu)
-        accountant.compose(event if rate == 1.0 else PoissonSampledDpEvent(rate, event), count)
-        size = orders * (4.0 + np.log(orders) - math.log(rate) + orders * noise.mu**2)
-        margin = margin + count * 32.0 * _UNIT * size / (orders - 1.0)
-    divergences = np.maximum(accountant.rdp, 0.0) + margin
+    orders = tuple(map(float, rdp.RdpAccountant().orders))
+    found = divergences(steps, adjacency, orders)
+    if not np.any(np.isfinite(found)) or (adjacency == REPLACE and any(rate < 1.0 for _, rate in steps)):
+        raise NotCertifiable(
+            "method 'renyi' is for Gaussian and discrete noise, sampled under add/remove alone; use 'pld'"
+        )
     if isinstance(question, EpsilonAt):
-        found, _ = rdp.compute_epsilon(orders, divergences, question.delta)
+        total, _ = rdp.compute_epsilon(orders, found, question.delta)
     else:
-        found, _ = rdp.compute_delta(orders, divergences, question.epsilon)
-    return float(found) * (1.0 + 1e-12)
+        total, _ = rdp.compute_delta(orders, found, question.epsilon)
+    return float(total) * (1.0 + 1e-12)

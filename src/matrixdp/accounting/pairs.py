@@ -12,6 +12,8 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.cells import CellLoss
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import Curve, GaussianProfile, Profile, chords
 
 _UNIT = 2.0**-53
@@ -94,6 +96,21 @@ class Pair:
     profile: Profile
     rate: float
     sampled_first: bool | None
+
+    @property
+    def atomic(self) -> bool:
+        """Whether the loss is a sum of independent ones, each known atom by atom: discrete noise without sampling."""
+        return isinstance(self.profile, DiscreteProfile) and self.rate == 1.0
+
+    def atoms(self, floor: float) -> list[tuple[CellLoss, int]]:
+        """The losses that add up to this one, each with its number; none if it is not atomic.
+
+        Args:
+            floor: the mass that is cut off, as an infinite loss, is at most this much.
+        """
+        if not (isinstance(self.profile, DiscreteProfile) and self.rate == 1.0):
+            return []
+        return self.profile.losses(floor)
 
     def curve(self, epsilon: Array) -> Array:
         """H of the pair at any real epsilon, rounded up."""

@@ -18,6 +18,7 @@ def compare(
     mechanism: Annotated[
         list[str] | None, typer.Option(help="Compare only this one. Repeatable.", show_default="all")
     ] = None,
+    copies: Annotated[int, typer.Option(help="Price so many releases of each together.")] = 10,
     option: arguments.Options = None,
     json: arguments.Json = False,
 ) -> None:
@@ -33,6 +34,7 @@ def compare(
         specs.sensitivity(sensitivity, adjacency),
         Budget(epsilon, delta),
         mechanism or None,
+        copies=copies,
         **specs.mechanism_options(option or []),
     )
     if not json:
@@ -44,6 +46,8 @@ def compare(
             "sensitivity": table.sensitivity.describe(),
             "adjacency": table.sensitivity.adjacency,
             "budget": {"epsilon": epsilon, "delta": delta},
+            "copies": copies,
+            "auto": table.auto,
             "mechanisms": table.to_dicts(),
         }
     )

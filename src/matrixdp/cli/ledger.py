@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from json import dumps
 from pathlib import Path
 from textwrap import fill
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from matrixdp.cli import arguments, show
+from matrixdp.cli import arguments, show, specs
+from matrixdp.cli.specs import FORMS
 from matrixdp.errors import InvalidInput, MatrixDPError
 
 if TYPE_CHECKING:
+    from matrixdp._check import Shape
     from matrixdp.accounting.ledger.entries import Entry
     from matrixdp.privacy.certificate import Certificate
     from matrixdp.privacy.guarantee import Guarantee
+    from matrixdp.sensitivity import Sensitivity
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger.", show_default=False)]
 Adjacency = Annotated[
@@ -140,6 +144,36 @@ def spend(
 
 
 @ledger.command()
+def plan(
+    file: File,
+    release: Annotated[
+        list[str],
+        typer.Option(help=f"A release: SHAPE of CHANGE, as in '89x89 of counts:1'; CHANGE is {FORMS}. Repeatable."),
+    ],
+    out: Annotated[Path, typer.Option(help="A new file for the plan.")],
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(help="How much the error of each release counts, in order.", show_default="all alike"),
+    ] = None,
+    adjacency: Adjacency = None,
+) -> None:
+    """Plan releases for the whole budget: their noise is fixed at once, for the least total error.
+
+    `matrixdp release --plan OUT --ledger FILE` makes them. The first pays for all, and each is made once.
+
+    Example: matrixdp ledger plan budget.db --release "89x89 of counts:1" --release "64x64 of rankone:1" --out plan.json
+    """
+    from matrixdp.accounting.ledger.ledger import Ledger
+
+    opened = Ledger(file)
+    given = [_planned(text, adjacency or opened.adjacency) for text in release]
+    planned = opened.plan([each for _, each in given], weight or None, [shape for shape, _ in given])
+    _write_new(out, planned.to_json() + "\n")
+    show.console().print(str(planned), markup=False, soft_wrap=True)
+    show.console().print(f"Written: {out}", markup=False, soft_wrap=True)
+
+
+@ledger.command()
 def verify(
     file: File,
     head: Annotated[
@@ -167,10 +201,22 @@ def export(
     lines = "".join(f"{dumps(line)}\n" for line in Ledger(file).export())
     if out is None:
         typer.echo(lines, nl=False)
-        return
+    else:
+        _write_new(out, lines)
+
+
+def _planned(text: str, adjacency: str | None) -> tuple[Shape, Sensitivity]:
+    """The shape and the set of a release that is planned."""
+    shape, of, change = text.partition(" of ")
+    if not of:
+        raise InvalidInput(f"release must look like '89x89 of counts:1', got {text!r}")
+    return specs.shape(shape.strip()), specs.sensitivity(change.strip(), adjacency)
+
+
+def _write_new(out: Path, text: str) -> None:
     try:
         with out.open("x", encoding="utf-8") as target:
-            target.write(lines)
+            target.write(text)
     except OSError as reason:
         raise MatrixDPError(f"out {str(out)!r} could not be written ({reason}); choose another name") from None
 
@@ -185,8 +231,23 @@ def _described(entry: Entry) -> str:
     origin = entry.source or ("stated" if entry.stated else "by a law that is not known here")
     guarantee = ", ".join(part for part in (str(entry.profile), uses, rate) if part)
     first = f"{entry.number:>4}  {entry.time[:10]}  {entry.note}"
-    lines = [first, *(f"      {line}" for line in (given, guarantee, origin) if line)]
+    lines = [first, *(f"      {line}" for line in (given, guarantee, _charged(entry), origin) if line)]
     return "\n".join(fill(line, WIDTH, subsequent_indent=" " * 8) for line in lines)
+
+
+def _charged(entry: Entry) -> str:
+    """What the filters were charged, where the guarantee does not say it: pure epsilon, or Gaussian noise."""
+    from matrixdp._rounding import rounded_up
+    from matrixdp.accounting.methods import pure_epsilon
+
+    if entry.charged_delta is None or (entry.use.gaussian and not entry.plan_uses):
+        return ""
+    if (entry.charged_mu, entry.charged_delta) == (0.0, 0.0):
+        return "charged before, with its plan"
+    pure = pure_epsilon(entry.plan_uses or {entry.use: entry.planned or entry.count})
+    found = [f"pure epsilon {rounded_up(pure)}"] if pure < math.inf else []
+    found += [] if entry.charged_mu is None else [f"mu = {rounded_up(entry.charged_mu)}"]
+    return f"charged as {' or '.join(found)}, whichever is less" if found else ""
 
 
 def _read(path: Path) -> Certificate:

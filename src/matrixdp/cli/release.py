@@ -7,13 +7,18 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from matrixdp import _extras
 from matrixdp.cli import arguments, files, show, specs
+from matrixdp.cli.specs import FORMS
 from matrixdp.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from matrixdp.budget import Budget
+    from matrixdp.planning import Plan
 
 # From this delta on, a warning says what delta means: it may have been taken for a significance level.
 LARGE_DELTA = 1e-3
@@ -29,8 +34,6 @@ def release(
             "CSV from a pipe.",
         ),
     ],
-    epsilon: arguments.Epsilon,
-    delta: arguments.Delta,
     output: Annotated[
         Path,
         typer.Option(
@@ -39,6 +42,26 @@ def release(
     ],
     query: Annotated[
         str | None, typer.Option(help=f"What to release: {', '.join(QUERIES)}.", show_default="with --domain, counts")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon to keep, above 0.", show_default=False)] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="The delta to keep, between 0 and 1; well below 1/records.", show_default=False),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of --epsilon and --delta: a plan that `matrixdp ledger plan` wrote; needs --ledger.",
+            show_default="none",
+        ),
+    ] = None,
+    shared: Annotated[
+        int | None,
+        typer.Option(help="Share --epsilon and --delta among so many releases; needs --ledger.", show_default="none"),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(help=f"With --shared: a typical change, {FORMS}.", show_default="Gaussian noise"),
     ] = None,
     norm: Annotated[float | None, typer.Option(help="Clip every record to this norm.")] = None,
     low: Annotated[str | None, typer.Option(help="Clip entries from below: a number, or one per column.")] = None,
@@ -89,13 +112,15 @@ def release(
     Example: matrixdp release patients.csv --domain domain.toml --by region --epsilon 1 --delta 1e-6 --out table.csv
     """
     from matrixdp.accounting.ledger.ledger import Ledger
-    from matrixdp.budget import Budget
     from matrixdp.pipeline import prepare
+    from matrixdp.planning import Plan
 
     files.check_free(output)
     account = None if ledger is None else Ledger(ledger)
-    budget = Budget(epsilon, delta)
-    if delta >= LARGE_DELTA:
+    if account is None and (plan is not None or shared is not None):
+        raise InvalidInput("--plan and --shared need --ledger: without one, nothing counts the releases")
+    budget = _budget(epsilon, delta, plan, shared, like)
+    if delta is not None and delta >= LARGE_DELTA:
         warnings.warn(
             f"with delta {delta:g}, one record in {1 / delta:.0f} may be revealed; choose it well below 1/records",
             stacklevel=2,
@@ -114,6 +139,10 @@ def release(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     chosen_options = specs.mechanism_options(option or [])
+
+    def budget_for(answer: Any) -> Budget:
+        return _part(budget, answer) if isinstance(budget, Plan) else budget
+
     about_tables: dict[str, Any] = {
         "by": by, "cell_states": cell_states or None, "unit": unit, "contributions": contributions, "sql": sql,
         "separator": separator, "statement": statement, "figure": figure,
@@ -127,7 +156,7 @@ def release(
         from matrixdp.cli.tables import release_table
 
         certificate, also = release_table(
-            records, domain, output, budget, account, mechanism, chosen_options, adjacency=adjacency, **wanted
+            records, domain, output, budget_for, account, mechanism, chosen_options, adjacency=adjacency, **wanted
         )
     else:
         if wanted:
@@ -138,7 +167,9 @@ def release(
         with _cluster(scheduler):
             on_dask = place_of_records.is_dir() or scheduler is not None
             answer = _query(query, chosen, on_dask=on_dask)(place_of_records, **chosen)
-        prepared = prepare(answer.value, answer.sensitivity, budget, mechanism, query=answer.query, **chosen_options)
+        prepared = prepare(
+            answer.value, answer.sensitivity, budget_for(answer), mechanism, query=answer.query, **chosen_options
+        )
         with files.reserved(output, prepared.certificate) as place:
             certificate = place.publish(prepared.release(account, note=query).value)
         also = []
@@ -149,6 +180,43 @@ def release(
     console.print(str(certificate), markup=False, soft_wrap=True)
     written = ", ".join(str(path) for path in (output, files.certificate_path(output), *also))
     console.print(f"Written: {written}", markup=False, soft_wrap=True)
+
+
+def _budget(
+    epsilon: float | None, delta: float | None, plan: Path | None, shared: int | None, like: str | None
+) -> Budget | Plan:
+    """The budget that was asked for: whole, shared, or a plan."""
+    from matrixdp.budget import Budget
+    from matrixdp.planning import Plan
+
+    if plan is not None:
+        if not (epsilon is None and delta is None and shared is None and like is None):
+            raise InvalidInput("--plan fixes the budget; leave --epsilon, --delta, --shared and --like out")
+        try:
+            return Plan.from_json(plan.read_bytes())
+        except OSError as reason:
+            raise InvalidInput(f"plan {str(plan)!r} cannot be read ({type(reason).__name__})") from None
+    if epsilon is None or delta is None:
+        raise InvalidInput("give --epsilon and --delta, or a --plan")
+    if shared is None:
+        if like is not None:
+            raise InvalidInput("--like goes with --shared")
+        return Budget(epsilon, delta)
+    found: Budget = Budget(epsilon, delta).shared(shared, None if like is None else specs.sensitivity(like))
+    return found
+
+
+def _part(plan: Plan, answer: Any) -> Budget:
+    """The part of a plan for such an answer; equal parts are counted by the ledger."""
+    shape, sensitivity = tuple(answer.value.shape), answer.sensitivity
+    for part in plan:
+        planned = part.sensitivity
+        alike = type(planned) is type(sensitivity) and planned.adjacency == sensitivity.adjacency
+        if alike and part.noise.shape == shape and planned.extent(shape) == sensitivity.extent(shape):
+            return part
+    raise InvalidInput(
+        f"the plan has no release of shape {'x'.join(map(str, shape))} where {sensitivity} ({sensitivity.adjacency})"
+    )
 
 
 def _cluster(scheduler: str | None) -> AbstractContextManager[object]:

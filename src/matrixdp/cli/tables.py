@@ -13,6 +13,8 @@ from matrixdp.cli import files
 from matrixdp.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matrixdp.budget import Budget
     from matrixdp.pipeline import Spends
     from matrixdp.privacy.certificate import Certificate
@@ -26,7 +28,7 @@ def release_table(
     records: str,
     domain: Path,
     output: Path,
-    budget: Budget,
+    budget_for: Callable[[Any], Budget],
     account: Spends | None,
     mechanism: str,
     options: dict[str, Any],
@@ -65,7 +67,7 @@ def release_table(
         **({} if adjacency is None else {"adjacency": adjacency}),
     )
     answer = table.cell_states() if by is None else table.counts(*(name.strip() for name in by.split(",")))
-    prepared = answer.prepare(budget, mechanism, **options)
+    prepared = answer.prepare(budget_for(answer), mechanism, **options)
     content = files.Content(_size(answer.axes), lambda file, out: _write(file, output.suffix, out))
     with files.reserved(output, prepared.prepared.certificate, content) as place:
         out = prepared.release(account, note=answer.query["name"] if answer.query else "")

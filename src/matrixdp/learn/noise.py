@@ -18,7 +18,7 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.distributions.covariance import Blocks, FullCovariance
 from matrixdp.errors import InvalidInput
-from matrixdp.mechanisms import calibrate
+from matrixdp.mechanisms import calibrate_gaussian
 from matrixdp.mechanisms.mvg import Released
 from matrixdp.privacy.certificate import Certificate, certify, drawn
 from matrixdp.privacy.drawing import Drawing, drawing_for
@@ -59,12 +59,12 @@ def propose(
         )
     if not by_layer:
         size = sum(math.prod(shape) for shape in shapes)
-        whole = calibrate(mechanism, shape=(size,), sensitivity=sensitivity, budget=budget, **options)
+        whole = calibrate_gaussian(mechanism, shape=(size,), sensitivity=sensitivity, budget=budget, **options)
         check_drawable(whole)
         return whole
     parts: list[FullCovariance] = []
     for shape in shapes:
-        law = calibrate(mechanism, shape=as_matrix(shape), sensitivity=sensitivity, budget=budget, **options)
+        law = calibrate_gaussian(mechanism, shape=as_matrix(shape), sensitivity=sensitivity, budget=budget, **options)
         if not (isinstance(law, Gaussian) and isinstance(law.covariance, FullCovariance)):
             raise InvalidInput(
                 f"mechanism {mechanism!r} is not Gaussian noise on all entries; use it with by_layer=False"

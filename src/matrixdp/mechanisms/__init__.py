@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
-from matrixdp.budget import Budget
-from matrixdp.distributions import NoiseLaw
+from matrixdp.budget import Allotment, Budget
+from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.analytic import analytic
 from matrixdp.mechanisms.base import Recipe, recipe
@@ -26,7 +26,7 @@ from matrixdp.mechanisms.r1smg import r1smg
 from matrixdp.mechanisms.spherical import l2, spherical
 from matrixdp.sensitivity import Sensitivity
 
-__all__ = ["RECIPES", "Recipe", "calibrate", "expected_error", "proposals", "recipe", "register"]
+__all__ = ["RECIPES", "Recipe", "calibrate", "calibrate_gaussian", "expected_error", "proposals", "recipe", "register"]
 
 RECIPES: dict[str, Recipe] = {}
 """Every mechanism by name; of two that are equally good, "auto" takes the one listed first."""
@@ -64,10 +64,9 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
     """The noise that a mechanism proposes for a budget.
 
     Args:
-        mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget with
-            Gaussian noise that is floating-point-safe, and composes exactly (`choice` says how it is found). With few
-            entries the ideal laws of "l2" and "spherical" have less error, but no floating-point-safe sampler is known
-            for them.
+        mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget and are
+            floating-point-safe (`choice` says how it is found). With few entries the ideal laws of "l2" and "spherical"
+            have less error, but no floating-point-safe sampler is known for them.
         shape: the shape of the value to release, of any number of dimensions. Recipes are for vectors and matrices:
             they see a value of another kind as `sensitivity.matrix_shape` reads it.
         sensitivity: what a neighbour can change.
@@ -84,6 +83,13 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)
+    if isinstance(budget, Allotment):
+        if mechanism != "auto" or options:
+            raise InvalidInput(
+                "mechanism and options are fixed by the plan that the budget is a part of; leave them out"
+            )
+        law: NoiseLaw = budget.law(shape, sensitivity)
+        return law
     matrix = sensitivity.matrix_shape(shape)
     if matrix != shape:
         read = {name: np.reshape(o, matrix) if shape and np.shape(o) == shape else o for name, o in options.items()}
@@ -93,6 +99,16 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         _check_options(options, RECIPES.values())
         return least_error(RECIPES, shape, sensitivity, budget, options)
     return RECIPES[mechanism].calibrate(shape, sensitivity, budget, **options)
+
+
+def calibrate_gaussian(
+    mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: Budget, **options: Any
+) -> NoiseLaw:
+    """As `calibrate`, but "auto" takes Gaussian noise, which can be sized by its mu for many releases."""
+    if mechanism != "auto":
+        return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
+    _check_options(options, RECIPES.values())
+    return least_error(RECIPES, _check.shape(shape), sensitivity, budget, options, family=Gaussian)
 
 
 def proposals(

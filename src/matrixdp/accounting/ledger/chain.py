@@ -16,6 +16,9 @@ from typing import Any
 CHAIN = "matrixdp ledger, chain 1"
 DEFAULTS = {"count": 1, "sampling_rate": 1.0, "unit": "record"}
 
+DOCUMENTS = ("certificate", "curve", "plan")
+"""The fields of an entry that name a document."""
+
 Document = Mapping[str, Any]
 """What an entry names by the SHA-256 of its text: a certificate, a stated guarantee, a curve."""
 
@@ -31,7 +34,7 @@ class Header:
     created: str
     entries: int = 0
     head: str = ""
-    adaptive: int | None = None  # empty before schema 3
+    adaptive: int | None = None  # empty before schema 3; 1, the Gaussian filter alone, before schema 5
 
     def fixed(self) -> dict[str, Any]:
         """What never changes after creation."""

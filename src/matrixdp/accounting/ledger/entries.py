@@ -17,8 +17,9 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp.accounting.accountant import check_secret
+from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.chain import DEFAULTS, Document, canonical, hashed, now, sha256
-from matrixdp.accounting.methods import Use
+from matrixdp.accounting.methods import Use, Uses
 from matrixdp.accounting.pairs import check_sampling_rate, dots
 from matrixdp.adjacency import Adjacency
 from matrixdp.errors import InvalidInput
@@ -63,6 +64,7 @@ class Entry:
         key: the idempotency key of the spend.
         fields: all of this as it was hashed.
         document: the certificate or the stated guarantee, as JSON knows it; empty before schema 4.
+        plan_uses: the releases of the plan that the entry begins, if it begins one.
     """
 
     number: int
@@ -83,6 +85,7 @@ class Entry:
     hash: str
     fields: Mapping[str, Any] = field(repr=False, compare=False)
     document: Document = field(repr=False, compare=False)
+    plan_uses: Uses = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def profile(self) -> Profile:
@@ -132,6 +135,11 @@ class Entry:
         """What the entry adds to a total."""
         return Use(self.profile, self.total_variation, self.sampling_rate)
 
+    @property
+    def plan(self) -> str | None:
+        """The SHA-256 of the document of the plan that the entry begins, if it begins one."""
+        return self.fields.get("plan")
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as they were hashed, the hash, and the document."""
         return {**self.fields, "hash": self.hash, "document": dict(self.document)}
@@ -151,7 +159,15 @@ def entry_of(record: Mapping[str, Any], found: str, read: Callable[[str], Docume
         return Entry(**values, guarantee=_before_schema_4(fields), hash=found, fields=fields, document={})
     document = read(fields["certificate"])
     curve = read(fields["curve"]) if "curve" in fields else None
-    return Entry(**values, guarantee=guarantee_of(document, curve), hash=found, fields=fields, document=document)
+    uses = Composition.from_dict(read(fields["plan"])).uses if "plan" in fields else {}
+    return Entry(
+        **values,
+        guarantee=guarantee_of(document, curve),
+        hash=found,
+        fields=fields,
+        document=document,
+        plan_uses=uses,
+    )
 
 
 def guarantee_of(document: Document, curve: Document | None = None) -> Guarantee:
@@ -194,6 +210,8 @@ class Spend:
         sampling_rate: the probability that a record takes part.
         series: the plan that it is a part of, if any.
         planned: how many releases the plan has, if that was given.
+        plan: the SHA-256 of the document of the plan, if it has one.
+        plan_uses: the releases of that plan.
         fields: the words of its entry, and the names of its documents.
         documents: those that it needs, by the SHA-256 of their text.
     """
@@ -203,6 +221,8 @@ class Spend:
     sampling_rate: float
     series: str | None
     planned: int | None
+    plan: str | None
+    plan_uses: Uses
     fields: Mapping[str, Any]
     documents: Mapping[str, Document]
 
@@ -237,6 +257,7 @@ def checked(
     sampling_rate: float,
     series: str | None,
     planned: int | None,
+    plan: Composition | None,
     unit: str,
     **words: str | None,
 ) -> Spend:
@@ -250,6 +271,7 @@ def checked(
         sampling_rate: as above.
         series: as above.
         planned: as above.
+        plan: as above.
         unit: as above.
         words: dataset, analyst, purpose and key.
     """
@@ -271,9 +293,17 @@ def checked(
     for name, number in (("count", count), ("planned", 1 if planned is None else planned)):
         if not _check.count(name, number) < 2**63:
             raise InvalidInput(f"{name} must be below 2^63, got {_check.shown(number)}")
+    if plan is not None:
+        if not isinstance(plan, Composition) or series is None or planned is not None:
+            raise InvalidInput("plan must be a Composition, and come with a series and without a number planned")
+        planned = sum(plan.uses.values())
     curve, document = curve_for(certificate.profile, epsilon), _document_for(certificate)
     documents = {sha256(canonical(each)): each for each in (document, curve) if each is not None}
     named, *curves = documents
+    whole = None if plan is None else plan.to_dict()
+    digest = None if whole is None else sha256(canonical(whole))
+    if whole is not None and digest is not None:
+        documents[digest] = whole
     fields = {
         "time": now(),
         "note": note,
@@ -288,6 +318,8 @@ def checked(
         check_sampling_rate(sampling_rate),
         series,
         None if planned is None else int(planned),
+        digest,
+        {} if plan is None else plan.uses,
         fields,
         documents,
     )

@@ -17,14 +17,16 @@ from typing import Any
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.accountant import check_secret
+from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.filter import Spent
-from matrixdp.accounting.ledger.chain import CHAIN, Document, Header, canonical, hashed, link, sha256
+from matrixdp.accounting.ledger.chain import CHAIN, DOCUMENTS, Document, Header, canonical, hashed, link, sha256
 from matrixdp.accounting.ledger.entries import BEFORE_SCHEMA_4, FIELDS, Entry, curve_for, entry_of
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.accounting.pairs import check_sampling_rate
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy.certificate import refuse_unsafe_floats
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.records import decode
 from matrixdp.privacy.verification import TOLERANCE, Finding, Verification, certificate_of, compared_documents, verified
 
@@ -32,7 +34,7 @@ SEARCHED = 2e-6
 """The relative difference up to which mu and epsilon agree where they are found by bisection, to 1e-6."""
 
 _FAULTS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, MatrixDPError)
-_NAMES = {*FIELDS, *BEFORE_SCHEMA_4, "certificate", "curve"}
+_NAMES = {*FIELDS, *BEFORE_SCHEMA_4, *DOCUMENTS}
 _NOT_COMPUTED = (
     "Times, notes, names and the budget follow from nothing: only a head that was kept elsewhere shows whether they "
     "were changed."
@@ -159,10 +161,10 @@ class _Check:
         fields = {name: value for name, value in line.items() if name != "hash"}
         try:
             known = Header(**{name: value for name, value in fields.items() if name != "chain"})
-            if fields != known.fixed() or known.adaptive not in (None, 0, 1):
+            if fields != known.fixed() or known.adaptive not in (None, 0, 1, 2):
                 raise InvalidInput("the header has a field that is not known")
             self.budget, self.adaptive = Budget(known.epsilon, known.delta).with_delta("a ledger"), known.adaptive
-            self.total = Total(0, "", known.relation, Spent(self.budget, known.adaptive != 0))
+            self.total = Total(0, "", known.relation, Spent(self.budget, known.adaptive != 0, known.adaptive == 2))
         except _FAULTS as reason:
             self.found("header", f"cannot be read ({_said(reason)})")
         self.chained("header", fields, line.get("hash"))
@@ -183,6 +185,8 @@ class _Check:
         if entry.key is not None and entry.key in self.keys:
             self.found(f"{name}, key", "an earlier entry has the same idempotency key")
         self.keys.add(entry.key or "")
+        if entry.plan is not None:
+            self._check_plan(name, self.documents[entry.plan])
         if entry.stated:
             self.stated.append(number)
         else:
@@ -192,7 +196,7 @@ class _Check:
 
     def _take_documents(self, name: str, fields: Mapping[str, Any], documents: Mapping[str, Document]) -> None:
         """The documents that an entry brings along: those that it names and no earlier entry had."""
-        named = {fields[each] for each in ("certificate", "curve") if each in fields}
+        named = {fields[each] for each in DOCUMENTS if each in fields}
         if {*documents} != named - {*self.documents}:
             self.found(f"{name}, documents", "they are not those that the entry is the first to name")
         for digest, content in documents.items():
@@ -226,6 +230,20 @@ class _Check:
         if verification.findings or differences:
             self._give_up_total(name)
 
+    def _check_plan(self, name: str, document: Document) -> None:
+        """Computes a plan again: every certificate in it, and their composition."""
+        try:
+            verification = Composition.from_dict(document).verify()
+        except _FAULTS as reason:
+            self.found(name, f"its plan cannot be verified ({_said(reason)})")
+            return
+        self.compared += verification.compared
+        self.remarks += [remark for remark in verification.remarks if remark not in self.remarks]
+        for finding in verification.findings:
+            self.found(f"{name}, plan, {finding.entry}", str(finding), finding.stated, finding.computed)
+        if verification.findings:
+            self._give_up_total(name)
+
     def _give_up_total(self, name: str) -> None:
         """No total follows from an entry that is not true; the chain and the other certificates are checked still."""
         if self.total is not None:
@@ -245,9 +263,13 @@ class _Check:
             self.found(name, str(reason))
             self._give_up_total(name)
             return
-        self.exact = self.exact and entry.use.gaussian
+        if self.adaptive == 1 and isinstance(entry.profile, DiscreteProfile) and entry.charged_mu is not None:
+            # before schema 5 discrete noise was charged by chords, which is more, and never less
+            computed = expected.get("charged_mu") or 0.0
+            expected |= {"charged_mu": max(computed, entry.charged_mu)} if expected else {}
+        self.exact = self.exact and entry.use.gaussian and all(use.gaussian for use in entry.plan_uses)
         for field in ("planned", "charged_mu", "charged_delta"):
-            tolerance = TOLERANCE if entry.use.gaussian or field != "charged_mu" else SEARCHED
+            tolerance = TOLERANCE if self.exact or field != "charged_mu" else SEARCHED
             self.agree(f"{name}, {field}", getattr(entry, field), expected.get(field), tolerance)
         total.add(replace(entry, **expected) if expected else entry)
         total.adjacency = adjacency

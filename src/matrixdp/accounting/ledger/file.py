@@ -19,15 +19,16 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from matrixdp.accounting.ledger.chain import Document, Header, canonical, now, sha256
+from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, canonical, now, sha256
 from matrixdp.budget import Budget
 from matrixdp.errors import LedgerError
 
-SCHEMA = 4
+SCHEMA = 5
 APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
 
 # The columns that a schema added. `planned` is how many releases the block of an entry has, and empty before schema 3;
-# the charges are those of the block, in its first entry, and 0 in the others. `certificate` and `curve` name documents.
+# the charges are those of the block, in its first entry, and 0 in the others. `certificate`, `curve` and `plan` name
+# documents.
 ADDED = {
     2: {"count": "INTEGER NOT NULL DEFAULT 1", "sampling_rate": "REAL NOT NULL DEFAULT 1.0"},
     3: {"series": "TEXT", "planned": "INTEGER", "charged_mu": "REAL", "charged_delta": "REAL"},
@@ -35,8 +36,17 @@ ADDED = {
         **{"certificate": "TEXT", "curve": "TEXT", "dataset": "TEXT", "analyst": "TEXT", "purpose": "TEXT"},
         **{"unit": "TEXT NOT NULL DEFAULT 'record'", "key": "TEXT"},
     },
+    5: {"plan": "TEXT"},
 }
-COLUMNS = {"number": "INTEGER PRIMARY KEY", "time": "TEXT", "note": "TEXT", **ADDED[2], **ADDED[3], **ADDED[4]}
+COLUMNS = {
+    "number": "INTEGER PRIMARY KEY",
+    "time": "TEXT",
+    "note": "TEXT",
+    **ADDED[2],
+    **ADDED[3],
+    **ADDED[4],
+    **ADDED[5],
+}
 # What else a schema brought.
 CHANGES = {
     2: (),
@@ -45,6 +55,7 @@ CHANGES = {
         "CREATE TABLE documents (sha256 TEXT PRIMARY KEY, content TEXT)",
         "CREATE UNIQUE INDEX entries_by_key ON entries (key)",
     ),
+    5: (),
 }
 CREATE = (
     f"PRAGMA application_id = {APPLICATION}",
@@ -120,7 +131,7 @@ class Session:
         """Looks for rows that are not part of the chain, which has so many entries."""
         if self.connection.execute("SELECT count(*) FROM entries").fetchone() != (entries,):
             raise tampered(self.path, "it has entries that are not part of the chain")
-        named = (f"SELECT {name} FROM entries WHERE {name} IS NOT NULL" for name in ("certificate", "curve"))
+        named = (f"SELECT {name} FROM entries WHERE {name} IS NOT NULL" for name in DOCUMENTS)
         unused = f"SELECT 1 FROM documents WHERE sha256 NOT IN ({' UNION '.join(named)})"
         if self.connection.execute(unused).fetchone():
             raise tampered(self.path, "it has documents that no entry names")
@@ -203,7 +214,7 @@ def _create(path: Path, budget: Budget, relation: str | None, adaptive: bool, ti
             if not path.exists():
                 try:
                     header = Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now())
-                    _fill(draft, replace(header, adaptive=int(adaptive)))
+                    _fill(draft, replace(header, adaptive=2 * adaptive))
                     os.replace(draft, path)
                 finally:
                     draft.unlink(missing_ok=True)

@@ -14,15 +14,16 @@ Every operation opens a connection of its own, and none is open while the proces
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
+from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.filter import Spent
-from matrixdp.accounting.ledger.chain import hashed, link
+from matrixdp.accounting.ledger.chain import DOCUMENTS, hashed, link
 from matrixdp.accounting.ledger.entries import Entry, checked, entry_of
 from matrixdp.accounting.ledger.file import File, Session, tampered
 from matrixdp.accounting.ledger.totals import Total
@@ -53,7 +54,7 @@ class Ledger:
     Guarantee: the releases charged to the ledger, taken together, keep its budget under its adjacency, also when
     queries, noise, counts and sampling rates are chosen in view of earlier answers; with `adaptive=False`, when the
     queries are. (Entries of files from before schema 3 count as fixed beforehand.) A spend that returns is on the disk.
-    Source: smith2022fully for Gaussian noise; the rest, with the proof, in `accounting.filter`.
+    Source: smith2022fully for Gaussian noise; the rest, with the proofs, in `accounting.filter` and `limits`.
 
     Args:
         path: the SQLite file; it is created if it does not exist and a budget is given.
@@ -107,11 +108,12 @@ class Ledger:
                 )
             except InvalidInput:
                 raise tampered(self.path, "its budget is none") from None
-            self._origin = Total(0, header.genesis(), header.relation, Spent(self.budget, self.adaptive))
+            spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
+            self._origin = Total(0, header.genesis(), header.relation, spent)
             self._verified = self._check_all(session)
         if budget is not None and budget != self.budget:
             raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.path}), got {budget!r}")
-        if adaptive is not None and header.adaptive not in (None, int(adaptive)):
+        if adaptive is not None and header.adaptive is not None and adaptive is not self.adaptive:
             raise InvalidInput(f"adaptive must be the ledger's own, {self.adaptive}, got {adaptive!r}")
         if adjacency is not None and adjacency != self._verified.adjacency:
             raise InvalidInput(f"adjacency must be the ledger's own, {self._verified.adjacency}, got {adjacency}")
@@ -141,6 +143,7 @@ class Ledger:
         sampling_rate: float = 1.0,
         series: str | None = None,
         planned: int | None = None,
+        plan: Composition | None = None,
         dataset: str | None = None,
         analyst: str | None = None,
         purpose: str | None = None,
@@ -161,6 +164,8 @@ class Ledger:
             series: a name for the plan that this spend is a part of, unique in this ledger, such as
                 `secrets.token_hex(8)`; the certificate and the sampling rate must be the same for all parts.
             planned: how many releases the whole series is; fixed by its first spend.
+            plan: for a series of several kinds of releases, all of them, in place of `planned`; see `Budget.plan`. Each
+                spend uses up one that has the same guarantee, or under which it lies at every epsilon.
             dataset: which data set the release is made from.
             analyst: who asks for it.
             purpose: what it is for.
@@ -182,6 +187,7 @@ class Ledger:
             sampling_rate=sampling_rate,
             series=series,
             planned=planned,
+            plan=plan,
             unit=unit,
             dataset=dataset,
             analyst=analyst,
@@ -201,7 +207,8 @@ class Ledger:
                     f"certificate must hold under the ledger's adjacency, {before.adjacency}, got "
                     f"{certificate.adjacency}; ask the query for the ledger's, or keep a second ledger"
                 )
-            record = {"number": before.entries + 1, **spend.record(), **before.price(spend)}
+            named = spend.plan if before.begun(spend) is None else None  # the later parts of a plan do not name it
+            record = {"number": before.entries + 1, **spend.record(), "plan": named, **before.price(spend)}
             head = link(before.head, hashed(record))
             entry = entry_of(record, head, spend.documents.__getitem__)
             after = before.followed_by([entry])
@@ -211,6 +218,23 @@ class Ledger:
             before.followed_by(self._walk(session, before))  # reads it back: only what verifies is committed
         self._verified = after
         return entry
+
+    def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
+        """Plans releases for the whole budget; see `Budget.plan`. The first of them pays for all.
+
+        Raises:
+            BudgetExceeded: if the plan does not fit beside what was spent; `budget.split` gives a part to plan for.
+        """
+        planned = self.budget.plan(sets, weights, shapes)
+        after, uses = self._current().followed_by([]), planned.composition.uses
+        adjacency = str(planned.composition.adjacency)
+        if self.adaptive:
+            after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
+        else:
+            after.spent.fixed.update(uses)
+        after.adjacency = adjacency
+        self._check_budget(after)
+        return planned
 
     def _check_budget(self, after: Total) -> None:
         if not after.fits():
@@ -227,8 +251,8 @@ class Ledger:
     def remaining(self) -> Remaining:
         """The largest Gaussian release without sampling that the ledger would still take, rounded down.
 
-        In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 95 %
-        of the budget's delta, after the first, if the ledger is adaptive.
+        In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 85 %
+        of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5).
         """
         total = self._current()
         mu = total.spent.remaining(total.adjacency or "")
@@ -273,7 +297,7 @@ class Ledger:
             lines: list[dict[str, Any]] = [{**session.header().fixed(), "hash": self.origin}]
             told: set[str] = set()
             for entry in entries:
-                names = {entry.fields[name] for name in ("certificate", "curve") if name in entry.fields} - told
+                names = {entry.fields[name] for name in DOCUMENTS if name in entry.fields} - told
                 documents = {"documents": {name: session.document(name) for name in sorted(names)}} if names else {}
                 lines.append({**entry.fields, **documents, "hash": entry.hash})
                 told |= names

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.filter import Block, Charge, Spent
 from matrixdp.accounting.ledger.entries import Entry, Spend
 from matrixdp.accounting.methods import Use
@@ -15,11 +17,29 @@ from matrixdp.errors import BudgetExceeded, InvalidInput
 
 @dataclass
 class Series:
-    """Releases that were planned, and charged, as one block: what they are, how many, and how many were made."""
+    """Releases that were planned, and charged, as one block: how many of each kind, and how many of these were made.
 
-    use: Use
-    planned: int
-    used: int = 0
+    Attributes:
+        planned: how many releases of each kind.
+        plan: the SHA-256 of the document that says so; None for a plan of one kind.
+        used: how many of each kind in `planned` were made.
+    """
+
+    planned: Mapping[Use, int]
+    plan: str | None = None
+    used: Counter[Use] = field(default_factory=Counter)
+
+    def place(self, use: Use, count: int) -> Use | None:
+        """The kind in the plan that so many releases may be counted as: their own, or one that they lie under."""
+        open_ = [kind for kind, planned in self.planned.items() if self.used[kind] + count <= planned]
+        if use in open_:
+            return use
+        return next((kind for kind in open_ if lies_under(use, kind)), None) if self.plan is not None else None
+
+    def after(self, use: Use, count: int) -> Series:
+        """The series with so many more releases made."""
+        place = self.place(use, count)
+        return Series(self.planned, self.plan, self.used + Counter({use if place is None else place: count}))
 
 
 @dataclass
@@ -45,14 +65,14 @@ class Total:
         self.entries, self.head, self.adjacency = entry.number, entry.hash, entry.adjacency
         self.releases += entry.count
         begun = self.begun(entry)
-        block = entry.planned or entry.count
+        block = entry.plan_uses or {entry.use: entry.planned or entry.count}
         if begun is None and (entry.planned is None or not self.spent.adaptive):
-            self.spent.fixed[entry.use] += block
+            self.spent.fixed.update(block)
         elif begun is None:
             mu = math.inf if entry.charged_mu is None else entry.charged_mu
-            self.spent.add({entry.use: block}, Charge(mu, entry.charged_delta or 0.0))
+            self.spent.add(block, Charge(mu, entry.charged_delta or 0.0), str(entry.adjacency))
         if entry.series is not None:
-            self.series[entry.series] = Series(entry.use, block, (begun.used if begun else 0) + entry.count)
+            self.series[entry.series] = (begun or Series(block, entry.plan)).after(entry.use, entry.count)
 
     def begun(self, spend: Spend | Entry) -> Series | None:
         """The series that a spend is a later part of."""
@@ -66,10 +86,11 @@ class Total:
             BudgetExceeded: if the series has not so many releases left.
         """
         begun = self.begun(spend)
-        planned = _planned_for(spend, begun)
+        block = _block_of(spend, begun)
+        planned = {"planned": sum(block.values())}
         if begun is not None:
-            return {"planned": planned, "charged_mu": 0.0, "charged_delta": 0.0}
-        return {"planned": planned, **self._charge({spend.use: planned}, str(spend.adjacency))}
+            return {**planned, "charged_mu": 0.0, "charged_delta": 0.0}
+        return {**planned, **self._charge(block, str(spend.adjacency))}
 
     def _charge(self, block: Block, adjacency: str) -> dict[str, float | None]:
         """The charge of a block that comes next; none in a ledger whose releases are all fixed beforehand."""
@@ -89,28 +110,34 @@ class Total:
         return self.spent.fits(self.adjacency or "")
 
 
-def _planned_for(spend: Spend | Entry, begun: Series | None) -> int:
-    """How many releases the block of a spend has, if the spend keeps to the plan."""
-    name, count, asked = spend.series, spend.count, spend.planned
+def _block_of(spend: Spend | Entry, begun: Series | None) -> Block:
+    """The releases of the block of a spend, if the spend keeps to the plan."""
+    name, count, asked, use = spend.series, spend.count, spend.planned, spend.use
     if name is None:
-        return count
-    planned = begun.planned if begun else asked
-    if planned is None:
+        return {use: count}
+    if begun is None and asked is None:
         raise InvalidInput(f"planned must be given with the first spend of a series; {name!r} is new")
-    if begun and asked not in (None, planned):
+    series = begun or Series(spend.plan_uses or {use: asked or 0}, spend.plan)
+    planned = sum(series.planned.values())
+    if begun and (asked not in (None, planned) or spend.plan not in (None, series.plan)):
         raise InvalidInput(
             f"planned must stay what the first spend of the series fixed, {planned}, got {asked}; a longer "
-            "plan is a new series"
+            "plan, or another one, is a new series"
         )
-    if begun and begun.use != spend.use:
+    if series.place(use, count) is not None:
+        return series.planned
+    if series.plan is None and use not in series.planned:
         raise InvalidInput(
             f"certificate and sampling_rate must be those that the series {name!r} was begun with; another "
             "kind of release is a new series"
         )
-    left = planned - begun.used if begun else planned
-    if not count <= left:
-        raise BudgetExceeded(
-            f"the series {name!r} was planned for {planned} releases, of which {left} are left, not "
-            f"{count}; nothing was spent. More of them are a new series, with a charge of its own"
+    if series.place(use, 1) is None and not any(use == kind or lies_under(use, kind) for kind in series.planned):
+        raise InvalidInput(
+            f"certificate must lie under a release that the plan {name!r} has, at every epsilon; this one is in none"
         )
-    return planned
+    left = planned - series.used.total()
+    raise BudgetExceeded(
+        f"the series {name!r} was planned for {planned} releases, of which {left} are left, not "
+        f"{count}{' of this kind' if series.plan else ''}; nothing was spent. More of them are a new series, with a "
+        "charge of its own"
+    )

@@ -23,7 +23,7 @@ from matrixdp.federated.tensors import trainable
 from matrixdp.learn.layers.rounding import sum_error
 from matrixdp.learn.noise import ParameterNoise, propose
 from matrixdp.learn.probe.independence import noted
-from matrixdp.mechanisms import RECIPES, calibrate
+from matrixdp.mechanisms import RECIPES, calibrate_gaussian
 from matrixdp.pipeline import mu_of_each
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
 from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, Sensitivity
@@ -139,7 +139,7 @@ class SplitPlan:
         releases = self.steps if self.unit == "participant" else self.epochs / (1 - self.update_share)
         options = with_norm_bound(self.mechanism, self.options, math.sqrt(math.prod(shape)))
         each = budget_of_each(self.budget, releases)
-        law = calibrate(self.mechanism, shape=shape, sensitivity=sensitivity, budget=each, **options)
+        law = calibrate_gaussian(self.mechanism, shape=shape, sensitivity=sensitivity, budget=each, **options)
         law, drawing = sized(law, sensitivity, mu_of_each(self.budget, releases), self.size)
         return FeatureNoise(noted(law) if self.unit == "record" else law, sensitivity, drawing)
 

@@ -1,0 +1,159 @@
+"""Filters beside the Gaussian one: what blocks cost them, and how much of it they allow.
+
+Each is fixed in advance with a share d of the budget's delta, so that an interaction which stops before it would be
+exceeded is (epsilon, d)-differentially private, whatever is chosen in view of earlier answers. Costs add up along a
+transcript, and are computed for noise that is drawn from its law exactly.
+
+- *Pure noise and Gaussian noise* (`PureAndGaussian`): the pure epsilons of all blocks that are not Gaussian add up to
+  at most E, and the squares of mu of the Gaussian ones to at most mu^2, with delta_mu(epsilon - E) <= d.
+  Proof: let R have the Gaussian blocks of the neighbour Q and all others of P. P and R differ in Gaussian blocks alone,
+  so P(S) <= e^(epsilon - E) R(S) + d (smith2022fully). R and Q differ in the others alone, and the ratio of their
+  densities is at most e^E along every transcript, so R(S) <= e^E Q(S).
+  With no Gaussian block E may be a little above epsilon: what is E-private is (epsilon, d)-private if
+  e^E - e^epsilon <= d (1 + e^E), as randomized response is the worst (kairouz2017composition).
+- *Rényi* (`Renyi`), at a fixed order: the divergences add up to at most R, from which (epsilon, d) follows
+  (feldman2021individual, for divergences that are chosen in view of earlier answers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from matrixdp.accounting.methods import Use, pure_epsilon
+from matrixdp.accounting.renyi import Orders, divergences, largest_divergence, log_delta
+from matrixdp.budget import Budget
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.guarantee import GaussianProfile, Profile
+
+_UP = 1.0 + 2.0**-48  # more than the rounding of the few operations that follow one another here
+PURE = 0.01
+"""The share of delta of the filter for pure noise alone."""
+MIXED = ((0.25, 0.01), (0.5, 0.01), (0.75, 0.01))
+"""Shares of epsilon for pure noise, and shares of delta, of the filters for pure and Gaussian noise."""
+RENYI = ((1.0, 0.03), (2.0, 0.02), (5.0, 0.02))
+"""Orders of the Rényi filters, relative to the best for Gaussian noise, and their shares of delta."""
+_ABOVE = 1e-3  # of epsilon, that a share of it for pure noise is larger than its name
+_MOST_ORDER = 2**16
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What blocks cost.
+
+    Attributes:
+        squares: the sum of mu^2 of Gaussian noise without sampling.
+        pure: the sum of the pure epsilons of all else; infinite where there is none.
+        renyi: the Rényi divergence of everything at each order of the filters.
+        revealed: the probability with which the samplers may reveal everything; see `Use.revealed`.
+    """
+
+    squares: float
+    pure: float
+    renyi: tuple[float, ...]
+    revealed: float
+
+
+def cost(block: Mapping[Use, int], adjacency: str, orders: Orders) -> Cost:
+    """What a block costs, rounded up."""
+    rest = {use: count for use, count in block.items() if not use.gaussian}
+    squares = [count * use.profile.mu**2 for use, count in block.items() if isinstance(use.profile, GaussianProfile)]
+    steps: dict[tuple[Profile, float], int] = {}
+    for use, count in block.items():
+        steps[use.profile, use.sampling_rate] = steps.get((use.profile, use.sampling_rate), 0) + count
+    return Cost(
+        squares=math.fsum(squares) * _UP,
+        pure=pure_epsilon(rest),
+        renyi=tuple(map(float, divergences(steps, adjacency, orders))),
+        revealed=math.fsum(count * use.revealed() for use, count in block.items()) * _UP,
+    )
+
+
+def total(costs: Mapping[Cost, int]) -> Cost:
+    """The sum of costs, each so many times, rounded up."""
+
+    def added(values: list[float]) -> float:
+        return math.fsum(count * value for value, count in zip(values, costs.values(), strict=True)) * _UP
+
+    return Cost(
+        squares=added([each.squares for each in costs]),
+        pure=added([each.pure for each in costs]),
+        renyi=tuple(added(list(values)) for values in zip(*(each.renyi for each in costs), strict=True)),
+        revealed=added([each.revealed for each in costs]),
+    )
+
+
+@dataclass(frozen=True)
+class PureAndGaussian:
+    """Pure epsilons up to `pure`, and Gaussian noise with up to `mu` in all, which is at `epsilon` what d allows."""
+
+    pure: float
+    mu: float
+    delta: float
+
+    def holds(self, cost: Cost) -> bool:
+        """Whether so much is allowed."""
+        return cost.pure <= self.pure and cost.squares <= self.mu**2 / _UP
+
+    def epsilon(self, cost: Cost) -> float:
+        """The epsilon that the cost would need with this filter, at its delta."""
+        if not cost.pure <= self.pure:
+            return math.inf
+        if self.mu == 0.0:
+            return cost.pure if cost.squares == 0.0 else math.inf
+        return self.pure + float(gaussian.epsilon(math.sqrt(cost.squares) * _UP, self.delta))
+
+    def room(self, cost: Cost) -> float:
+        """The largest mu of one more Gaussian release, rounded down."""
+        return math.sqrt(max(self.mu**2 / _UP**2 - cost.squares, 0.0)) / _UP if cost.pure <= self.pure else 0.0
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """Rényi divergences up to `divergence` at one order, the one at this place in `Cost.renyi`."""
+
+    place: int
+    order: float
+    divergence: float
+    delta: float
+
+    def holds(self, cost: Cost) -> bool:
+        """Whether so much is allowed."""
+        return cost.renyi[self.place] <= self.divergence
+
+    def epsilon(self, cost: Cost) -> float:
+        """The epsilon that the cost would need with this filter, at its delta."""
+        spent = cost.renyi[self.place]
+        return spent + (log_delta(self.order, 0.0, 0.0) - math.log(self.delta)) / (self.order - 1.0)
+
+    def room(self, cost: Cost) -> float:
+        """The largest mu of one more Gaussian release, rounded down."""
+        return math.sqrt(2.0 * max(self.divergence / _UP - cost.renyi[self.place], 0.0) / self.order) / _UP
+
+
+Limit = PureAndGaussian | Renyi
+
+
+@lru_cache(maxsize=64)
+def orders_for(budget: Budget) -> Orders:
+    """The orders of the Rényi filters; whole numbers, for which the divergence of sampled noise is a finite sum."""
+    best = 1.0 + 2.0 * math.log(1.0 / budget.delta) / budget.epsilon
+    return tuple(float(min(max(round(factor * best), 2), _MOST_ORDER)) for factor, _ in RENYI)
+
+
+@lru_cache(maxsize=64)
+def limits_for(budget: Budget) -> tuple[Limit, ...]:
+    """The filters for a budget, beside the Gaussian one."""
+    epsilon, pure = budget.epsilon, PURE * budget.delta
+    found: list[Limit] = [
+        PureAndGaussian(epsilon + (math.log1p(pure * math.exp(-epsilon)) - math.log1p(-pure)) / _UP, 0.0, pure)
+    ]
+    for part, share in MIXED:
+        most, delta = (part + _ABOVE) * epsilon, share * budget.delta
+        found.append(PureAndGaussian(most, float(gaussian.mu(epsilon - most, delta)), delta))
+    for place, (order, (_, share)) in enumerate(zip(orders_for(budget), RENYI, strict=True)):
+        delta = share * budget.delta
+        found.append(Renyi(place, order, largest_divergence(order, epsilon, delta), delta))
+    return tuple(found)
