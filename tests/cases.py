@@ -13,11 +13,23 @@ from matrixdp.distributions.covariance import (
     Diagonal,
     Isotropic,
     Kronecker,
+    OverTime,
     Symmetric,
     SymmetricEntries,
 )
 from matrixdp.distributions.covariance.spectrum import Spectrum
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Sensitivity,
+    Vertices,
+)
 
 SHAPE = (3, 3)
 OFF = np.array([[0.0, 0.3, 0.8], [0.3, 0.0, 1.2], [0.8, 1.2, 0.0]])
@@ -57,6 +69,15 @@ def _symmetric_oracle(d: int, std: float, trace_std: float) -> np.ndarray:
     return sum(s**2 * np.outer(b.ravel(), b.ravel()) for s, b in zip(scales, basis, strict=True))
 
 
+BANDS = np.array([[1.0, 0.0], [2.0, -0.5], [0.7, 0.3]])
+
+
+def _over_time(coefficients: np.ndarray, strategy: np.ndarray, inverse: bool) -> CovarianceCase:
+    """The strategy C is written down a second time, in full."""
+    rows = np.linalg.inv(strategy.T @ strategy)
+    return CovarianceCase(OverTime(coefficients, SHAPE, 1.3, inverse), 1.3**2 * np.kron(rows, np.eye(SHAPE[1])))
+
+
 def _entries_oracle(diagonal: np.ndarray, off: np.ndarray, turned: np.ndarray) -> np.ndarray:
     """Of U Y U^T, from how each entry of Y moves it."""
     d = len(diagonal)
@@ -92,6 +113,13 @@ def covariance_cases() -> dict[str, CovarianceCase]:
             SymmetricEntries(spd(3, 8), OFF, orthogonal(3, 9)), _entries_oracle(spd(3, 8), OFF, orthogonal(3, 9))
         ),
         "symmetric, two scales": CovarianceCase(Symmetric(3, 1.3, 0.6), _symmetric_oracle(3, 1.3, 0.6)),
+        "over time, toeplitz": _over_time(np.array([1.0, 0.5]), np.array([[1, 0, 0], [0.5, 1, 0], [0, 0.5, 1]]), False),
+        "over time, banded": _over_time(BANDS, np.array([[1.0, 0, 0], [-0.5, 2, 0], [0, 0.3, 0.7]]), False),
+        "over time, inverse": _over_time(
+            np.array([1.0, -0.5, -0.125]),
+            np.linalg.inv(np.array([[1, 0, 0], [-0.5, 1, 0], [-0.125, -0.5, 1]])),
+            True,
+        ),
     }
 
 
@@ -169,6 +197,20 @@ def _replace(rng: np.random.Generator) -> np.ndarray:
     return np.outer(x, x) - np.outer(y, y)
 
 
+def _steps(*patterns: list[int]) -> Callable[[np.random.Generator], np.ndarray]:
+    def member(rng: np.random.Generator) -> np.ndarray:
+        v, pattern = np.zeros(SHAPE), patterns[rng.integers(len(patterns))]
+        v[pattern] = _in_common(rng, len(pattern)) if rng.random() < 0.7 else [_short(rng) for _ in pattern]
+        return v
+
+    return member
+
+
+def _in_common(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Rows along one axis, up to their sign: where such a pattern is hidden worst."""
+    return 1.5 * np.outer(rng.choice([-1.0, 1.0], rows), np.eye(3)[rng.integers(3)])
+
+
 LISTED = [np.diag([1.0, 0.0, 0.0]), np.ones((3, 3)), np.diag([1.0, -2.0, 0.5])]
 
 
@@ -192,5 +234,9 @@ SETS = {
     "L1, largest entry": SetCase(L1(1.3, 0.5), _sizes(0.5, 0.5, 1.3 - 2 * 0.5)),
     "RankOne, add": SetCase(RankOne(1.2), lambda rng: np.outer(*[_record(rng)] * 2)),
     "RankOne, replace": SetCase(RankOne(1.2, relation="replace"), _replace),
+    "Participation, once": SetCase(Participation(1.5), _steps([0], [1], [2])),
+    "Participation, separated": SetCase(Participation(1.5, 2, times=2), _steps([0, 2], [1])),
+    "Participation, often": SetCase(Participation(1.5, times=3), _steps([0, 1, 2], [0, 2], [1, 2])),
+    "Participation, cyclic": SetCase(Participation(1.5, 2, cyclic=True), _steps([0, 2], [1])),
     "Vertices": SetCase(Vertices(*LISTED), _hull),
 }

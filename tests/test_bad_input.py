@@ -5,11 +5,21 @@ import pytest
 
 from matrixdp import Budget, calibrate
 from matrixdp.distributions import Gaussian
-from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, OverTime, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Vertices,
+)
 
 BAD_NUMBERS = [np.nan, np.inf, -np.inf, -1.0, 0.0, "1", None, True, 1j, [1.0, np.nan], [], {}, np.array([[None]])]
 POSITIVE = {
@@ -25,6 +35,10 @@ POSITIVE = {
     "L1": L1,
     "L1 step": lambda x: L1(1.0, step=x if x is not None else "1"),
     "RankOne": RankOne,
+    "Participation clip": Participation,
+    "Participation times": lambda x: Participation(1.0, times=x),
+    "Participation separation": lambda x: Participation(1.0, separation=0 if x is None else x),
+    "OverTime std": lambda x: OverTime(np.ones(2), (3, 1), x),
     "Isotropic": lambda x: Isotropic((2, 2), x),
     "Symmetric": lambda x: Symmetric(3, x),
     "Symmetric dimension": lambda x: Symmetric(x, 1.0),
@@ -65,6 +79,8 @@ ARRAYS = {
     "Spectrum variances": Spectrum,
     "Spectrum directions": lambda a: Spectrum(np.ones(2), np.zeros((2, 2)) if a is None else a),
     "Vertices": Vertices,
+    "OverTime": lambda a: OverTime(a, (2, 1)),
+    "workload": lambda a: Gaussian(Isotropic((1, 2), 1.0)).expected_squared_error(workload="x" if a is None else a),
     "weights": lambda a: Gaussian(Isotropic((1, 2), 1.0)).expected_squared_error("x" if a is None else a),
 }
 

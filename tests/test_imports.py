@@ -17,6 +17,8 @@ ROOMS = [
     "postprocess",
     "adjacency",
     "budget",
+    "_sensitivity",
+    "participation",
     "sensitivity",
     "residuals",
     "secure",
@@ -38,6 +40,7 @@ ROOMS = [
     "distributed",
     "learn",
     "federated",
+    "streams",
     "demo",
     "cli",
 ]

@@ -11,7 +11,17 @@ from matrixdp.pipeline import Release, release
 from matrixdp.planning import Plan
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Vertices,
+)
 
 __version__ = "0.2.0.dev0"
 
@@ -30,6 +40,7 @@ __all__ = [
     "Ledger",
     "OneColumn",
     "OneRow",
+    "Participation",
     "Plan",
     "RankOne",
     "Release",

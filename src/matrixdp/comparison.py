@@ -230,7 +230,7 @@ def _row(
         mechanism=name,
         source=source,
         root_mean_square=law.root_mean_square,
-        expected_squared_error=expected_error(law, options),
+        expected_squared_error=expected_error(law, options, sensitivity),
         claimed_delta=budget.delta,
         exact_delta=certificate.delta(budget.epsilon),
         verdict=word,

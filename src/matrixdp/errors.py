@@ -39,3 +39,7 @@ class NumericalFailure(MatrixDPError):
 
 class LedgerError(MatrixDPError):
     """The ledger cannot be read, written or trusted; release nothing on its account."""
+
+
+class StreamError(MatrixDPError):
+    """The state of a stream cannot be read, written or trusted; nothing was released."""

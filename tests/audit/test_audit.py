@@ -14,11 +14,14 @@ from matrixdp.distributions.covariance import Kronecker
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms import RECIPES
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Frobenius, RankOne, Vertices
+from matrixdp.sensitivity import Counts, Frobenius, Participation, RankOne, Vertices
 
 OPTIONS: dict[str, dict[str, object]] = {"mvg": {"gamma": 3.0}, "matrix-mechanism": {"workload": "prefix"}}
 HONEST = [name for name, recipe in RECIPES.items() if not recipe.refuted]
 BUDGET, ONE_CELL = Budget(0.9, 1e-3), Counts(1)
+OVER_TIME = dict.fromkeys(
+    ("banded", "toeplitz", "inverse-banded", "binary-tree"), Participation(1.0, separation=2, times=2)
+)
 # Where few samples tell most: epsilon 1 and a delta of 0.1.
 FRIENDLY = Budget(1.0, 0.1)
 
@@ -35,9 +38,11 @@ def adding(law, rng):
 @pytest.mark.parametrize("method", ["auto", "clopper-pearson"])
 @pytest.mark.parametrize("name", HONEST)
 def test_every_honest_mechanism_is_not_rejected(name, method):
-    result = audit_law(honest(name), Counts(1), BUDGET, samples=2000, method=method, rng=np.random.default_rng(0))
+    change = OVER_TIME.get(name, ONE_CELL)
+    law = honest(name, change)
+    result = audit_law(law, change, BUDGET, samples=2000, method=method, rng=np.random.default_rng(0))
     assert result.verdict == "not rejected"
-    truth = certify(honest(name), Counts(1))
+    truth = certify(law, change)
     assert result.epsilon_lower <= truth.epsilon(BUDGET.delta)
     assert result.delta_lower <= truth.delta(BUDGET.epsilon)
 

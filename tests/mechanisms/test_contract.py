@@ -9,7 +9,7 @@ from matrixdp import Budget, calibrate, certify, compare, release
 from matrixdp.distributions import Gaussian
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.mechanisms import RECIPES
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, Participation, RankOne, Vertices
 
 SETTINGS = [
     ((4, 3), Frobenius(2.0)),
@@ -23,6 +23,7 @@ SETTINGS = [
     ((2, 2), Vertices(np.eye(2), np.ones((2, 2)))),
     ((5,), Frobenius(1.0)),
     ((1, 1), Frobenius(1.0)),
+    ((6, 2), Participation(1.0, separation=2, times=2)),
 ]
 # Mechanisms that take seconds are checked on one setting.
 CASES = [(r.name, *setting) for r in RECIPES.values() for setting in (SETTINGS[:1] if r.slow else SETTINGS)]

@@ -72,6 +72,16 @@ EXACT = {
     "L1, largest entry": {"isotropic", "diagonal", "kronecker diagonal"},
     "RankOne, add": {"isotropic", "symmetric", "symmetric, two scales"},
     "RankOne, replace": {"isotropic", "symmetric", "symmetric, two scales"},
+    "Participation, once": set(COVARIANCES),
+    "Participation, separated": set(COVARIANCES) - {"dense"},
+    "Participation, often": {
+        "isotropic",
+        "diagonal",
+        "kronecker diagonal",
+        "over time, toeplitz",
+        "over time, inverse",
+    },
+    "Participation, cyclic": set(COVARIANCES) - {"dense"},
 }
 
 

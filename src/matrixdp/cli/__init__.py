@@ -22,6 +22,7 @@ from matrixdp.cli.domain import domain
 from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
+from matrixdp.cli.stream import stream
 from matrixdp.cli.verify import verify
 from matrixdp.errors import MatrixDPError
 
@@ -80,6 +81,7 @@ for plugin in entry_points(group="matrixdp.plugins"):
 for command in (*COMMANDS, *(point.load() for point in entry_points(group="matrixdp.commands"))):
     app.command()(command)
 app.add_typer(ledger, name="ledger")
+app.add_typer(stream, name="stream")
 
 
 def main() -> None:

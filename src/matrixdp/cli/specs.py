@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,18 @@ import numpy as np
 
 from matrixdp._check import Shape
 from matrixdp.errors import InvalidInput
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Sensitivity,
+    Vertices,
+)
 
 if TYPE_CHECKING:
     from matrixdp.budget import Budget
@@ -31,6 +43,8 @@ SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "l1": (_l1, ("RADIUS", "RADIUS,LARGEST_ENTRY", "RADIUS,LARGEST_ENTRY,STEP")),
     "rankone": (RankOne, ("NORM",)),
     "vertices": (Vertices, ("FILE.npy",)),
+    "participation": (Participation, ("CLIP", "CLIP,SEPARATION,TIMES")),
+    "cyclic": (partial(Participation, cyclic=True), ("CLIP,SEPARATION",)),
 }
 """The kinds of sensitivity sets, and what may follow the colon."""
 

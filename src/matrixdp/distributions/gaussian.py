@@ -53,7 +53,12 @@ class Gaussian(NoiseLaw):
         object.__setattr__(self, "value_shape", None if shape == own else shape)
         object.__setattr__(self, "shape", shape)
 
-    def expected_squared_error(self, weights: Any = None) -> float:
+    def expected_squared_error(self, weights: Any = None, *, workload: Any = None) -> float:
+        """E ||Z||_F^2, or weighted; with a workload over time (`time_workloads`), the sum over all its answers."""
+        if workload is not None:
+            if weights is not None:
+                raise InvalidInput("weights and workload exclude each other: give one of them")
+            return self.covariance.workload_trace(workload)
         if weights is None:
             return self.covariance.trace()
         counted = _check.broadcast("weights", weights, self.shape)

@@ -22,6 +22,7 @@ from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism
 from matrixdp.mechanisms.mgm import idn, mgm, udn
 from matrixdp.mechanisms.mvg import mvg
 from matrixdp.mechanisms.optimal import optimal
+from matrixdp.mechanisms.over_time import banded, binary_tree, inverse_banded, toeplitz
 from matrixdp.mechanisms.r1smg import r1smg
 from matrixdp.mechanisms.spherical import l2, spherical
 from matrixdp.sensitivity import Sensitivity
@@ -55,6 +56,7 @@ def register(mechanism: Recipe) -> Recipe:
 for _own in (
     *(classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, l2, spherical),
     *(laplace, discrete, discrete_gaussian, optimal, matrix_mechanism, marginals),
+    *(banded, toeplitz, inverse_banded, binary_tree),
 ):
     register(_own)
 

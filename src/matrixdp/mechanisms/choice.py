@@ -33,8 +33,9 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
     least 1), so s phi <= x.
 
 **What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices, tasks
-that theorems 1 to 4 do not settle), "matrix-mechanism" for a workload on Counts, idn with row_utility, mechanisms from
-outside the package, and "laplace" and "discrete" wherever they apply, which is where few entries change. With one count
+that theorems 1 to 4 do not settle), "matrix-mechanism" for a workload on Counts, "banded", "toeplitz", "inverse-banded"
+and "binary-tree" where rows are steps in time, idn with row_utility, mechanisms from outside the package, and "laplace"
+and "discrete" wherever they apply, which is where few entries change. With one count
 they have a tenth of the variance of Gaussian noise; with 32 about the same. No theorem here says beforehand which is
 less, so both are always tried, and what was found is remembered. With delta = 0 they are all there is.
 Residuals of marginals are used through the tables, and get the noise of "marginals".
@@ -55,7 +56,7 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, NoiseLaw, Product
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, time_workloads
 from matrixdp.errors import MatrixDPError, NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
@@ -65,7 +66,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
 from matrixdp.privacy.guarantee import Profile
 from matrixdp.residuals import Residuals
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Sensitivity
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Participation, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
@@ -77,6 +78,8 @@ _DISCRETE = ("laplace", "discrete")
 # The laws that were found, for sets that a few numbers describe.
 _FOUND: dict[tuple[Any, ...], NoiseLaw] = {}
 _MOST_FOUND = 4096
+# For Participation alone.
+_OVER_TIME = ("banded", "toeplitz", "inverse-banded", "binary-tree")
 
 
 def least_error(
@@ -108,7 +111,7 @@ def least_error(
     key = (*recipes, type(sensitivity), *sensitivity.extent(shape), shape, budget, family) if plain else ()
     if key in _FOUND:
         return _FOUND[key]
-    options = _with_task(shape, options)
+    options = _with_task(shape, sensitivity, options)
     best: tuple[float, NoiseLaw] | None = None
     reasons: list[MatrixDPError] = []
     for recipe in (recipes["analytic"], *recipes.values()):
@@ -118,7 +121,7 @@ def least_error(
             continue
         try:
             law = recipe.calibrate(shape, sensitivity, budget, **recipe.known(options))
-            error = expected_error(law, options)
+            error = expected_error(law, options, sensitivity)
             less = best is None or error < best[0] * (1 - TIE)
             if less and (recipe.name == "analytic" or _keeps(law, sensitivity, budget, family)):
                 best = error, law
@@ -144,21 +147,31 @@ def _meets(profile: Profile, budget: Budget) -> bool:
     return profile.delta(budget.epsilon) <= budget.delta
 
 
-def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
-    """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike."""
-    if options.get("workload") is not None:
-        return workload_error(options["workload"], law)
-    weights, *utilities = (options.get(name) for name in _TASK)
-    if weights is not None or all(utility is None for utility in utilities):
+def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensitivity | None = None) -> float:
+    """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike.
+
+    Where rows are steps in time, the workload acts along them, and is running sums by default.
+    """
+    workload, (weights, *utilities) = options.get("workload"), (options.get(name) for name in _TASK)
+    unsaid = weights is None and all(utility is None for utility in utilities)
+    if isinstance(sensitivity, Participation) and (workload is not None or unsaid):
+        task = time_workloads.coefficients("prefix" if workload is None else workload, law.shape[0])
+        if isinstance(law, Gaussian):
+            return law.expected_squared_error(workload=task)
+        of_steps = float(np.sum(time_workloads.column_squares(task)))  # of a law with entries uncorrelated and alike
+        return law.root_mean_square**2 * law.shape[1] * of_steps
+    if workload is not None:
+        return workload_error(workload, law)
+    if weights is not None or unsaid:
         return law.expected_squared_error(weights)
     shape = law.covariance.shape if isinstance(law, Gaussian) else law.shape  # as in `workload_error`
     return task_error(task_of(shape, None, *utilities), law)
 
 
-def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_task(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with a workload as an object, which is slow to build; whether weights make sense is checked too."""
     task_of(shape, *(options.get(name) for name in _TASK))
-    if options.get("workload") is None:
+    if options.get("workload") is None or isinstance(sensitivity, Participation):
         return options
     return {**options, "workload": as_workload(options["workload"], shape)}
 
@@ -190,6 +203,8 @@ def _may_win(
         return True
     if _analytic_is_optimal(shape, sensitivity, options):
         return False
+    if recipe.name in _OVER_TIME:
+        return isinstance(sensitivity, Participation)
     if recipe.name == "optimal":
         return not _isotropic_is_optimal(sensitivity, options)
     if recipe.name == "idn":

@@ -28,6 +28,7 @@ from matrixdp.distributions.covariance import (
     Diagonal,
     Isotropic,
     Kronecker,
+    OverTime,
     ResidualNoise,
     Symmetric,
     SymmetricEntries,
@@ -36,7 +37,17 @@ from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.residuals import ResidualBasis, Residuals
 from matrixdp.secure.grid import Grid
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Vertices,
+)
 
 LISTED = 64
 """The most entries of an array that is written as a list."""
@@ -99,6 +110,7 @@ for _kind, _record in {
     "entrywise": Entrywise,
     "counts": Counts,
     "rank-one": RankOne,
+    "participation": Participation,
     "spherical": Spherical,
     "product": Product,
     "isotropic": Isotropic,
@@ -107,6 +119,7 @@ for _kind, _record in {
     "dense": Dense,
     "blocks": Blocks,
     "symmetric": Symmetric,
+    "over-time": OverTime,
     "residual-basis": ResidualBasis,
     "residuals": Residuals,
     "residual-noise": ResidualNoise,

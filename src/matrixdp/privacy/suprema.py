@@ -22,14 +22,29 @@ from matrixdp.distributions.covariance import (
     Dense,
     FullCovariance,
     Isotropic,
+    Kronecker,
+    OverTime,
     ResidualNoise,
     Symmetric,
     SymmetricEntries,
 )
+from matrixdp.distributions.covariance.over_time import MOST_STEPS
 from matrixdp.distributions.covariance.spectrum import unit
 from matrixdp.errors import NotCertifiable
+from matrixdp.privacy import patterns
 from matrixdp.residuals import Residuals, worst
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import (
+    L1,
+    Counts,
+    Entrywise,
+    Frobenius,
+    OneColumn,
+    OneRow,
+    Participation,
+    RankOne,
+    Sensitivity,
+    Vertices,
+)
 
 Indices = npt.NDArray[np.intp]
 
@@ -289,3 +304,73 @@ def _(sensitivity: Residuals, covariance: Covariance) -> Supremum:
         )
     mu = sensitivity.records * math.sqrt(found.square) / unit_std
     return Supremum(mu, found.exact, lambda: sensitivity.difference(*found.cells))
+
+
+@_supremum.register
+def _(sensitivity: Participation, covariance: Covariance) -> Supremum:
+    """The worst pattern; `patterns` has the cases. Exact where it is attained, otherwise a bound."""
+    full = _full(covariance)
+    if sensitivity.most_times(full.shape[0]) == 1:
+        return _supremum(OneRow(sensitivity.clip), full)
+    if full.independent:
+        precisions = full.precision_diagonal()
+        square, pattern = sensitivity.heaviest(np.max(precisions, axis=1))
+        columns = np.argmax(precisions[pattern], axis=1)
+        return Supremum(
+            sensitivity.clip * math.sqrt(square),
+            True,
+            lambda: _at_steps(sensitivity.clip, full, pattern, np.eye(full.shape[1])[columns]),
+        )
+    if isinstance(full, OverTime):
+        return _of_strategy(sensitivity, full)
+    if isinstance(full, Kronecker):
+        rows, along = full.rows.inverse(), full.columns.least_noise_direction()
+        gram = (np.diag(rows) if rows.ndim == 1 else rows) / full.columns.smallest_std**2
+        return _of_gram(sensitivity, gram, full, along)
+    pattern = sensitivity.first_pattern(full.shape[0])
+    bound = sensitivity.frobenius_radius(full.shape) / full.smallest_std
+    return _attained(bound, _at_steps(sensitivity.clip, full, pattern, np.eye(full.shape[1])[:1]), full)
+
+
+def _of_strategy(sensitivity: Participation, covariance: OverTime) -> Supremum:
+    """Without a matrix of all pairs of steps, where the bands or the order of the coefficients allow it."""
+    along = np.eye(covariance.shape[1])[0]
+    if covariance.bands <= sensitivity.gap:
+        square, pattern = sensitivity.heaviest(covariance.gram_diagonal)
+        mu = sensitivity.clip * math.sqrt(square) / covariance.std
+        return Supremum(mu, True, lambda: _at_steps(sensitivity.clip, covariance, pattern, along))
+    if covariance.toeplitz and _decreasing(covariance):
+        pattern = sensitivity.first_pattern(covariance.steps)
+        taken = _at_steps(1.0, Isotropic((covariance.steps, 1), 1.0), pattern, np.ones((1, 1)))
+        mu = sensitivity.clip * _check.norm(covariance.encode(taken)) / covariance.std
+        return Supremum(mu, True, lambda: _at_steps(sensitivity.clip, covariance, pattern, along))
+    if not covariance.steps <= MOST_STEPS:
+        raise NotCertifiable(
+            f"the worst pattern of {covariance.steps} steps is known for at most {sensitivity.gap} bands, or Toeplitz "
+            f"coefficients that fall and stay above 0; others are searched up to {MOST_STEPS} steps"
+        )
+    return _of_gram(sensitivity, covariance.gram() / covariance.std**2, covariance, along)
+
+
+def _decreasing(covariance: OverTime) -> bool:
+    """Whether the coefficients of C fall and are 0 or above; for C = B^-1, by Kaluza's theorem (`patterns`, case 3)."""
+    given = covariance.coefficients
+    if not covariance.inverse:
+        return bool(np.all(np.diff(given) <= 0) and given[-1] >= 0)
+    sums = np.cumsum(given)
+    convex = np.square(sums[1:-1]) <= sums[:-2] * sums[2:] * (1 - 1e-12)
+    return bool(np.all(given[1:] <= 0) and sums[-1] > 0 and np.all(convex))
+
+
+def _of_gram(sensitivity: Participation, gram: Array, covariance: FullCovariance, along: Array) -> Supremum:
+    square, pattern = patterns.worst_pattern(sensitivity, gram)
+    rows = np.outer(patterns.signs(gram[np.ix_(pattern, pattern)]), along)
+    witness = _at_steps(sensitivity.clip, covariance, pattern, rows)
+    return _attained(sensitivity.clip * math.sqrt(square), witness, covariance)
+
+
+def _at_steps(clip: float, covariance: Covariance, pattern: Indices, rows: Array) -> Array:
+    """A difference with these rows, times clip, at the steps of a pattern."""
+    difference = np.zeros(covariance.shape)
+    difference[pattern] = clip * rows
+    return difference

@@ -10,6 +10,7 @@ from matrixdp.distributions.covariance.blocks import Blocks
 from matrixdp.distributions.covariance.dense import Dense
 from matrixdp.distributions.covariance.independent import Diagonal, Isotropic
 from matrixdp.distributions.covariance.kronecker import Kronecker
+from matrixdp.distributions.covariance.over_time import OverTime
 from matrixdp.distributions.covariance.residuals import ResidualNoise
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.distributions.covariance.symmetric import Symmetric, SymmetricEntries
@@ -22,6 +23,7 @@ __all__ = [
     "FullCovariance",
     "Isotropic",
     "Kronecker",
+    "OverTime",
     "ResidualNoise",
     "Spectrum",
     "Symmetric",

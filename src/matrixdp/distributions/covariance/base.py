@@ -11,6 +11,8 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import time_workloads
+from matrixdp.errors import InvalidInput
 
 
 class Covariance(ABC):
@@ -95,6 +97,14 @@ class Covariance(ABC):
     def weighted_trace(self, weights: Any) -> float:
         """The expected squared error when entry (i, j) counts weights[i, j] times."""
         return float(np.sum(_check.weights(weights, self.shape) * self.variances()))
+
+    def workload_trace(self, workload: Any) -> float:
+        """The expected squared error over all answers of a workload over time, which acts along the rows."""
+        if len(self.shape) != 2:
+            raise InvalidInput(f"a workload over time needs noise with one row per step, got shape {self.shape}")
+        task = time_workloads.coefficients(workload, self.shape[0])
+        units = (unit.reshape(self.shape) for unit in np.eye(math.prod(self.shape)))
+        return math.fsum(_check.norm(time_workloads.applied(task, self.color(unit))) ** 2 for unit in units)
 
 
 class FullCovariance(Covariance):

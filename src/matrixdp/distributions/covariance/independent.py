@@ -11,6 +11,7 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import time_workloads
 from matrixdp.distributions.covariance.base import FullCovariance
 from matrixdp.distributions.covariance.spectrum import unit
 
@@ -40,6 +41,10 @@ class _Independent(FullCovariance):
 
     def variances(self) -> Array:
         return np.broadcast_to(np.square(self.std), self.shape)
+
+    def workload_trace(self, workload: Any) -> float:
+        task = time_workloads.coefficients(workload, self.shape[0])
+        return float(np.sum(time_workloads.column_squares(task)[:, None] * self.variances()))
 
     def variance_range(self) -> tuple[float, float]:
         return float(np.min(self.std)) ** 2, float(np.max(self.std)) ** 2

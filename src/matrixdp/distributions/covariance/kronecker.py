@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import time_workloads
 from matrixdp.distributions.covariance.base import FullCovariance
 from matrixdp.distributions.covariance.dense import Dense
 from matrixdp.distributions.covariance.spectrum import Spectrum
@@ -70,6 +71,12 @@ class Kronecker(FullCovariance):
 
     def power_trace(self, power: int) -> float:
         return float(np.sum(self.rows.variances**power) * np.sum(self.columns.variances**power))
+
+    def workload_trace(self, workload: Any) -> float:
+        """tr(A S1 A^T) tr(S2)."""
+        task = time_workloads.coefficients(workload, self.shape[0])
+        factor = color(np.eye(self.shape[0]), side(self.rows), (None, None))
+        return float(np.sum(np.square(time_workloads.applied(task, factor))) * np.sum(self.columns.variances))
 
     def condition(self) -> float:
         return float(self.rows.condition() * self.columns.condition())

@@ -1,0 +1,171 @@
+"""`matrixdp stream`: a private running total for a daily job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from matrixdp.cli import arguments, show, specs
+from matrixdp.errors import InvalidInput, MatrixDPError
+
+if TYPE_CHECKING:
+    from matrixdp.streams import Answer
+
+State = Annotated[
+    Path, typer.Argument(metavar="STATE", help="The file of the stream; keep it secret.", show_default=False)
+]
+Ledger = Annotated[Path | None, typer.Option(help="Charge the whole stream to this ledger, once.", show_default="none")]
+Moved = Annotated[bool, typer.Option("--moved", help="STATE was moved here, and the original is gone for good.")]
+
+stream = typer.Typer(no_args_is_help=True, help="Release a total or a window every day, with state in a file.")
+
+
+@stream.command()
+def init(
+    state: State,
+    steps: Annotated[str, typer.Option(help="How many days there will be at most, or 'unbounded'.")],
+    sensitivity: Annotated[
+        str,
+        typer.Option(help="What one record can change: participation:CLIP, or participation:CLIP,SEPARATION,TIMES."),
+    ],
+    epsilon: arguments.Epsilon,
+    delta: arguments.Delta,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of a day's value: 10, or 4x6.", show_default="that of the first day")
+    ] = None,
+    workload: Annotated[
+        str, typer.Option(help="prefix, window:DAYS, decay:FACTOR, or a .npy file of coefficients or a matrix.")
+    ] = "prefix",
+    mechanism: Annotated[str, typer.Option(help="A mechanism over time, or auto for the least error.")] = "auto",
+    option: arguments.Options = None,
+    adjacency: arguments.Adjacency = None,
+    ledger: Ledger = None,
+) -> None:
+    """Begin a stream. It is charged as a whole, before its first day is released.
+
+    Example: matrixdp stream init visits.stream --steps 365 --sensitivity participation:1,7,52 --epsilon 1 --delta 1e-6
+    """
+    from matrixdp.budget import Budget
+    from matrixdp.streams import Stream
+
+    if state.exists() or state.is_symlink():
+        raise InvalidInput(f"file {str(state)!r} exists already and is not replaced; choose another name")
+    days = None if steps == "unbounded" else specs.numbers("steps", steps)[0]
+    begun = Stream(
+        steps=days,  # type: ignore[arg-type]
+        sensitivity=specs.sensitivity(sensitivity, adjacency),  # type: ignore[arg-type]
+        budget=Budget(epsilon, delta),
+        workload=specs.array_file("workload", workload) if workload.endswith(".npy") else workload,
+        ledger=_ledger(ledger),
+        state=state,
+        shape=None if shape is None else specs.shape(shape),
+        mechanism=mechanism,
+        **specs.mechanism_options(option or []),
+    )
+    console = show.console()
+    if begun.shape is not None:
+        console.print(str(begun.certificate), markup=False, soft_wrap=True)
+    console.print(f"Begun: {state}, {begun.budget}", markup=False, soft_wrap=True)
+
+
+@stream.command()
+def add(
+    state: State,
+    value: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="The day's value, a table of numbers: CSV, NPY or Parquet.")
+    ],
+    step: Annotated[
+        int | None,
+        typer.Option(help="The number of the day, from 1; a job that may run twice gives it.", show_default="the next"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A new .npy or .csv file for the answer.", show_default="standard output")
+    ] = None,
+    ledger: Ledger = None,
+    moved: Moved = False,
+    json: arguments.Json = False,
+) -> None:
+    """Release a day: the private answer, with its standard error.
+
+    A day that was released already is answered again, if its value is the same.
+
+    Example: matrixdp stream add visits.stream today.csv --step 12 --json
+    """
+    from matrixdp.queries import records
+    from matrixdp.streams import Stream
+
+    if output is not None and (output.suffix not in (".npy", ".csv") or output.exists() or output.is_symlink()):
+        raise InvalidInput(f"output must be a new .npy or .csv file, got {str(output)!r}")
+    opened = Stream.resume(state, ledger=_ledger(ledger), moved=moved)
+    table = records.load(value)
+    flat = opened.shape is not None and len(opened.shape) == 1 and 1 in table.shape
+    answer = opened.add(table.ravel() if flat else table, step=step)
+    if output is not None:
+        _write(output, answer)
+    _show(answer, json, with_value=output is None)
+
+
+@stream.command(name="show")
+def display(
+    state: State,
+    step: Annotated[int | None, typer.Option(help="The number of a day, from 1.", show_default="the last")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Show what a stream guarantees, how far it is, and the answer of a day; no noise is drawn."""
+    from matrixdp.streams import Stream
+
+    opened = Stream.resume(state)
+    days = len(opened)
+    answer = opened.answer(step or days) if days else None
+    if json:
+        guarantee: Any = getattr(opened.certificate, "to_dict", lambda: None)() if opened.shape else None
+        found = None if answer is None else _document(answer)
+        show.document({"steps": opened.steps, "released": days, "certificate": guarantee, "answer": found})
+        return
+    console = show.console()
+    if opened.shape is not None:
+        console.print(str(opened.certificate), markup=False, soft_wrap=True)
+    planned = "without an end" if opened.steps is None else f"of {opened.steps}"
+    console.print(f"Released: {days} days, {planned}", markup=False, soft_wrap=True)
+    if answer is not None:
+        _show(answer, json=False)
+
+
+def _ledger(path: Path | None) -> Any:
+    from matrixdp.accounting.ledger.ledger import Ledger
+
+    return None if path is None else Ledger(path)
+
+
+def _document(answer: Answer) -> dict[str, Any]:
+    return {"step": answer.step, "value": answer.value.tolist(), "standard_error": answer.standard_error}
+
+
+def _show(answer: Answer, json: bool, with_value: bool = True) -> None:
+    if json:
+        show.document(_document(answer))
+        return
+    console = show.console()
+    console.print(f"Day {answer.step}, standard error {answer.standard_error:.6g} in every cell", markup=False)
+    if with_value:
+        import numpy as np
+
+        console.print(np.array2string(answer.value, precision=6, max_line_width=100), markup=False)
+
+
+def _write(output: Path, answer: Answer) -> None:
+    import numpy as np
+
+    try:
+        with output.open("xb") as file:
+            if output.suffix == ".npy":
+                np.save(file, answer.value, allow_pickle=False)
+            else:
+                np.savetxt(file, np.atleast_2d(answer.value), delimiter=",", fmt="%.17g")
+    except OSError as reason:
+        raise MatrixDPError(
+            f"output {str(output)!r} could not be written ({reason.strerror}); the day is released, and the same "
+            "command with another output answers it again"
+        ) from None

@@ -1,0 +1,308 @@
+"""Noise that is correlated over time: the rows of the value are steps.
+
+With a lower-triangular strategy C, `C X + std Z` is released and decoded to `X + std C^-1 Z`: rows of the noise have
+covariance std^2 (C^T C)^-1, its columns are independent. Rows come one by one, and may depend on what was released
+before (denisov2022improved).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.distributions import time_workloads
+from matrixdp.distributions.covariance.base import FullCovariance
+from matrixdp.distributions.covariance.dense import Dense
+from matrixdp.distributions.covariance.independent import Isotropic
+from matrixdp.distributions.covariance.spectrum import Spectrum
+from matrixdp.errors import InvalidInput
+
+MOST_STEPS = 4096
+"""The most steps for which a dense matrix of all pairs of steps is made."""
+
+MANY_BANDS = 64
+"""Products with more bands are those of dense matrices."""
+
+
+@dataclass(frozen=True, eq=False)
+class OverTime(FullCovariance):
+    """Rows with covariance std^2 (C^T C)^-1 and independent columns, for a lower-triangular C with few bands.
+
+    Attributes:
+        coefficients: C by its bands. A vector c stands for a Toeplitz matrix, C[t, t - j] = c[j]; a matrix with one row
+            per step for any other, C[t, t - j] = coefficients[t, j]. As many bands as steps make a dense C.
+        shape: of the value: steps and columns.
+        std: of the noise that is added to C X.
+        inverse: whether the coefficients are those of C^-1 instead, so that C is dense.
+    """
+
+    coefficients: Array
+    shape: Shape
+    std: float = 1.0
+    inverse: bool = False
+
+    def __post_init__(self) -> None:
+        shape = _check.shape(self.shape)
+        if len(shape) != 2:
+            raise InvalidInput(f"shape must be (steps, columns), got {shape}")
+        bands = _check.finite("coefficients", self.coefficients)
+        rows, width = bands.shape if bands.ndim == 2 else (shape[0], len(bands))
+        if rows != shape[0] or not width <= shape[0]:
+            raise InvalidInput(
+                f"coefficients must be a vector of at most {shape[0]} bands or have one row per step, got {bands.shape}"
+            )
+        if bands.ndim == 2 and np.any(np.triu(bands[:width], 1)):
+            raise InvalidInput("coefficients must be 0 where a band lies before the first step (row t, band j > t)")
+        diagonal = bands[..., :1]
+        if not np.all((diagonal >= _check.SMALLEST) & (diagonal <= _check.LARGEST)):
+            raise InvalidInput("coefficients must be above 0 in the first band, the diagonal")
+        if not isinstance(self.inverse, (bool, np.bool_)):
+            raise InvalidInput(f"inverse must be True or False, got {_check.shown(self.inverse)}")
+        bands.flags.writeable = False
+        for name, value in (("coefficients", bands), ("shape", shape), ("std", _check.length("std", self.std))):
+            object.__setattr__(self, name, value)
+
+    @property
+    def steps(self) -> int:
+        """How many rows the value has."""
+        return self.shape[0]
+
+    @property
+    def bands(self) -> int:
+        """How many bands C has."""
+        return self.steps if self.inverse else self.coefficients.shape[-1]
+
+    # --- the strategy ---
+
+    def encode(self, rows: Array) -> Array:
+        """C times rows."""
+        return _solve(self.coefficients, rows) if self.inverse else _times(self.coefficients, rows)
+
+    def encode_next(self, step: int, row: Array, before: Array) -> Array:
+        """Row `step`, from 0, of C X, from that of X and the rows before it, the latest first.
+
+        Args:
+            step: which row.
+            row: x_step.
+            before: as many earlier rows as there are bands but one, or all: of X, or of C X where `inverse`.
+        """
+        bands = self.coefficients if self.toeplitz else self.coefficients[step]
+        used = min(step, len(bands) - 1)
+        mixed = bands[1 : used + 1] @ before[:used]
+        return np.asarray((row - mixed) / bands[0] if self.inverse else bands[0] * row + mixed)
+
+    def decode(self, rows: Array) -> Array:
+        """C^-1 times rows."""
+        return _times(self.coefficients, rows) if self.inverse else _solve(self.coefficients, rows)
+
+    @cached_property
+    def column(self) -> Array:
+        """The first column of C, which is all of it where C is Toeplitz."""
+        return self.encode(_first(self.steps))[:, 0]
+
+    @cached_property
+    def decoder(self) -> Array:
+        """The first column of C^-1, likewise."""
+        return self.decode(_first(self.steps))[:, 0]
+
+    @property
+    def toeplitz(self) -> bool:
+        """Whether C is the same at every step."""
+        return self.coefficients.ndim == 1
+
+    def strategy(self) -> Array:
+        """C as a dense matrix."""
+        self._check_dense()
+        return self.encode(np.eye(self.steps)) if self.inverse else _filled(self.coefficients, self.steps)
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """C^-1 as a dense matrix."""
+        self._check_dense()
+        return _filled(self.coefficients, self.steps) if self.inverse else self.decode(np.eye(self.steps))
+
+    def _check_dense(self) -> None:
+        if not self.steps <= MOST_STEPS:
+            raise InvalidInput(
+                f"this needs all pairs of {self.steps} steps, for at most {MOST_STEPS}; use a Toeplitz strategy"
+            )
+
+    @cached_property
+    def gram_diagonal(self) -> Array:
+        """The diagonal of C^T C: the squared norms of the columns of C."""
+        if self.toeplitz:
+            return np.cumsum(np.square(self.column))[::-1]
+        if self.inverse:
+            return np.asarray(np.sum(np.square(self.strategy()), axis=0))
+        squares, total = np.square(self.coefficients), np.zeros(self.steps)
+        for band in range(self.bands):
+            total[: self.steps - band] += squares[band:, band]
+        return total
+
+    def gram(self) -> Array:
+        """C^T C."""
+        strategy = self.strategy()
+        return np.asarray(strategy.T @ strategy)
+
+    # --- what every covariance answers ---
+
+    @property
+    def independent(self) -> bool:
+        return self.coefficients.shape[-1] == 1 or not np.any(self.coefficients[..., 1:])
+
+    @property
+    def slack(self) -> float:
+        return self.whitening_error() + self.steps * 2.0**-52
+
+    def color(self, normal: Array) -> Array:
+        return np.asarray(self.std * self.decode(normal))
+
+    def whiten(self, difference: Array) -> Array:
+        return np.asarray(self.encode(difference) / self.std)
+
+    def times(self, array: Array) -> Array:
+        """std^2 C^-1 C^-T; reversed in time, the transpose of a Toeplitz matrix is itself."""
+        turned = self.decode(array[::-1])[::-1] if self.toeplitz else self._inverse.T @ array
+        return np.asarray(self.std**2 * self.decode(turned))
+
+    def whitening_error(self) -> float:
+        """2 (bands + 8) 2^-53 k, where k >= || |C| || || |C^-1| || in the spectral norm.
+
+        Products: the error of C x is at most g |C||x|, g = (bands + 4) 2^-53, and ||x|| <= ||C^-1|| ||C x||.
+        Substitution: the solution of B y = x is that of B + E, |E| <= g |B|, so it is off by at most
+        g ||B^-1|| || |B| || ||y||. The factor 2 covers what is of second order.
+        """
+        bands: int = self.coefficients.shape[-1]
+        return 2 * (bands + 8) * 2.0**-53 * self._amplification
+
+    @cached_property
+    def _amplification(self) -> float:
+        """A norm is at most the root of the largest row sum times the largest column sum."""
+        if self.toeplitz:
+            return float(np.sum(np.abs(self.column)) * np.sum(np.abs(self.decoder)))
+        sizes = [np.abs(self.strategy()), np.abs(self._inverse)]
+        return float(np.sqrt(np.prod([side.sum(axis=axis).max() for side in sizes for axis in (0, 1)])))
+
+    def variances(self) -> Array:
+        squares = np.cumsum(np.square(self.decoder)) if self.toeplitz else np.sum(np.square(self._inverse), axis=1)
+        return np.broadcast_to((self.std**2 * squares)[:, None], self.shape)
+
+    def answer_variances(self, workload: Any) -> Array:
+        """The variance of every answer of a workload over time, the same in every column."""
+        task = time_workloads.coefficients(workload, self.steps)
+        if self.toeplitz and task.ndim == 1:
+            squares = np.cumsum(np.square(time_workloads.applied(task, self.decoder)))
+        else:
+            squares = np.sum(np.square(time_workloads.applied(task, self._inverse)), axis=1)
+        return np.asarray(self.std**2 * squares)
+
+    def workload_trace(self, workload: Any) -> float:
+        return self.shape[1] * float(np.sum(self.answer_variances(workload)))
+
+    def scaled(self, factor: float) -> OverTime:
+        return OverTime(self.coefficients, self.shape, self.std * factor, self.inverse)
+
+    def describe(self) -> str:
+        kind = "Toeplitz" if self.toeplitz else "banded"
+        bands = f"{self.coefficients.shape[-1]} bands{' of the inverse' if self.inverse else ''}"
+        return f"Gaussian correlated over {self.steps} steps ({kind} strategy C, {bands}), std {self.std:.6g} on C x"
+
+    @cached_property
+    def _singular_values(self) -> tuple[Array, Array]:
+        """Those of C, the largest first, and the right singular vector of the first."""
+        found = np.linalg.svd(self.strategy())
+        return np.asarray(found.S), np.asarray(found.Vh[0])
+
+    def condition(self) -> float:
+        values, _ = self._singular_values
+        return float(values[0] / values[-1])
+
+    @property
+    def smallest_std(self) -> float:
+        return float(self.std / self._singular_values[0][0])
+
+    def least_noise_direction(self) -> Array:
+        direction = np.zeros(self.shape)
+        direction[:, 0] = self._singular_values[1]
+        return direction
+
+    def power_trace(self, power: int) -> float:
+        columns = self.shape[1]
+        if power == -1:
+            return columns * float(np.sum(self.gram_diagonal)) / self.std**2
+        if power == 1:
+            return float(np.sum(self.variances()))
+        return columns * float(np.sum((self.std / self._singular_values[0]) ** (2 * power)))
+
+    def precision(self, difference: Array) -> Array:
+        white = self.whiten(difference)[::-1]
+        if self.toeplitz:  # as in `times`
+            return self.whiten(white)[::-1]
+        return np.asarray(self.strategy().T @ white[::-1] / self.std)
+
+    def precision_diagonal(self) -> Array:
+        return np.broadcast_to((self.gram_diagonal / self.std**2)[:, None], self.shape)
+
+    def absolute_precision(self, bounds: Array) -> Array:
+        return np.asarray(np.abs(self.gram()) @ bounds / self.std**2)
+
+    def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
+        """The row with the least noise given all others; columns are all alike."""
+        if axis == 0:
+            worst = int(np.argmax(self.gram_diagonal))
+            yield worst, Isotropic(self.shape[1:], self.std / float(np.sqrt(self.gram_diagonal[worst])))
+        else:
+            precision = Spectrum.of("precision", self.gram() / self.std**2)
+            yield 0, Dense(precision.inverted(extra_slack=2 * self.slack))
+
+
+def _first(steps: int) -> Array:
+    """The first unit vector, as a matrix with one column."""
+    unit = np.zeros((steps, 1))
+    unit[0] = 1.0
+    return unit
+
+
+def _filled(coefficients: Array, steps: int) -> Array:
+    """A banded matrix in full."""
+    full = np.zeros((steps, steps))
+    for band in range(coefficients.shape[-1]):
+        entries = coefficients[band] if coefficients.ndim == 1 else coefficients[band:, band]
+        full[np.arange(band, steps), np.arange(steps - band)] = entries
+    return full
+
+
+def _times(coefficients: Array, rows: Array) -> Array:
+    """The product of a banded matrix and rows."""
+    if coefficients.ndim == 1:
+        from scipy.signal import lfilter  # here, because it is slow to import
+
+        return np.asarray(lfilter(coefficients, [1.0], rows, axis=0))
+    if coefficients.shape[1] > MANY_BANDS:
+        return np.asarray(_filled(coefficients, len(rows)) @ rows)
+    product = coefficients[:, :1] * rows
+    for band in range(1, coefficients.shape[1]):
+        product[band:] += coefficients[band:, band, None] * rows[: len(rows) - band]
+    return np.asarray(product)
+
+
+def _solve(coefficients: Array, rows: Array) -> Array:
+    """The solution of a banded triangular system, by forward substitution."""
+    if coefficients.ndim == 1:
+        from scipy.signal import lfilter
+
+        return np.asarray(lfilter([1.0], coefficients, rows, axis=0))
+    from scipy.linalg.lapack import dtbtrs
+
+    steps, width = coefficients.shape
+    lapack = np.zeros((width, steps))
+    for band in range(width):
+        lapack[band, : steps - band] = coefficients[band:, band]
+    solution, _ = dtbtrs(lapack, rows, uplo="L")
+    return np.asarray(solution)

@@ -1,0 +1,158 @@
+"""Noise correlated over time, for values whose rows are steps: banded, Toeplitz, inverse-banded, and the binary tree.
+
+All of them answer a linear workload on the steps, running sums by default, with far less error than independent noise:
+`docs/over-time.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian, time_workloads
+from matrixdp.distributions.covariance import OverTime
+from matrixdp.distributions.covariance.over_time import MOST_STEPS
+from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.mechanisms.base import HEADROOM, recipe
+from matrixdp.mechanisms.solvers import over_time
+from matrixdp.participation import Participation
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.suprema import supremum
+from matrixdp.sensitivity import Sensitivity
+
+# Bands where none are asked for. More cost time and memory in training, and gain little.
+USUAL_BANDS, USUAL_TOEPLITZ_BANDS = 32, 64
+
+
+@recipe("banded", source="choquette2023amplified")
+def banded(
+    shape: Shape, sensitivity: Sensitivity, budget: Budget, *, bands: int | None = None, workload: Any = "prefix"
+) -> Gaussian:
+    """The banded strategy with the least error, within a proven distance.
+
+    Args:
+        bands: of the strategy, at most the separation; 32 by default, or fewer where there is no room.
+        workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
+
+    Source: choquette2023amplified for banded strategies and their sensitivity; the solver is matrixdp's own.
+    Deviates: (1) the norms of the columns are optimised; (2) the distance from the optimum is proven (solvers).
+    """
+    taken, task = _checked("banded", shape, sensitivity, workload)
+    room = _room(taken, shape)
+    width = min(USUAL_BANDS, room) if bands is None else _bands(bands, shape)
+    if not width <= room:
+        raise InvalidInput(
+            f"bands must be at most the separation, {room}, where a record takes part more than once, got {width}; use "
+            "fewer, or 'toeplitz'"
+        )
+    _check_dense("banded", shape)
+    found = over_time.banded(taken, task, width)
+    return _sized(
+        OverTime(found.coefficients, shape),
+        taken,
+        budget,
+        f"{width} bands, within {found.gap:.2g} of the least error of any banded strategy",
+    )
+
+
+@recipe("toeplitz", source="mckenna2024scaling")
+def toeplitz(
+    shape: Shape, sensitivity: Sensitivity, budget: Budget, *, bands: int | None = None, workload: Any = "prefix"
+) -> Gaussian:
+    """The banded Toeplitz strategy with the least error, for any number of steps.
+
+    Args:
+        bands: of the strategy; 64 by default, or fewer where there is no room.
+        workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
+
+    Source: mckenna2024scaling.
+    Deviates: none.
+    """
+    taken, task = _checked("toeplitz", shape, sensitivity, workload, toeplitz=True)
+    width = min(USUAL_TOEPLITZ_BANDS, _room(taken, shape)) if bands is None else _bands(bands, shape)
+    found = over_time.toeplitz(task, width)
+    return _sized(OverTime(found.coefficients, shape), taken, budget, f"{width} bands")
+
+
+@recipe("inverse-banded", source="kalinin2025back")
+def inverse_banded(
+    shape: Shape, sensitivity: Sensitivity, budget: Budget, *, bands: int | None = None, workload: Any = "prefix"
+) -> Gaussian:
+    """A strategy whose inverse is banded, in closed form: the first coefficients of the workload's inverse square root.
+
+    Args:
+        bands: of the inverse; by default the best of 1, 2, 4, ..., 64.
+        workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
+
+    Source: kalinin2025back, for running sums; fichtenberger2023constant for the square root.
+    Deviates: (1) the number of bands is chosen by the error.
+    """
+    taken, task = _checked("inverse-banded", shape, sensitivity, workload, toeplitz=True)
+    powers = [2**power for power in range(7) if 2**power <= shape[0]]
+    widths = powers if bands is None else [_bands(bands, shape)]
+    laws = [
+        _sized(OverTime(over_time.square_root(task, width), shape, inverse=True), taken, budget, f"{width} bands")
+        for width in widths
+    ]
+    return min(laws, key=lambda law: law.expected_squared_error(workload=task))
+
+
+@recipe("binary-tree", source="honaker2015efficient")
+def binary_tree(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, workload: Any = "prefix") -> Gaussian:
+    """Sums over all dyadic intervals of steps with independent noise, combined with the least variance.
+
+    Args:
+        workload: checked, and otherwise not used: the tree is the same for all.
+
+    Source: honaker2015efficient; the tree itself is dwork2010continual and chan2011private.
+    Deviates: (1) all intervals are used, also later ones, which is the least that a tree's error can be.
+    """
+    taken, _ = _checked("binary-tree", shape, sensitivity, workload)
+    _check_dense("binary-tree", shape)
+    steps = shape[0]
+    place, gram = np.arange(steps), np.zeros((steps, steps))
+    for level in range((steps - 1).bit_length() + 1):
+        gram += (place[:, None] >> level) == (place[None, :] >> level)
+    upper = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1]  # gram = upper upper^T, so C is its transpose
+    coefficients = np.stack([np.append(np.zeros(j), np.diagonal(upper, j)) for j in range(steps)], axis=1)
+    return _sized(OverTime(coefficients, shape), taken, budget, "")
+
+
+def _checked(
+    name: str, shape: Shape, sensitivity: Sensitivity, workload: Any, toeplitz: bool = False
+) -> tuple[Participation, Array]:
+    """The set and the workload of a recipe over time."""
+    if not isinstance(sensitivity, Participation):
+        raise NotApplicable("is for Participation sets, on values with one row per step")
+    task = time_workloads.coefficients(workload, shape[0])
+    if toeplitz and task.ndim == 2:
+        raise NotApplicable(f"{name} needs a workload given by its coefficients, not by a matrix; use 'banded'")
+    return sensitivity, task
+
+
+def _room(sensitivity: Participation, shape: Shape) -> int:
+    """The most bands for which no two steps of one record share a row of C X."""
+    once = sensitivity.most_times(shape[0]) == 1
+    return shape[0] if once else min(sensitivity.gap, shape[0])
+
+
+def _bands(bands: Any, shape: Shape) -> int:
+    if not _check.count("bands", bands) <= shape[0]:
+        raise InvalidInput(f"bands must be at most the number of steps, {shape[0]}, got {bands}")
+    return int(bands)
+
+
+def _check_dense(name: str, shape: Shape) -> None:
+    if not shape[0] <= MOST_STEPS:
+        raise NotApplicable(f"{name} is computed for at most {MOST_STEPS} steps, got {shape[0]}; use 'toeplitz'")
+
+
+def _sized(covariance: OverTime, sensitivity: Participation, budget: Budget, note: str) -> Gaussian:
+    """The noise in the size that the budget asks for."""
+    mu = supremum(sensitivity, covariance).mu * (1 + covariance.slack)
+    bound = float(gaussian.mu(budget.epsilon, budget.delta))
+    return Gaussian(covariance.scaled(mu / bound * HEADROOM), note=note)

@@ -1,0 +1,415 @@
+"""The best strategies over time: banded, with a proven distance from the optimum, and banded Toeplitz.
+
+With workload A, M = A^T A and a lower-triangular strategy C with b bands, X = C^T C has b bands too. If records take
+part at least b steps apart, mu^2 is s(X) = max over patterns of the sum of X_ii, in units of (clip/std)^2, and the
+error of the answers is p(X) = tr(M X^-1) std^2. So the task is to minimise s(X) p(X) over banded X, which is convex.
+
+**The bound.** Let D = X^-1 M X^-1 for any banded X at all. Write E for its entries off the diagonal but inside the
+bands, which are 0 at the optimum, y_i = D_ii + sum_j |E_ij|, and D' = D - E + diag(sum_j |E_ij|). Then D' >= D, because
+a symmetric matrix with a dominant diagonal is positive semidefinite. For any t > 0 let T = diag(t) and F = T D' T.
+Inside the bands F is diag(t^2 y), so for every feasible banded X~ (s(X~) <= 1), by the weak duality of the program,
+
+    tr(M X~^-1)  >=  (tr (A F A^T)^(1/2))^2 / cover(t^2 y),    cover(z) = max of sum z_i x_i over x >= 0, s(x) <= 1,
+
+and tr (A F A^T)^(1/2) >= tr (A T D T A^T)^(1/2), the nuclear norm of A T X^-1 A^T, which is at least its trace,
+sum t_i q_i with q_i = (X^-1 M)_ii. All of this is read off the gradient of p. At the optimum, with t = 1, both sides
+are equal. The best t is q_i / (y_i x_i), where x minimises sum_i q_i^2 / (y_i x_i) over diagonals with s(x) <= 1.
+
+**cover.** Patterns with at most k steps, b apart, are the corners of {z >= 0: sum z <= k, sums over windows of b
+consecutive steps <= 1}, because such a matrix of intervals is totally unimodular. Hence s(x) <= 1 exactly if
+x <= sum over windows w of u_w 1_w + v with u, v >= 0 and sum u + k v <= 1, and cover(z) is the larger of sum z / k and
+the largest sum of z over a window. Of cyclic patterns, one per residue, it is the sum over residues of the largest z.
+
+**The gradient.** If A^-1 is banded too (running sums, decay, momentum, learning rates), V = C A^-1 is banded, and
+Z = V^-1 V^-T, whose diagonal holds the variances of the answers, follows row by row inside the bands from V Z = V^-T.
+One pass forward gives p, one backward its gradient, in n (bands)^2 operations each.
+
+Source: mckenna2024scaling for column-normalised banded strategies and banded Toeplitz ones.
+Deviates: (1) the diagonal of X is optimised too; (2) the bound, which needs no eigenvalues; (3) the gradient.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from matrixdp._check import Array
+from matrixdp.distributions import time_workloads
+from matrixdp.errors import NotApplicable
+from matrixdp.participation import Participation
+
+DENSE_STEPS = 1024
+"""The most steps for a workload whose inverse has many bands."""
+
+FEW_BANDS = 8
+"""The most bands of the inverse of a workload that is called banded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Strategy:
+    """A banded strategy for sets with clip 1 and noise with standard deviation 1.
+
+    Attributes:
+        coefficients: C by its bands, as in `OverTime`: a row per step, or a vector if it is Toeplitz.
+        value: s(X) p(X), the least error at mu = 1.
+        lower_bound: no strategy with so many bands has less; 0 if none is known.
+    """
+
+    coefficients: Array
+    value: float
+    lower_bound: float
+
+    @property
+    def gap(self) -> float:
+        """value / lower_bound - 1; the true distance from the optimum is no larger."""
+        return self.value / self.lower_bound - 1 if self.lower_bound > 0 else math.inf
+
+
+# --- banded ---
+
+
+def banded(
+    sensitivity: Participation, workload: Array, bands: int, tolerance: float = 0.005, iterations: int = 300
+) -> Strategy:
+    """The best banded strategy, to the tolerance or as far as the iterations go.
+
+    L-BFGS on log p, over the directions of the columns of C and their squared norms, which are the same in each block
+    of `separation` steps and add up to 1 over the blocks that one record can reach. The best norms inside blocks are
+    not all the same, but nearly so; the bound is for all.
+
+    Args:
+        sensitivity: who takes part when; at least `bands` apart, if more than once.
+        workload: as `time_workloads.coefficients` gives it.
+        bands: of C.
+        tolerance: the proven relative distance from the optimum at which the search ends.
+        iterations: of the search, at most.
+    """
+    from scipy.optimize import minimize  # here, because it is slow to import
+
+    steps, error = len(workload), _error_of(workload, bands)
+    most = sensitivity.most_times(steps)
+    block = np.minimum(np.arange(steps) // sensitivity.gap, most - 1)
+    start = _columns(np.tile(_root(np.ones(bands), 0.5), (steps, 1)))
+    used = start != 0
+
+    def unpacked(flat: Array) -> tuple[Array, Array, Array, Array]:
+        free = np.zeros_like(start)
+        free[used] = flat[:-most]
+        shares = np.exp(flat[-most:] - np.max(flat[-most:]))
+        shares /= np.sum(shares)
+        norms = np.sqrt(np.sum(np.square(free), axis=1, keepdims=True))
+        return free / norms, norms, shares, np.sqrt(shares[block])[:, None]
+
+    def objective(flat: Array) -> tuple[float, Array]:
+        units, norms, shares, roots = unpacked(flat)
+        value, gradient = error(_rows(roots * units))
+        pull = roots * _columns(gradient)
+        along = np.sum(pull * units, axis=1, keepdims=True)
+        by_block = np.bincount(block, along[:, 0], minlength=most) / 2
+        pull = (pull - units * along) / norms
+        return math.log(value), np.concatenate([pull[used], by_block - shares * np.sum(by_block)]) / value
+
+    def found(flat: Array) -> Strategy:
+        units, _, _, roots = unpacked(flat)
+        return _with_bound(sensitivity, roots * units, error)
+
+    best, seen = found(x0 := np.concatenate([start[used], np.zeros(most)])), 0
+
+    def look(intermediate_result: Any) -> None:
+        nonlocal best, seen
+        seen += 1
+        if seen % 20 == 0:
+            best = _better(best, found(intermediate_result.x))
+            if best.gap <= tolerance:
+                raise StopIteration
+
+    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-15, "gtol": 1e-10}
+    last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
+    return _better(best, found(last.x))
+
+
+def _better(one: Strategy, other: Strategy) -> Strategy:
+    """The strategy with the smaller value, and the larger of the bounds, which hold for both."""
+    least = min((one, other), key=lambda strategy: strategy.value)
+    return Strategy(least.coefficients, least.value, max(one.lower_bound, other.lower_bound))
+
+
+def _with_bound(sensitivity: Participation, columns: Array, error: _Error) -> Strategy:
+    """A strategy, its value, and the bound that follows from its gradient."""
+    rows = _rows(columns)
+    value, gradient = error(rows)
+    largest, _ = sensitivity.heaviest(np.sum(np.square(columns), axis=1))
+    q = -np.sum(_columns(gradient) * columns, axis=1) / 2
+    weights = np.square(q) / _dual_diagonal(rows, -gradient / 2)
+    t = 1 / _balanced(sensitivity, weights)  # up to q_i / y_i, which turns sums of t q and t^2 y into those below
+    bound = float(np.sum(weights * t)) ** 2 / cover(sensitivity, weights * np.square(t))
+    return Strategy(rows, value * largest, bound * (1 - 1e-9))  # for rounding
+
+
+def cover(sensitivity: Participation, z: Array) -> float:
+    """The largest sum of z_i x_i over diagonals x >= 0 with s(x) <= 1."""
+    steps, gap = len(z), sensitivity.gap
+    if sensitivity.cyclic:
+        padded = np.concatenate([z, np.zeros(-steps % gap)]).reshape(-1, gap)
+        return float(np.sum(np.max(padded, axis=0)))
+    return max(float(np.max(_window_sums(z, gap))), float(np.sum(z)) / sensitivity.most_times(steps))
+
+
+def _window_sums(z: Array, gap: int) -> Array:
+    """Sums over all windows of `gap` consecutive steps; one sum if there are no more steps than that."""
+    sums = np.concatenate([[0.0], np.cumsum(z)])
+    width = min(gap, len(z))
+    return np.asarray(sums[width:] - sums[:-width])
+
+
+def _balanced(sensitivity: Participation, weights: Array) -> Array:
+    """The diagonal x, s(x) <= 1, with nearly the least sum of weights_i / x_i.
+
+    In closed form where each residue has a budget of its own. Otherwise x is a sum of windows and a constant, and their
+    sizes are multiplied by the roots of their derivatives, the usual iteration for such designs.
+    """
+    steps, gap, most = len(weights), sensitivity.gap, sensitivity.most_times(len(weights))
+    if most == 1:
+        return np.ones(steps)
+    if sensitivity.cyclic:
+        roots = np.concatenate([np.sqrt(weights), np.zeros(-steps % gap)]).reshape(-1, gap)
+        return np.asarray((roots / np.sum(roots, axis=0)).ravel()[:steps])
+    starts = steps - gap + 1
+    sizes, place = np.full(starts + 1, 1.0 / (starts + 1)), np.arange(steps)
+    diagonal = np.zeros(steps)
+    for _ in range(300):
+        sums = np.concatenate([[0.0], np.cumsum(sizes[:starts])])
+        diagonal = sums[np.minimum(place + 1, starts)] - sums[np.clip(place - gap + 1, 0, starts)] + sizes[-1] / most
+        derivative = weights / np.square(diagonal)
+        sizes = sizes * np.sqrt(np.append(_window_sums(derivative, gap), np.sum(derivative) / most))
+        sizes /= np.sum(sizes)
+    return diagonal
+
+
+def _rows(columns: Array) -> Array:
+    """C by rows, C[t, t - j] at (t, j), from C by columns, C[i + j, i] at (i, j)."""
+    rows = np.zeros_like(columns)
+    for band in range(columns.shape[1]):
+        rows[band:, band] = columns[: len(columns) - band, band]
+    return rows
+
+
+def _columns(rows: Array) -> Array:
+    """The other way round; what lies below the last step is dropped."""
+    columns = np.zeros_like(rows)
+    for band in range(rows.shape[1]):
+        columns[: len(rows) - band, band] = rows[band:, band]
+    return columns
+
+
+# --- p and its gradient ---
+
+_Error = Callable[[Array], tuple[float, Array]]
+
+
+def _error_of(workload: Array, bands: int) -> _Error:
+    """p and its gradient in C, from C by rows."""
+    inverse = _inverse_bands(workload)
+    if inverse is not None:
+        return lambda rows: _error_by_bands(rows, inverse)
+    if not len(workload) <= DENSE_STEPS:
+        raise NotApplicable(
+            f"banded strategies for a workload whose inverse has more than {FEW_BANDS} bands are computed for at most "
+            f"{DENSE_STEPS} steps, got {len(workload)}; use 'toeplitz'"
+        )
+    dense = time_workloads.matrix(workload)
+    return lambda rows: _error_dense(rows, dense)
+
+
+def _inverse_bands(workload: Array) -> Array | None:
+    """A^-1 by rows, if it has few bands."""
+    steps = len(workload)
+    if workload.ndim == 1:
+        from scipy.signal import lfilter
+
+        found = lfilter([1.0], workload, np.eye(1, min(steps, 4 * FEW_BANDS))[0])
+        by_rows = np.tile(found[: min(FEW_BANDS, steps)], (steps, 1))
+        kept, rest = by_rows, found[FEW_BANDS:]
+    else:
+        from scipy.linalg import solve_triangular
+
+        full = solve_triangular(workload, np.eye(steps), lower=True)
+        width = min(FEW_BANDS, steps)
+        kept = np.stack([np.concatenate([np.zeros(j), np.diagonal(full, -j)]) for j in range(width)], axis=1)
+        rest = np.tril(full, -width)
+    size = float(np.max(np.abs(kept)))
+    if rest.size and not float(np.max(np.abs(rest))) <= 1e-12 * size:
+        return None
+    kept = np.where(np.abs(kept) <= 1e-12 * size, 0.0, kept)
+    kept = np.where(np.arange(kept.shape[1])[None, :] <= np.arange(steps)[:, None], kept, 0.0)
+    return np.asarray(kept[:, : int(np.max(np.flatnonzero(np.any(kept != 0, axis=0)))) + 1])
+
+
+def _error_by_bands(rows: Array, inverse: Array) -> tuple[float, Array]:
+    """V = C A^-1, its two passes, and back to C."""
+    steps, bands = rows.shape
+    product = np.zeros((steps, min(bands + inverse.shape[1] - 1, steps)))
+    pairs = [(i, j) for i in range(inverse.shape[1]) for j in range(bands) if i + j < steps]
+    for i, j in pairs:  # C[t, t - j] A^-1[t - j, t - j - i]
+        product[j:, i + j] += rows[j:, j] * inverse[: steps - j, i]
+    forward, backward = _kernels()[:2]
+    inside, pulled, gradient = np.zeros_like(product), np.zeros_like(product), np.zeros_like(product)
+    value = forward(product, inside)
+    backward(product, inside, pulled, gradient)
+    back = np.zeros_like(rows)
+    for i, j in pairs:
+        back[j:, j] += gradient[j:, i + j] * inverse[: steps - j, i]
+    return float(value), back
+
+
+def _error_dense(rows: Array, workload: Array) -> tuple[float, Array]:
+    """p = ||W||^2 with W = A C^-1, and its gradient -2 W^T W C^-T on the bands, by dense products."""
+    from scipy.linalg import solve_triangular
+
+    steps, bands = rows.shape
+    strategy = np.zeros((steps, steps))
+    for j in range(bands):
+        strategy[np.arange(j, steps), np.arange(steps - j)] = rows[j:, j]
+    inverse = solve_triangular(strategy, np.eye(steps), lower=True)
+    answers = workload @ inverse
+    pull = -2 * (answers.T @ answers) @ inverse.T
+    gradient = np.zeros_like(rows)
+    for j in range(bands):
+        gradient[j:, j] = np.diagonal(pull, -j)
+    return float(np.sum(np.square(answers))), gradient
+
+
+def _dual_diagonal(rows: Array, product: Array) -> Array:
+    """y, from C and the product C D on the bands: D inside the bands by substitution, then D_ii + sum_j |E_ij|."""
+    inside = np.zeros_like(rows)
+    _kernels()[2](rows, product, inside)
+    sizes = np.abs(inside)
+    total = sizes.sum(axis=1)
+    for band in range(1, rows.shape[1]):
+        total[: len(rows) - band] += sizes[band:, band]
+    return np.asarray(total)
+
+
+def _forward(product: Array, inside: Array) -> float:
+    """Z inside the bands, row by row, and the sum of its diagonal.
+
+    With v the row t of V without its diagonal r, and a = Z v on the rows before: Z_t. = -a / r, Z_tt = (1 + v a) / r^2.
+    """
+    steps, wide = product.shape
+    a, total = np.zeros(wide), 0.0
+    for t in range(steps):
+        most = min(t, wide - 1)
+        for i in range(1, most + 1):
+            a[i] = 0.0
+        for i in range(1, most + 1):
+            v, sum_i = product[t, i], inside[t - i, 0] * product[t, i]
+            for j in range(i + 1, most + 1):
+                z = inside[t - i, j - i]
+                sum_i += z * product[t, j]
+                a[j] += z * v
+            a[i] += sum_i
+        r, dot = product[t, 0], 0.0
+        for i in range(1, most + 1):
+            dot += a[i] * product[t, i]
+            inside[t, i] = -a[i] / r
+        inside[t, 0] = (1.0 + dot) / (r * r)
+        total += inside[t, 0]
+    return total
+
+
+def _backward(product: Array, inside: Array, pulled: Array, gradient: Array) -> None:
+    """The gradient of `_forward` in V, by going through its steps in reverse order; `pulled` is that in Z."""
+    steps, wide = product.shape
+    b = np.zeros(wide)
+    for t in range(steps - 1, -1, -1):
+        most, r, own = min(t, wide - 1), product[t, 0], pulled[t, 0] + 1.0
+        share, of_r = own / (r * r), -2.0 * inside[t, 0] * own / r
+        for i in range(1, most + 1):
+            b[i] = product[t, i] * share - pulled[t, i] / r
+            gradient[t, i] = -inside[t, i] * r * share
+            of_r -= pulled[t, i] * inside[t, i] / r
+        gradient[t, 0] = of_r
+        for i in range(1, most + 1):
+            b_i, v = b[i], product[t, i]
+            pulled[t - i, 0] += b_i * v
+            sum_i = inside[t - i, 0] * b_i
+            for j in range(i + 1, most + 1):
+                z = inside[t - i, j - i]
+                sum_i += z * b[j]
+                gradient[t, j] += z * b_i
+                pulled[t - i, j - i] += b_i * product[t, j] + b[j] * v
+            gradient[t, i] += sum_i
+
+
+def _substitute(rows: Array, product: Array, inside: Array) -> None:
+    """The symmetric D inside the bands, column by column, from (C D)_tj for j <= t < j + bands."""
+    steps, bands = rows.shape
+    for j in range(steps):
+        for t in range(j, min(j + bands, steps)):
+            rest = product[t, t - j]
+            for s in range(max(0, t - bands + 1), t):
+                rest -= rows[t, t - s] * (inside[j, j - s] if s < j else inside[s, s - j])
+            inside[t, t - j] = rest / rows[t, 0]
+
+
+@cache
+def _kernels() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The loops above as machine code."""
+    compile_ = importlib.import_module("numba").njit(cache=True, fastmath=True)
+    return compile_(_forward), compile_(_backward), compile_(_substitute)
+
+
+# --- Toeplitz ---
+
+
+def toeplitz(workload: Array, bands: int) -> Strategy:
+    """The best banded Toeplitz strategy for a workload with coefficients, for records that take part once.
+
+    The error is sum_j (n - j) w_j^2 with w = a / c as power series, and its derivative in c_j is -2 times the inner
+    product of (n - t) w_t and w / c, j steps later. mu is counted as if no column were cut off at the last step.
+    """
+    from scipy.optimize import minimize
+    from scipy.signal import lfilter
+
+    left = np.arange(len(workload), 0.0, -1.0)
+
+    def objective(free: Array) -> tuple[float, Array]:
+        c = np.concatenate([[1.0], free])
+        w = lfilter([1.0], c, workload)
+        later, weighted = lfilter([1.0], c, w), left * w
+        value, square = float(weighted @ w), float(c @ c)
+        pull = np.array([weighted[j:] @ later[: len(later) - j] for j in range(1, bands)])
+        if not math.isfinite(value):
+            return 1e300, np.zeros(bands - 1)
+        return math.log(value) + math.log(square), -2 * pull / value + 2 * free / square
+
+    start = _root(workload[:bands] / workload[0], 0.5)
+    if bands > 1:
+        found = minimize(objective, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 200, "ftol": 1e-10})
+        start = np.concatenate([[1.0], found.x])
+    value, _ = objective(start[1:])
+    return Strategy(start, math.exp(value), 0.0)
+
+
+def square_root(workload: Array, bands: int) -> Array:
+    """The first coefficients of C^-1 = A^(-1/2) for a workload with coefficients: for running sums, of sqrt(1 - x)."""
+    if np.all(workload[:bands] == 1):
+        place = np.arange(1.0, bands)
+        return np.cumprod(np.concatenate([[1.0], (place - 1.5) / place]))
+    return _root(workload[:bands] / workload[0], -0.5)
+
+
+def _root(series: Array, power: float) -> Array:
+    """The power of a series that begins with 1: from f' s = power f s', coefficient by coefficient."""
+    found = np.zeros(len(series))
+    found[0] = 1.0
+    for n in range(1, len(series)):
+        j = np.arange(1, n + 1)
+        found[n] = float(np.sum((power * j - (n - j)) * series[1 : n + 1] * found[n - 1 :: -1][:n])) / n
+    return found

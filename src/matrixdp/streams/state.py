@@ -1,0 +1,192 @@
+"""The file behind a stream: its settings, its key, what was released, and the few private rows that later days need.
+
+One SQLite file, readable and writable by its owner alone, with one transaction per day: a process that is killed leaves
+the day before or the day itself, whole. Beside it lies FILE.mark, with the number of days, written after each of them.
+
+What is refused: a file that others can read; a copy, which has another inode or another name; a file that is behind its
+mark, or behind what this process has seen. What cannot be seen: a file that was put back together with its mark into
+the same inode, such as by restoring a snapshot of the whole disk. Then a day can be released twice. If it has the same
+value after the same days, its noise is the same; otherwise its noise is new, and the guarantee is that of two releases.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matrixdp import _check
+from matrixdp.errors import InvalidInput, StreamError
+
+APPLICATION = 0x6D647073  # "mdps": no other program's SQLite file is taken for a stream
+TABLES = (
+    f"PRAGMA application_id = {APPLICATION}",
+    "CREATE TABLE stream (id TEXT, key BLOB, settings TEXT, ledger TEXT, paid INTEGER, place TEXT)",
+    "CREATE TABLE parts (number INTEGER PRIMARY KEY, certificate TEXT)",
+    "CREATE TABLE days (number INTEGER PRIMARY KEY, fingerprint BLOB, noisy BLOB)",
+    "CREATE TABLE carried (number INTEGER PRIMARY KEY, part INTEGER, private BLOB)",
+)
+
+
+class State:
+    """The state of a stream in a file, or in memory where no path is given.
+
+    Args:
+        path: the file; it is created by the first transaction.
+        moved: accept a file under another name or inode than it was last used under: it was moved on purpose, and the
+            original is gone for good.
+    """
+
+    def __init__(self, path: Path | None, *, moved: bool = False) -> None:
+        self.path, self._seen = path, 0
+        self._memory = sqlite3.connect(":memory:", isolation_level=None) if path is None else None
+        self._moved = moved
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file with a stream in it."""
+        return self.path is not None and self.path.exists() and self.path.stat().st_size > 0
+
+    def create(self, settings: str, ledger: str | None) -> None:
+        """Makes the file and writes what is fixed, unless another process is first."""
+        if self.path is not None:
+            try:
+                self.path.touch(mode=0o600)
+            except OSError as reason:
+                raise StreamError(f"the stream {self.path} cannot be created ({reason.strerror})") from None
+        with self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                for statement in TABLES:
+                    connection.execute(statement)
+                row = (secrets.token_hex(16), secrets.token_bytes(32), settings, ledger, self._place())
+                connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, 0, ?)", row)
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that no other process interrupts; what it wrote is on the disk when it ends, or undone."""
+        with self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
+                raise StreamError(f"{self.path} is not a stream, or a damaged one; it was not touched")
+            self._check_place(connection)
+            days = self.days(connection)
+            if days < max(self._seen, self._mark(connection)):
+                raise StreamError(
+                    f"the stream {self.path} was put back to an earlier state: it has {days} days, and had "
+                    f"{max(self._seen, self._mark(connection))}. A day must not be released twice; restore the later "
+                    "state, or begin another stream, with a budget of its own"
+                )
+            yield connection
+            connection.execute("COMMIT")
+            self._seen = self.days(connection)
+            identity = self.fixed(connection)[0]
+        self._write_mark(identity)
+
+    @staticmethod
+    def fixed(connection: sqlite3.Connection) -> tuple[Any, ...]:
+        """Identity, key, settings, ledger, and whether the stream is paid for."""
+        found: tuple[Any, ...] = connection.execute("SELECT id, key, settings, ledger, paid FROM stream").fetchone()
+        return found
+
+    @staticmethod
+    def days(connection: sqlite3.Connection) -> int:
+        """How many days were released."""
+        (days,) = connection.execute("SELECT count(*) FROM days").fetchone()
+        return int(days)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        if self._memory is not None:
+            try:
+                yield self._memory
+            finally:
+                if self._memory.in_transaction:
+                    self._memory.execute("ROLLBACK")
+            return
+        assert self.path is not None
+        self._check_mode(self.path)
+        try:
+            connection = sqlite3.connect(f"{self.path.as_uri()}?mode=rw", 60.0, isolation_level=None, uri=True)
+        except sqlite3.Error as reason:
+            raise StreamError(f"the stream {self.path} cannot be opened ({reason})") from None
+        try:
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("PRAGMA fullfsync = ON")
+            connection.execute("PRAGMA secure_delete = ON")  # private rows that are no longer needed are overwritten
+            yield connection
+        except sqlite3.Error as reason:
+            raise StreamError(f"the stream {self.path} cannot be used ({reason}); nothing was released") from None
+        finally:
+            connection.close()  # rolls back what was not committed
+
+    @staticmethod
+    def _check_mode(path: Path) -> None:
+        try:
+            found = path.stat()
+        except OSError as reason:
+            raise StreamError(f"the stream {path} cannot be read ({reason.strerror}); begin one first") from None
+        if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
+            raise StreamError(f"the stream {path} holds private rows and a key, and others can read it; chmod 600 it")
+
+    def _place(self) -> str:
+        """The name and the inode of the file, which a copy does not have."""
+        if self.path is None:
+            return ""
+        found = self.path.stat()
+        return f"{found.st_dev}/{found.st_ino}/{self.path}"
+
+    def _check_place(self, connection: sqlite3.Connection) -> None:
+        (place,) = connection.execute("SELECT place FROM stream").fetchone()
+        if place == self._place():
+            return
+        if not self._moved:
+            raise StreamError(
+                f"the stream {self.path} is a copy, or was moved: two copies would release the same day twice. Use the "
+                "original; if it is gone for good, open this one with moved=True (--moved)"
+            )
+        connection.execute("UPDATE stream SET place = ?", (self._place(),))
+
+    @property
+    def _mark_path(self) -> Path | None:
+        return None if self.path is None else self.path.with_name(f"{self.path.name}.mark")
+
+    def _mark(self, connection: sqlite3.Connection) -> int:
+        """How many days the mark knows of; 0 if there is none, or it belongs to another stream."""
+        if self._mark_path is None or not self._mark_path.exists():
+            return 0
+        words = self._mark_path.read_text(encoding="ascii", errors="replace").split()
+        ours = len(words) == 2 and words[0] == self.fixed(connection)[0] and words[1].isdecimal()
+        return int(words[1]) if ours else 0
+
+    def _write_mark(self, identity: str) -> None:
+        """A line of a fixed length, in place; one that is broken or old counts as none, or as fewer days."""
+        if self._mark_path is None:
+            return
+        try:
+            handle = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.write(handle, f"{identity} {self._seen:>20}\n".encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as reason:
+            raise StreamError(
+                f"{self._mark_path} could not be written ({reason.strerror}). What was released is in {self.path}: ask "
+                "for the same step again"
+            ) from None
+
+
+def checked_path(state: Any) -> Path | None:
+    """The file of a stream."""
+    if state is None:
+        return None
+    if not isinstance(state, (str, os.PathLike)):
+        raise InvalidInput(f"state must be the path of a file, got {_check.kind(state)}")
+    return Path(state).resolve()

@@ -1,0 +1,274 @@
+"""Strategies over time: the solver against dense algebra and a general one, the recipes, and workloads."""
+
+from itertools import combinations
+
+import cvxpy
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from matrixdp import Budget, Participation, calibrate, certify, compare, release
+from matrixdp.distributions import Gaussian, time_workloads
+from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, OverTime
+from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.mechanisms.solvers import over_time
+from matrixdp.sensitivity import Counts
+
+BUDGET = Budget(1.0, 1e-6)
+RECIPES = ("banded", "toeplitz", "inverse-banded", "binary-tree")
+RATES = np.linspace(1.0, 0.2, 24)
+WORKLOADS = {
+    "prefix": "prefix",
+    "window": "window:5",
+    "decay": "decay:0.8",
+    "momentum": "momentum:0.9",
+    "coefficients": [1.0, -0.5, 0.25],
+    "schedule": time_workloads.schedule(RATES, 0.9),
+    "matrix": np.tril(np.random.default_rng(0).uniform(0.5, 1, (24, 24))),
+}
+
+
+def dense(rows):
+    steps, bands = rows.shape
+    full = np.zeros((steps, steps))
+    for t in range(steps):
+        for j in range(min(bands, t + 1)):
+            full[t, t - j] = rows[t, j]
+    return full
+
+
+def random_rows(steps, bands, seed):
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate([rng.uniform(0.8, 1.2, (steps, 1)), rng.uniform(-0.2, 0.5, (steps, bands - 1))], axis=1)
+    return np.where(np.arange(bands) <= np.arange(steps)[:, None], rows, 0.0)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_error_and_gradient(name):
+    """Against dense algebra and differences."""
+    task = time_workloads.coefficients(WORKLOADS[name], 24)
+    rows = random_rows(24, 4, 1)
+    value, gradient = over_time._error_of(task, 4)(rows)
+    matrix = time_workloads.matrix(task)
+
+    def exact(entries):
+        return np.sum((matrix @ np.linalg.inv(dense(entries))) ** 2)
+
+    assert value == pytest.approx(exact(rows))
+    moved = random_rows(24, 4, 2) - random_rows(24, 4, 3)
+    slope = (exact(rows + 1e-6 * moved) - exact(rows - 1e-6 * moved)) / 2e-6
+    assert np.sum(gradient * moved) == pytest.approx(slope, rel=1e-5)
+    assert (over_time._inverse_bands(task) is None) == (name in ("window", "coefficients", "matrix"))
+
+
+def test_the_inside_of_the_dual_matrix():
+    rows = random_rows(9, 3, 4)
+    X = dense(rows).T @ dense(rows)
+    task = np.ones(9)
+    M = time_workloads.matrix(task).T @ time_workloads.matrix(task)
+    D = np.linalg.inv(X) @ M @ np.linalg.inv(X)
+    _, gradient = over_time._error_of(task, 3)(rows)
+    inside = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) < 3
+    np.testing.assert_allclose(over_time._dual_diagonal(rows, -gradient / 2), np.sum(np.abs(D) * inside, axis=1))
+
+
+def patterns(sensitivity, steps):
+    if sensitivity.cyclic:
+        return [list(range(r, steps, sensitivity.gap)) for r in range(sensitivity.gap)]
+    chosen = [c for k in range(1, sensitivity.times + 1) for c in combinations(range(steps), k)]
+    return [list(c) for c in chosen if all(np.diff(c) >= sensitivity.gap)]
+
+
+SETS = {
+    "once": Participation(1.0),
+    "three times": Participation(1.0, separation=3, times=3),
+    "all": Participation(1.0, separation=3, times=4),
+    "cyclic": Participation(1.0, separation=3, cyclic=True),
+}
+
+
+@pytest.mark.parametrize("sensitivity", SETS.values(), ids=SETS)
+def test_cover_is_a_linear_program(sensitivity):
+    z = np.random.default_rng(5).uniform(0, 1, 11)
+    rows = np.array([[float(i in p) for i in range(11)] for p in patterns(sensitivity, 11)])
+    best = -linprog(-z, A_ub=rows, b_ub=np.ones(len(rows))).fun
+    assert over_time.cover(sensitivity, z) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("name", ["prefix", "window", "schedule"])
+@pytest.mark.parametrize("sensitivity", SETS.values(), ids=SETS)
+def test_banded_against_a_general_solver(sensitivity, name):
+    """The optimum of cvxpy lies between the bound and the value; the bound of any strategy lies below it."""
+    steps, bands = 8, 3
+    workload = time_workloads.schedule(RATES[:steps], 0.9) if name == "schedule" else WORKLOADS[name]
+    task = time_workloads.coefficients(workload, steps)
+    found = over_time.banded(sensitivity, task, bands, tolerance=1e-4)
+    A, X = time_workloads.matrix(task), cvxpy.Variable((steps, steps), symmetric=True)
+    outside = np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) >= bands
+    rules = [cvxpy.sum([X[i, i] for i in p]) <= 1 for p in patterns(sensitivity, steps)]
+    error = cvxpy.matrix_frac(A.T, X)
+    optimum = cvxpy.Problem(cvxpy.Minimize(error), [*rules, cvxpy.multiply(outside, X) == 0]).solve(cvxpy.CLARABEL)
+    assert found.lower_bound <= optimum * (1 + 1e-4)
+    assert found.value >= optimum * (1 - 1e-4)
+    assert found.gap < 0.06
+    C = dense(found.coefficients)
+    largest = max(np.sum((C.T @ C)[p, p]) for p in patterns(sensitivity, steps))
+    assert found.value == pytest.approx(largest * np.sum((A @ np.linalg.inv(C)) ** 2))
+    for seed in range(5):
+        columns = over_time._columns(random_rows(steps, bands, seed))
+        other = over_time._with_bound(sensitivity, columns, over_time._error_of(task, bands))
+        assert other.lower_bound <= optimum * (1 + 1e-4)
+        assert other.value >= optimum * (1 - 1e-4)
+
+
+def test_once_is_solved_to_the_gap():
+    found = over_time.banded(Participation(1.0), np.ones(128), 8, tolerance=1e-3)
+    assert found.gap <= 1e-3
+    assert found.value < over_time.toeplitz(np.ones(128), 8).value
+
+
+def test_toeplitz_is_a_minimum():
+    task = np.ones(200)
+    found = over_time.toeplitz(task, 6)
+    for j in range(1, 6):
+        for step in (1e-3, -1e-3):
+            c = found.coefficients.copy()
+            c[j] += step
+            law = OverTime(c, (200, 1))
+            assert law.workload_trace(task) * np.sum(c**2) > found.value
+    assert OverTime(found.coefficients, (200, 1)).workload_trace(task) * np.sum(found.coefficients**2) == pytest.approx(
+        found.value
+    )
+
+
+def test_the_square_root():
+    root = over_time.square_root(np.ones(6), 6)
+    np.testing.assert_allclose(root, [1, -1 / 2, -1 / 8, -1 / 16, -5 / 128, -7 / 256])
+    decay = time_workloads.coefficients("decay:0.7", 6)
+    twice = np.convolve(over_time._root(decay, 0.5), over_time._root(decay, 0.5))[:6]
+    np.testing.assert_allclose(twice, decay)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("mechanism", RECIPES)
+def test_recipes_keep_the_budget(mechanism, name):
+    sensitivity = Participation(0.5, separation=6, times=3)
+    if name in ("schedule", "matrix") and mechanism in ("toeplitz", "inverse-banded"):
+        with pytest.raises(NotApplicable, match="coefficients"):
+            calibrate(mechanism, shape=(24, 2), sensitivity=sensitivity, budget=BUDGET, workload=WORKLOADS[name])
+        return
+    law = calibrate(mechanism, shape=(24, 2), sensitivity=sensitivity, budget=BUDGET, workload=WORKLOADS[name])
+    certificate = certify(law, sensitivity, BUDGET)
+    assert certificate.meets(BUDGET)
+    assert certificate.delta(1.0) >= 0.99e-6
+    assert not certify(law.scaled(0.999), sensitivity).meets(BUDGET)
+    task = time_workloads.matrix(time_workloads.coefficients(WORKLOADS[name], 24))
+    noise = law.covariance.color(np.repeat(np.eye(24)[:, :, None], 1, axis=2).reshape(24, 24))
+    assert law.expected_squared_error(workload=WORKLOADS[name]) == pytest.approx(2 * np.sum((task @ noise) ** 2))
+
+
+@pytest.mark.parametrize("workload", ["prefix", WORKLOADS["matrix"][:4, :4], [1.0, 0.5]], ids=["prefix", "matrix", "c"])
+def test_the_error_of_a_workload_for_every_covariance(workload):
+    task = time_workloads.matrix(time_workloads.coefficients(workload, 4))
+    rows = np.cov(np.random.default_rng(1).standard_normal((4, 9)))
+    std = np.random.default_rng(2).uniform(1, 2, (4, 3))
+    cases = {
+        Isotropic((4, 3), 1.5): 1.5**2 * np.eye(12),
+        Diagonal(std): np.diag(std.ravel() ** 2),
+        Kronecker(rows, np.array([1.0, 2.0, 3.0])): np.kron(rows, np.diag([1.0, 2.0, 3.0])),
+        Dense(np.kron(rows, np.eye(3)) + 0.1, (4, 3)): np.kron(rows, np.eye(3)) + 0.1,
+    }
+    for covariance, oracle in cases.items():
+        wide = np.kron(task, np.eye(3))
+        exact = np.trace(wide @ oracle @ wide.T)
+        assert Gaussian(covariance).expected_squared_error(workload=workload) == pytest.approx(exact)
+
+
+def test_compare_ranks_by_running_sums():
+    sensitivity = Participation(1.0, separation=32, times=4)
+    rows = {row.mechanism: row for row in compare(shape=(128, 1), sensitivity=sensitivity, budget=BUDGET)}
+    errors = {name: rows[name].expected_squared_error for name in (*RECIPES, "analytic")}
+    assert errors["banded"] < errors["toeplitz"] < errors["binary-tree"] < errors["analytic"]
+    assert errors["inverse-banded"] < errors["binary-tree"]
+    assert errors["analytic"] / errors["banded"] > 5
+    assert [rows[name].verdict for name in RECIPES] == ["exact", "exact", "exact", "exact"]
+    best = calibrate("auto", shape=(128, 1), sensitivity=sensitivity, budget=BUDGET)
+    assert best.expected_squared_error(workload="prefix") == pytest.approx(min(errors.values()))
+
+
+def test_where_records_always_take_part_independent_noise_is_hard_to_beat():
+    rows = {r.mechanism: r for r in compare((16, 1), Participation(1.0, times=16), BUDGET, ["banded", "analytic"])}
+    assert rows["banded"].expected_squared_error <= rows["analytic"].expected_squared_error * (1 + 1e-6)
+
+
+def test_a_release_over_time_is_floating_point_safe():
+    """Chi-square of whitened noise; false alarm 1e-6, and noise 5 % short is told apart."""
+    sensitivity, shape = Participation(1.0, separation=25, times=4), (100, 30)
+    value = np.random.default_rng(3).uniform(0, 50, shape)
+    out = release(value, sensitivity, BUDGET, "inverse-banded", bands=8)
+    assert out.certificate.float_safe
+    assert out.certificate.verify()
+    square = np.linalg.norm(out.noise.covariance.whiten(out.value - value)) ** 2
+    from scipy.stats import chi2
+
+    low, high = chi2.ppf([5e-7, 1 - 5e-7], 3000)
+    assert low < square < high
+    assert not low < 0.85**2 * 3000 < high
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (np.triu(np.ones((8, 8))), "lower triangular"),
+        (np.ones((8, 4)), "one row and one column per step"),
+        (np.tril(np.ones((8, 8)), -1), "0 on its diagonal"),
+        ([0.0, 1.0], "first coefficient"),
+        (np.ones(9), "9 coefficients"),
+        ([1.0, np.nan], "must be finite"),
+        ("suffix", "must be one of prefix"),
+        ("window:0", "must be one of prefix"),
+        ("decay:1.5", "factors lie from 0 to 1"),
+        ("momentum:x", "must be one of prefix"),
+    ],
+)
+@pytest.mark.parametrize("mechanism", RECIPES)
+def test_bad_workloads(mechanism, workload, message):
+    with pytest.raises(InvalidInput, match=message):
+        calibrate(mechanism, shape=(8, 1), sensitivity=Participation(1.0), budget=BUDGET, workload=workload)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "bands", "message"),
+    [
+        ("banded", 5, "at most the separation, 4"),
+        ("banded", 0, "whole number"),
+        ("toeplitz", 9, "at most the number of steps, 8"),
+        ("inverse-banded", 2.5, "whole number"),
+    ],
+)
+def test_bad_bands(mechanism, bands, message):
+    sensitivity = Participation(1.0, separation=4, times=2)
+    with pytest.raises(InvalidInput, match=message):
+        calibrate(mechanism, shape=(8, 1), sensitivity=sensitivity, budget=BUDGET, bands=bands)
+
+
+def test_other_sets_are_sent_elsewhere():
+    for mechanism in RECIPES:
+        with pytest.raises(NotApplicable, match="Participation"):
+            calibrate(mechanism, shape=(8, 1), sensitivity=Counts(1), budget=BUDGET)
+
+
+def test_bad_schedules():
+    with pytest.raises(InvalidInput, match="rates must be above 0"):
+        time_workloads.schedule([1.0, 0.0])
+    with pytest.raises(InvalidInput, match="momentum must lie"):
+        time_workloads.schedule([1.0], 1.0)
+
+
+def test_many_steps_with_a_toeplitz_strategy():
+    law = calibrate(
+        "toeplitz", shape=(100_000, 1), sensitivity=Participation(1.0, separation=1000, times=100), budget=BUDGET
+    )
+    assert certify(law, Participation(1.0, separation=1000, times=100), BUDGET).exact
+    independent = calibrate("analytic", shape=(100_000, 1), sensitivity=Participation(1.0, times=100), budget=BUDGET)
+    assert law.expected_squared_error(workload="prefix") < independent.expected_squared_error(workload="prefix") / 25
