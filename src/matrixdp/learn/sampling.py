@@ -17,7 +17,6 @@ from torch.utils import data as datasets
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.probe.records import POOL, chance
 from matrixdp.learn.randomness import secret_randomness
 from matrixdp.secure.entropy import Key
 
@@ -195,19 +194,12 @@ def _item_place(item: Any) -> tuple[int, int]:
     return rows.untyped_storage().data_ptr(), int(rows.storage_offset()) * rows.element_size()
 
 
-def some_records(data: Any, device: torch.device) -> tuple[Any, Any]:
-    """A few records for a probe, with many different targets, drawn apart from all batches."""
-    everywhere = range(len(data))
-    chosen = chance.sample(everywhere, min(POOL, len(data)))
+def example(data: Any, device: torch.device) -> tuple[Any, Any]:
+    """A batch of one record with the shapes and types of the data, and zeros in place of its numbers."""
     if type(data) is datasets.TensorDataset:
-        targets = data.tensors[-1]
-        if targets.ndim == 1 and not targets.is_floating_point():
-            values, kinds = torch.unique(targets, return_inverse=True)
-            one_of_each = [chance.choice((kinds == kind).nonzero()[:, 0].tolist()) for kind in range(len(values[:32]))]
-            chosen = list(dict.fromkeys([*one_of_each, *chosen]))[:POOL]
-        found = data[chosen]
+        found = tuple(tensor[:1] for tensor in data.tensors)
     else:
         with secret_randomness(device):
-            found = datasets.default_collate([data[index] for index in chosen])
-    inputs, targets = (part.to(device) for part in found)
+            found = datasets.default_collate([data[0]])
+    inputs, targets = (torch.zeros_like(part, device=device) for part in found)
     return inputs, targets

@@ -28,9 +28,8 @@ from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.layers.rounding import sum_error
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
-from matrixdp.learn.probe.independence import noted
 from matrixdp.learn.randomness import secret_randomness
-from matrixdp.learn.sampling import PoissonBatch, Turn, count_records, loader, some_records
+from matrixdp.learn.sampling import PoissonBatch, Turn, count_records, example, loader
 from matrixdp.mechanisms import RECIPES
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
@@ -51,10 +50,10 @@ class PrivateSGD:
     same; a record whose gradient is not finite counts as zero.
 
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, even if every
-    intermediate model is published; the number of records is public. Provided that each record is in the data once, and
-    that model and loss treat each on its own: this is probed before anything is spent, and not proved. A step that
-    would exceed the budget raises BudgetExceeded before its gradients are computed; a forked process takes none.
-    Losses, accuracies on the training records and the attribute `dropped` are not covered: they are private.
+    intermediate model is published; the number of records is public. Provided that each record is in the data once.
+    Model and loss cannot mix records, by construction (`independence`). A step that would exceed the budget raises
+    BudgetExceeded before its gradients are computed; a forked process takes none. Losses, accuracies
+    on the training records and the attribute `dropped` are not covered: they are private.
 
     Args:
         model: any module that ClippedGradients knows.
@@ -239,17 +238,14 @@ class PrivateSGD:
         self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
         self.optimizer.step()
 
-    def probe(self) -> None:
-        """Raises InvalidInput if some of the records show that the model mixes or stores records; spends nothing.
+    def prepare(self) -> None:
+        """Traces the model, or tries one record at a time; raises InvalidInput if neither can be done. Spends nothing.
 
-        The first step does this by itself. The records are drawn separately from the batches.
+        The first step does this by itself. Of the records, only shapes and types are used.
         """
-        if not self.gradients.probed:
-            with _check.withheld("data"):
-                inputs, targets = some_records(self.data, self.gradients.flat.device)
-            # batches may be larger than expected, but hardly by more than six standard deviations
-            likely = min(self._records, math.ceil(self.batch_size + 6 * math.sqrt(self.batch_size)))
-            self.gradients.probe(inputs, targets, largest=min(likely, self.largest_batch or likely))
+        with _check.withheld("data"):
+            inputs, targets = example(self.data, self.gradients.flat.device)
+        self.gradients.prepare(inputs, targets)
 
     def check_process(self) -> None:
         """Raises InvalidInput in a forked process: it would take the steps that are paid for once more."""
@@ -313,7 +309,7 @@ class PrivateSGD:
                 raise InvalidInput(
                     f"noise must be a mechanism's name, or a law on all {size} parameters, got {_check.kind(noise)}"
                 )
-            return ParameterNoise(noted(noise), self.sensitivity, largest, generator=self.generator)
+            return ParameterNoise(noise, self.sensitivity, largest, generator=self.generator)
         if RECIPES[_check.choice("noise", noise, RECIPES)].refuted:
             raise GuaranteeViolated(
                 f"{noise} rests on a theorem that is false, so no size of it is known to be enough; use "
@@ -322,7 +318,7 @@ class PrivateSGD:
         if planned is None:
             raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
         shapes = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
-        law = noted(propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options))
+        law = propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options)
         if isinstance(law, Gaussian):
             law = balanced(law, self.sensitivity)
         sized = sized_together(law, self.sensitivity, self.budget, planned, self.rate)
@@ -362,7 +358,8 @@ class PrivateSGD:
 
     def _prepare(self, batch: PoissonBatch) -> None:
         """Everything that can fail for other reasons than the budget, before anything is spent."""
-        self.probe()
+        if not self._ready:
+            self.prepare()
         if not self._ready and self.generator is None:
             self.noise.add_(torch.zeros_like(self.gradients.flat))  # imports and compiles the sampler
         self._ready = True

@@ -13,27 +13,13 @@ from matrixdp.learn.layers import rule_for
 from matrixdp.learn.layers.base import RecordGradients
 from matrixdp.learn.layers.normalization import refuse_batch_statistics
 
-_REPLACEMENTS: dict[type[nn.Module], str] = {
-    nn.LSTM: "use opacus.layers.DPLSTM instead",
-    nn.GRU: "use opacus.layers.DPGRU instead",
-    nn.RNN: "use opacus.layers.DPRNN instead",
-    nn.MultiheadAttention: "use opacus.layers.DPMultiheadAttention(..., batch_first=True) instead",
-    nn.EmbeddingBag: "use nn.Embedding and a sum over the tokens instead",
-}
-_OTHERWISE = (
-    "build it from layers such as nn.Linear, register a rule with opacus.grad_sample.register_grad_sampler, or freeze "
-    "it with requires_grad_(False)"
-)
-
 
 class TrainableModel:
-    """A model whose trainable parameters all lie in layers with a rule and have one type and device.
-
-    Their gradients are laid out one after the other in one vector.
-    """
+    """A model whose trainable parameters have one type and device; gradients are laid out in one vector."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.layers = model, _trainable_layers(model)
+        self.model = model
+        refuse_batch_statistics(model)
         self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         kinds = {(p.dtype, p.device) for p in self.names}
         if len(kinds) != 1:
@@ -59,6 +45,15 @@ class TrainableModel:
         if not all(p.device == self.device and p.dtype == self.dtype for p in trainable):
             raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
         refuse_batch_statistics(self.model)
+
+    def layers(self) -> list[Layer] | None:
+        """The layers that hold trainable parameters; None if one of them has no rule for gradients per record."""
+        layers = [
+            Layer(name, module, {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad})
+            for name, module in self.model.named_modules()
+        ]
+        holding = [layer for layer in layers if layer.parameters]
+        return holding if all(layer.has_rule() for layer in holding) else None
 
 
 @dataclass(eq=False, frozen=True)
@@ -105,24 +100,3 @@ class Layer:
                 )
             if tensor.is_floating_point() and tensor.dtype != dtype:
                 raise InvalidInput(f"the {word} of {self} is {tensor.dtype}, its parameters {dtype}; turn off autocast")
-
-
-def _trainable_layers(model: nn.Module) -> list[Layer]:
-    """The layers that hold trainable parameters; refuses what mixes records and what has no rule."""
-    refuse_batch_statistics(model)
-    layers: list[Layer] = []
-    others: list[Layer] = []
-    for name, module in model.named_modules():
-        layer = Layer(name, module, {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad})
-        if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm is not None):
-            raise InvalidInput(f"{layer} mixes the records of a batch; leave out scale_grad_by_freq and max_norm")
-        if layer.parameters:
-            (layers if layer.has_rule() else others).append(layer)
-    # A module may also list the parameters of the layers in it, as Opacus's DPLSTM does.
-    covered = {p for layer in layers for p in layer.parameters.values()}
-    for layer in others:
-        missing = sorted(key for key, p in layer.parameters.items() if p not in covered)
-        remedy = _REPLACEMENTS.get(type(layer.module), _OTHERWISE)
-        if missing:
-            raise InvalidInput(f"{layer} holds {', '.join(missing)} without a rule for gradients per record; {remedy}")
-    return layers

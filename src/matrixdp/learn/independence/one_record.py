@@ -1,0 +1,180 @@
+"""Model and loss see one record at a time, so that they cannot mix records, whatever they do.
+
+A function of one record runs under `torch.func.vmap`: every tensor that it sees has that record alone in it, with a
+batch dimension of one, and PyTorch computes all records at once behind it. That leaves three ways in which a record
+could reach another, and each is closed:
+
+1. What is kept. A copy of the model and of the loss runs, and is thrown away; so whatever they assign to themselves is
+   gone. Parameters and buffers are the model's own, and PyTorch refuses writes into them that depend on a record. What
+   is kept elsewhere (in a global variable, a closure, a queue) would be used in a later pass: every tensor that the
+   function makes is watched, and if one outlives the pass, the pass is refused.
+2. What becomes a number, a string or a condition in Python. PyTorch has no single value to give under vmap, and raises;
+   printing a tensor would show it, and is refused here.
+3. Code that reaches behind vmap on purpose. A custom autograd function with a `vmap` rule of its own gets the whole
+   batch, and is refused. What uses private parts of PyTorch to unwrap tensors is not found.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as trees
+
+from matrixdp.errors import InvalidInput
+
+# A printed record could decide what Python does next; a node of the autograd graph keeps records alive unseen.
+_REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, Tensor.grad_fn.__get__})
+
+
+def record_gradients(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], parameters: dict[str, nn.Parameter], inputs: Any, targets: Any
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Each record's gradient of each of these parameters, (records, *shape), and its loss, (records,).
+
+    Args:
+        model: runs as `model(*inputs)` on a batch of one record.
+        loss: (outputs, targets) of one record -> one number.
+        parameters: by the names that they have in the model.
+        inputs: a tuple with the model's arguments; tensors in them, however nested, have one row per record.
+        targets: likewise.
+    """
+    values = {name: parameter.detach() for name, parameter in parameters.items()}
+
+    def loss_of_one(
+        values: dict[str, Tensor], own_model: nn.Module, own_loss: Any, record: Any
+    ) -> tuple[Tensor, Tensor]:
+        arguments, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        outputs = torch.func.functional_call(own_model, {**_constants(model, values), **values}, arguments)
+        found = own_loss(outputs, target)
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
+        return found.reshape(()), found.detach().reshape(())
+
+    def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
+        own_model, own_loss = _scratch(model), _scratch(loss)
+        found: tuple[dict[str, Tensor], Tensor] = torch.func.grad(loss_of_one, has_aux=True)(
+            values, own_model, own_loss, record
+        )
+        return found
+
+    gradients, losses = each_record(of_one, (inputs, targets))
+    return gradients, losses
+
+
+def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
+    """The model's output for each record, one row per record, without gradients."""
+
+    def of_one(record: Any) -> Tensor:
+        arguments = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        found = torch.func.functional_call(_scratch(model), _constants(model, {}), arguments)
+        if not isinstance(found, Tensor) or found.ndim < 1 or found.shape[0] != 1:
+            raise InvalidInput("model must give a tensor with one row for a batch of one record")
+        return found.squeeze(0)
+
+    with torch.no_grad():
+        outputs: Tensor = each_record(of_one, inputs)
+    return outputs
+
+
+def each_record(function: Callable[[Any], Any], records: Any) -> Any:
+    """Applies a function of one record to all of them.
+
+    Guarantee: what it gives for a record is a function of that record, of constants and of random numbers alone.
+
+    Raises:
+        InvalidInput: if PyTorch cannot run it so, or something that it computed is kept.
+    """
+    leaves, structure = trees.tree_flatten(records)
+    dims = trees.tree_unflatten([0 if isinstance(leaf, Tensor) else None for leaf in leaves], structure)
+    with _no_rules_of_their_own(), _Watch() as watch:
+        try:
+            found = torch.func.vmap(function, in_dims=(dims,), randomness="different")(records)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            raise InvalidInput(
+                "model and loss run one record at a time here, and PyTorch cannot do that: they read a value of a "
+                "record into Python, write into a buffer, or use an operation that vmap does not know. Use layers such "
+                "as nn.GroupNorm that keep nothing, and torch.where in place of conditions"
+            ) from _without_values(error)
+    results = {id(leaf) for leaf in (*leaves, *trees.tree_leaves(found))}
+    if watch.survivors(results):
+        raise InvalidInput(
+            "model or loss keeps tensors of records after it ran, outside of itself (in a global variable, a closure or "
+            "a list that it shares), where a later batch could meet them; keep nothing, or keep it in a submodule"
+        )
+    return found
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps weak references to all tensors that are made while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[Tensor]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _REFUSED:
+            raise RuntimeError(f"{function.__name__} of a tensor, which holds a record, is used")
+        found = function(*args, **(kwargs or {}))
+        self._made.extend(weakref.ref(leaf) for leaf in trees.tree_leaves(found) if isinstance(leaf, Tensor))
+        return found
+
+    def survivors(self, results: set[int]) -> bool:
+        """Whether anything outlived the pass but its results."""
+        alive = (reference() for reference in self._made)
+        return any(
+            tensor is not None and id(tensor) not in results and not isinstance(tensor, nn.Parameter)
+            and torch.func.debug_unwrap(tensor) is not tensor
+            for tensor in alive
+        )  # fmt: skip
+
+
+def _scratch(part: Any) -> Any:
+    """A copy to be thrown away, with the very parameters and buffers; functions have nothing of their own to copy."""
+    if not isinstance(part, nn.Module):
+        return copy.deepcopy(part)
+    own = {id(tensor): tensor for tensor in (*part.parameters(), *part.buffers())}
+    return copy.deepcopy(part, own)
+
+
+def _constants(model: nn.Module, trained: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Buffers, as copies, so that a counter that is written into is left as it was; and parameters without gradient."""
+    buffers = {name: tensor.detach().clone() for name, tensor in model.named_buffers()}
+    return buffers | {name: p.detach() for name, p in model.named_parameters() if name not in trained}
+
+
+@contextmanager
+def _no_rules_of_their_own() -> Iterator[None]:
+    """Custom autograd functions with a vmap rule of their own, which is handed the whole batch, raise in here."""
+    usual = torch.autograd.Function.vmap
+    kinds = [kind for kind in _below(torch.autograd.Function) if kind.vmap is not usual and "vmap" in vars(kind)]
+    rules = [(kind, vars(kind)["vmap"]) for kind in kinds if not kind.__module__.startswith("torch.")]
+    for kind, _ in rules:
+        kind.vmap = staticmethod(_refuse)
+    try:
+        yield
+    finally:
+        for kind, rule in rules:
+            kind.vmap = rule
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError("a custom autograd function has a vmap rule of its own; set generate_vmap_rule = True instead")
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
+def _without_values(error: Exception) -> Exception | None:
+    """The error of PyTorch, whose text names operations and shapes; others may quote what a record holds."""
+    return error if isinstance(error, RuntimeError) else None
