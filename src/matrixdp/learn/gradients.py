@@ -185,7 +185,8 @@ class ClippedGradients:
         """What the way depends on: shapes and types of records, and which modules are in training mode."""
         leaves, structure = trees.tree_flatten((arguments, targets))
         shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        modes = tuple(module.training for module in self.model.modules())
+        parts = [part for part in (self.model, self.loss) if isinstance(part, nn.Module)]
+        modes = tuple(module.training for part in parts for module in part.modules())
         return shapes, str(structure), modes
 
     def _parts(self, arguments: tuple[Tensor, ...], targets: Any) -> Iterator[tuple[tuple[Tensor, ...], Any]]:

@@ -17,6 +17,7 @@ could reach another, and each is closed:
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,11 +93,15 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
     Raises:
         InvalidInput: if PyTorch cannot run it so, or something that it computed is kept.
     """
-    leaves, structure = trees.tree_flatten(records)
-    dims = trees.tree_unflatten([0 if isinstance(leaf, Tensor) else None for leaf in leaves], structure)
-    with _no_rules_of_their_own(), _Watch() as watch:
+    leaves = trees.tree_leaves(records)
+    if not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
+        raise InvalidInput(
+            "a batch must consist of tensors with one row per record; it holds something that is no tensor"
+        )
+    with _no_rules_of_their_own(), warnings.catch_warnings(), _Watch() as watch:
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
-            found = torch.func.vmap(function, in_dims=(dims,), randomness="different")(records)
+            found = torch.func.vmap(function, randomness="different")(records)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             raise InvalidInput(
                 "model and loss run one record at a time here, and PyTorch cannot do that: they read a value of a "
@@ -106,8 +111,8 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
     results = {id(leaf) for leaf in (*leaves, *trees.tree_leaves(found))}
     if watch.survivors(results):
         raise InvalidInput(
-            "model or loss keeps tensors of records after it ran, outside of itself (in a global variable, a closure or "
-            "a list that it shares), where a later batch could meet them; keep nothing, or keep it in a submodule"
+            "model or loss keeps tensors of records after it ran, outside of itself (in a global variable, a closure, "
+            "or on its class), where a later batch could meet them; keep nothing, or keep it in an attribute of its own"
         )
     return found
 

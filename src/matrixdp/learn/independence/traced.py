@@ -87,6 +87,16 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in MODULES and "forward" not in vars(m)
 
+    def path_of_module(self, mod: nn.Module) -> str:
+        """A module from outside model and loss, such as a loss in a global variable, is copied into the graph."""
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            _refuse_hooks(mod)
+            name = f"outside_{id(mod)}"
+            self.root.add_module(name, _shared_copy(mod))
+            return name
+
 
 def _refuse_hooks(*parts: Any) -> None:
     """Hooks are code that the graph would not have; with hooks, records run one at a time."""
