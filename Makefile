@@ -9,11 +9,11 @@ demo: .venv/core
 	$(BIN)/matrixdp demo --out demo-output
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # also what is slow: processes that are killed, real clusters and servers, whole studies
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: .venv/dev
 	$(BIN)/ruff check

@@ -94,7 +94,7 @@ def trained(network, given, loss=loss):
 
 BOUND, EDGES = {"norm": 1.0}, {"edges": [0.0, 0.5, 1.0]}
 QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {"histogram": EDGES}
-POST = {"low_rank": (1,), "james_stein": (1.0,), "soft_threshold": (1.0,), "clip": (0.0, 1.0)}
+POST = {"low_rank": (1,), "soft_threshold": (1.0,), "clip": (0.0, 1.0)}
 MODELS = {
     "PrivatePCA": lambda: estimators.PrivatePCA(budget=BUDGET, norm=1.0),
     "PrivateCovariance": lambda: estimators.PrivateCovariance(budget=BUDGET, norm=1.0),

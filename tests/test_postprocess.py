@@ -14,7 +14,7 @@ from scipy.optimize import LinearConstraint, minimize
 
 from matrixdp import postprocess
 from matrixdp.errors import InvalidInput
-from matrixdp.postprocess import clip, james_stein, low_rank, nearest_psd, nonnegative, soft_threshold, symmetrise
+from matrixdp.postprocess import clip, low_rank, nearest_psd, nonnegative, soft_threshold, symmetrise
 
 rng = np.random.default_rng(0)
 FACTOR = rng.standard_normal((8, 2))
@@ -31,8 +31,6 @@ GAINS = {
     "low_rank": (PSD, 0.1, lambda A: low_rank(A, 2), 0.6),
     "nonnegative": (COUNTS, 5.0, nonnegative, 0.7),
     "nonnegative with total": (COUNTS, 5.0, lambda A: nonnegative(A, total=COUNTS.sum()), 0.45),
-    "james_stein": (FRACTIONS, 1.0, lambda A: james_stein(A, 1.0), 0.5),
-    "james_stein with target": (FRACTIONS + 9, 1.0, lambda A: james_stein(A, 1.0, target=9.5), 0.3),
     "soft_threshold": (SPARSE, 1.0, lambda A: soft_threshold(A, 1.0), 0.5),
 }
 
@@ -143,22 +141,6 @@ def test_nonnegative_with_total_agrees_with_an_optimiser():
     np.testing.assert_array_equal(nonnegative([1.0, 2.0], 0), [0.0, 0.0])
 
 
-def test_james_stein_by_hand():
-    np.testing.assert_allclose(james_stein([3.0, 0.0, 4.0], 2.0), np.array([3.0, 0.0, 4.0]) * (1 - 4 / 25))
-    np.testing.assert_array_equal(james_stein([0.1, 0.1, 0.1], 1.0), np.zeros(3))  # never past the target
-    np.testing.assert_array_equal(james_stein([0.1, 0.1, 0.1], 9.0, target=[1.0, 2.0, 3.0]), [1.0, 2.0, 3.0])
-    np.testing.assert_array_equal(james_stein(np.zeros((2, 2)), 1.0), np.zeros((2, 2)))
-    np.testing.assert_array_equal(james_stein([0.1, -0.2], 1.0), [0.1, -0.2])  # two entries: nothing to gain
-    np.testing.assert_array_equal(james_stein([0.1], 1.0), [0.1])
-
-
-def test_james_stein_gains_away_from_the_target_too():
-    truth = np.full(50, 3.0)
-    noise = np.random.default_rng(5).standard_normal((400, 50))
-    errors = [np.sum((james_stein(truth + z, 1.0) - truth) ** 2) for z in noise]
-    assert np.mean(errors) < np.mean(np.sum(noise**2, axis=1))
-
-
 def test_soft_threshold_by_hand():
     np.testing.assert_array_equal(soft_threshold([3.0, -3.0, 0.5], 1.0, threshold=1.0), [2.0, -2.0, 0.0])
     np.testing.assert_array_equal(soft_threshold([3.0, -3.0, 0.5], 1.0, threshold=0.0), [3.0, -3.0, 0.5])
@@ -190,7 +172,6 @@ ONE_ARGUMENT = {
     "low_rank": lambda A: low_rank(A, 1),
     "nonnegative": nonnegative,
     "nonnegative with total": lambda A: nonnegative(A, 1.0),
-    "james_stein": lambda A: james_stein(A, 1.0),
     "soft_threshold": lambda A: soft_threshold(A, 1.0),
 }
 
@@ -215,9 +196,6 @@ BAD_ARGUMENTS = {
     "rank vector": (lambda: low_rank(np.ones(3), 1), "dimensions"),
     "total negative": (lambda: nonnegative(MATRIX, -1.0), "total"),
     "total NaN": (lambda: nonnegative(MATRIX, np.nan), "total"),
-    "james_stein std": (lambda: james_stein(MATRIX, 0.0), "std"),
-    "james_stein NaN": (lambda: james_stein(MATRIX, np.nan), "std"),
-    "james_stein target": (lambda: james_stein(MATRIX, 1.0, target=[1.0, 2.0]), "target"),
     "soft_threshold std": (lambda: soft_threshold(MATRIX, -1.0), "std"),
     "soft_threshold threshold": (lambda: soft_threshold(MATRIX, 1.0, threshold=-1.0), "threshold"),
     "soft_threshold NaN": (lambda: soft_threshold(MATRIX, 1.0, threshold=np.nan), "threshold"),

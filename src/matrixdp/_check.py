@@ -39,7 +39,7 @@ def entries(dtype: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """What a message may say of anything: its type, and its shape or length."""
+    """What a message may say of any object: its type, and its shape or length."""
     name = type(value).__name__
     try:
         shape = tuple(value.shape)
@@ -72,7 +72,7 @@ def withheld(what: str) -> Iterator[None]:
     except (MatrixDPError, MemoryError):
         raise
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's; it tells of sizes alone, and callers look for it
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; its text has sizes alone, and callers catch it
             raise
         raise InvalidInput(
             f"{what} failed: {origin(error)}. Its message is withheld, as it may quote a record; to see it, run the "
@@ -221,3 +221,11 @@ def broadcast(name: str, value: Any, target: Shape) -> Array:
     if array.shape not in ((), target):
         raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}")
     return np.broadcast_to(array, target)
+
+
+def weights(value: Any, target: Shape) -> Array:
+    """Weights of squared errors, one number or one per entry, none below 0."""
+    array = broadcast("weights", value, target)
+    if not np.all(array >= 0):
+        raise InvalidInput("weights must be 0 or above everywhere")
+    return array

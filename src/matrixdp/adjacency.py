@@ -27,7 +27,7 @@ class Adjacency(StrEnum):
 
     @property
     def neighbours(self) -> str:
-        """In words."""
+        """How two neighbours differ, in words."""
         return {
             Adjacency.ADD_REMOVE: "one record added or removed",
             Adjacency.REPLACE: "one record replaced",

@@ -1,4 +1,4 @@
-"""A tour on public data: two releases from the same records under one budget, with certificates and pictures."""
+"""A demonstration on public data: two releases under one budget, with certificates and pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TOTAL = Budget(1.0, 1e-6)
-# Both were chosen with these public records in view; with private ones that would spend budget that nobody counts.
+# Both were chosen with these public records in view; with private ones that would be an uncounted spend.
 # Bins for the ink in one half of a picture:
 INK = np.linspace(3, 17, 15)
 # How many directions of the noisy second moment are kept:
@@ -127,7 +127,7 @@ def equal_share(total: Budget, releases: int) -> Budget:
     """The budget for each of several Gaussian releases, at the total's delta, so that all of them keep the total.
 
     Guarantee: Gaussian releases of the same records that each keep the share keep, together, the total, even when
-    later ones are chosen in the light of earlier ones.
+    later ones are chosen in view of earlier ones.
 
     Source: dong2022gaussian, composition of Gaussian differential privacy.
     """

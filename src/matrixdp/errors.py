@@ -8,8 +8,8 @@ class MatrixDPError(Exception):
 class InvalidInput(MatrixDPError, ValueError):
     """An argument cannot be used; the message names it and says what to do instead.
 
-    It shows numbers and words of public arguments, and of all else the place and the kind: never a cell of the data, a
-    header or a label. That there is a refusal may depend on the data all the same, and no guarantee covers that.
+    It shows numbers and words of public arguments, and only place and kind of everything else: never a cell of the
+    data, a header or a label. Whether it is raised may depend on the data, and no guarantee covers that.
     """
 
 

@@ -123,7 +123,8 @@ def prepare(
     """All of `release` that comes before the ledger is charged: its certificate is known, and nothing is drawn yet."""
     backend = backend_of(value)
     checked = backend.checked(value, sensitivity)
-    law = proposed(mechanism, backend.shape_of(checked), sensitivity, budget, options)
+    shape = tuple(int(side) for side in checked.shape)
+    law = proposed(mechanism, shape, sensitivity, budget, options)
     certificate = sized_for_budget(law, sensitivity, budget, rng, query)
     refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)

@@ -22,7 +22,7 @@ from matrixdp.comparison import KEEPS, Comparison, Row
 from matrixdp.errors import InvalidInput
 
 RESOLUTION = 150
-"""Dots an inch of a saved picture."""
+"""Dots per inch of a saved picture."""
 
 # Colour-blind readers can tell the colours apart; in grey, lightness and hatching do.
 STYLES = {

@@ -1,4 +1,4 @@
-"""What may be done to a released matrix for free.
+"""Post-processing of a released matrix, which costs no privacy.
 
 A function of a release that does not look at the data again keeps its guarantee (dwork2014algorithmic, proposition
 2.1). Every argument beside the matrix must therefore be public: a range, a rank, a total, the std of the noise.
@@ -85,30 +85,6 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
         return np.zeros_like(given)
     nearest: Array = np.maximum(shifted - thresholds[kept - 1], 0)
     return nearest
-
-
-def james_stein(matrix: Any, std: float, target: Any = 0.0) -> Array:
-    """Shrinks a release with i.i.d. Gaussian noise towards a target, by as much as the noise explains.
-
-    With three entries or more the mean squared error is below that of the release, whatever the true matrix, and much
-    below it when that is near the target. Fewer entries are returned as they are.
-
-    Args:
-        matrix: a released vector or matrix.
-        std: the standard deviation of the noise in each entry.
-        target: a public guess, a number or an array of the matrix's shape.
-
-    Source: james1961estimation; baranchik1964multiple (the factor is never negative); balle2018improving, section 4.
-    """
-    given = _check.finite("matrix", matrix)
-    guess = _check.broadcast("target", target, given.shape)
-    std = _check.positive("std", std)
-    with np.errstate(over="ignore"):  # an infinite distance keeps the release as it is
-        offset = given - guess
-        distance = float(np.linalg.norm(offset / std))
-    spare, square = max(given.size - 2, 0), distance * distance
-    keep = 1 - spare / square if square > spare else 0.0
-    return guess + keep * offset
 
 
 def soft_threshold(matrix: Any, std: float, threshold: float | None = None) -> Array:

@@ -279,7 +279,7 @@ def test_bad_records_are_named_by_their_line(refused, tmp_path, content, place):
         (("--query", "median", "--norm", "1"), "query must be one of second-moment"),
         (("--query", "second-moment"), "needs --norm"),
         (("--query", "histogram"), "needs --edges"),
-        (("--query", "histogram", "--edges", "0:1:2", "--edges", "0:1:2", "--norm", "1"), "no use for --norm"),
+        (("--query", "histogram", "--edges", "0:1:2", "--edges", "0:1:2", "--norm", "1"), "does not take --norm"),
         (("--query", "histogram", "--edges", "0:1"), "edges must look like"),
         (("--query", "sum", "--norm", "-1"), "norm"),
         (("--query", "sum", "--norm", "1", "--columns", "height"), "height"),

@@ -89,6 +89,11 @@ def test_numerators_are_what_the_columns_draw(bits):
     assert totals == parts == table.numerators()
 
 
+def test_an_alias_table_can_hold_one_outcome_and_all_outcomes():
+    for numerators in ([TOTAL] + [0] * 2047, [2**116] * 2048):
+        assert tables.AliasTable(*tables._alias(numerators), 0.0).numerators() == numerators
+
+
 def test_tables_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
         tables.digits(1.0, 2.0).tables[0].packed[0] = 0

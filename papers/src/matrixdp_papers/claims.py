@@ -1,4 +1,4 @@
-"""The papers put to the test on their own settings: what each mechanism claims there, and what is true."""
+"""The papers' claims, tested on their own settings: what each mechanism claims there, and what is true."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ SETTINGS = (
     ),
 )  # fmt: skip
 
-# What is put to the test: a label, the mechanism and its options.
+# What is tested: a label, the mechanism and its options.
 ENTRIES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("classic", "classic", {"beyond_proof": True}),
     ("analytic", "analytic", {}),
@@ -277,15 +277,15 @@ exactly. The column *true delta* is the delta that really holds at the claimed e
 the column *x analytic* says how many times the squared error of one analytic Gaussian on the whole matrix it costs.
 *violated*: the claim is false, and the true delta says by how much.
 
-**Why R1SMG is refused.** Its noise is a uniform direction times one normal number. In M dimensions the density of such
-noise grows like r^-(M-1) towards the true value, so an output lies far closer to the value it came from than to a
+**Why R1SMG is refused.** Its noise is a uniform direction times one normal variable. In M dimensions the density of
+such noise grows like r^-(M-1) towards the true value. So an output lies far closer to the value it came from than to a
 neighbour's, and its distance gives away which of the two it was. The published proof fixes the two directions that lead
 to one output and compares the densities given them; the output is not seen together with its direction. At the paper's
 own settings the true delta is between 0.0005 and 1, where 1e-5 to 1e-10 is claimed. The small errors in its rows are
 what a mechanism without privacy costs.
 
 **How much the others give away.** MVG, MGM, UDN and IDN bound the privacy loss by the norm of the whole noise, which
-grows with the size of the matrix, where only the noise along the difference matters. They keep their promise and pay
+grows with the size of the matrix. Only the noise along the difference matters. They keep their claim and pay
 for it with tens to billions of times the squared error, and more. IMGM with its best covariance is the analytic
 Gaussian. The classic formula is loose below epsilon 1 and false for large epsilon, where it is not proven but often
 used.

@@ -22,7 +22,7 @@ from matrixdp.privacy.laws import added_law
 from matrixdp.sensitivity import Sensitivity
 
 Progress = Callable[[int, int], object]
-"""Told how many outputs have been drawn, and how many will be."""
+"""Called with the number of outputs drawn so far, and the number in all."""
 
 SAMPLES = 10_000
 CONFIDENCE = 1 - 1e-6
@@ -49,8 +49,8 @@ def audit(
 ) -> AuditResult:
     """Tests a claimed (epsilon, delta) of any mechanism on one pair of neighbours.
 
-    Some of the outputs, at most a quarter, are learned from, a quarter chooses the statistic and the events, and the
-    bounds count the rest, which nothing was chosen by.
+    At most a quarter of the outputs is used to fit the statistics, a quarter to choose the statistic and the events.
+    The bounds are computed from the rest alone.
 
     Args:
         release_fn: the mechanism; called with an input, it returns numbers or an array of them, of one shape, with
@@ -63,14 +63,14 @@ def audit(
         confidence: the probability that the bounds hold.
         statistic: "linear", "radial", "learned", or "auto", which tries them all; or a function from a stack of
             outputs (one more axis in front) to one number each.
-        progress: told how many outputs have been drawn and how many will be.
+        progress: called with the number of outputs drawn so far and the number in all.
 
     Guarantee: if release_fn keeps the claim, it is rejected with probability at most 1 - confidence, whatever the
         mechanism, the statistic and the number of samples.
 
-    Power: at (1, 0.1) Gaussian noise that is 10 % short takes 60,000 samples to reject, at (1, 0.01) 500,000, and at a
-        delta of 1e-6 no number that can be drawn; `audit_law` sees it there. A mechanism whose delta is 0.2 where 1e-7
-        is claimed takes a few thousand.
+    Power: at (1, 0.1) Gaussian noise that is 10 % too small takes 60,000 samples to reject, at (1, 0.01) 500,000, and
+        at a delta of 1e-6 more than can be drawn; `audit_law` detects it there. A mechanism whose delta is 0.2 where
+        1e-7 is claimed takes a few thousand.
 
     Source: jagielski2020auditing; clopper1934use.
     """
@@ -112,10 +112,10 @@ def audit_law(
         samples: how many outputs to draw for each input.
         confidence: the probability that the bounds hold.
         method: "clopper-pearson" assumes nothing; "gaussian" assumes that Gaussian noise is added to the input, and
-            then sees a shortage of a few percent at any delta; "auto" takes the second for a Gaussian law.
+            then detects noise that is a few percent too small, at any delta; "auto" is the second for a Gaussian law.
         release_fn: another mechanism that is said to add this noise to its input; by default `law.sample` draws it.
         rng: a numpy Generator, for reproducible studies, and faster; by default the entropy that releases draw from.
-        progress: told how many outputs have been drawn and how many will be.
+        progress: called with the number of outputs drawn so far and the number in all.
 
     Guarantee: if the samples keep the budget, they are rejected with probability at most 1 - confidence; with the
         method "gaussian" only if what it assumes is true.
@@ -162,7 +162,7 @@ def audit_scores(
         epsilon: the claimed epsilon, 0 or above.
         delta: the claimed delta, 0 or above.
         confidence: the probability that the bounds hold.
-        rng: shuffles the scores, so that a sorted list does no harm.
+        rng: shuffles the scores, so that their order does not matter.
 
     Guarantee: as for `audit`, if the statistic was not fitted to the same outputs.
     """
@@ -233,14 +233,14 @@ class _Outputs:
         pools = ThreadpoolController()
         for given in self.inputs:
             for block in self._blocks(given, self.samples):
-                # the product is small, so threads would cost more than they bring; the mechanism keeps its own
+                # the product is too small for threads; the mechanism keeps its own
                 with pools.limit(limits=1, user_api="blas"):
                     noise = read(block - given)
                     total, squares = total + np.sum(noise, axis=0), squares + noise.T @ noise
         return np.asarray(squares - np.outer(total, total) / (2 * self.samples))
 
     def judge(self, learnt: Mapping[str, Statistic], claim: tuple[float, float], confidence: float) -> AuditResult:
-        """Chooses by a quarter of the outputs, counts all that are left, and compares with the claim."""
+        """Chooses events by a quarter of the outputs, counts all others, and compares with the claim."""
         first = self.scores(self.samples // 4, learnt)
         rest = self.scores(self.samples - self.drawn // 2, learnt)
         return _judge(first, rest, claim, self.samples, confidence)
@@ -303,6 +303,6 @@ def _confidence(confidence: float) -> float:
 def _samples(samples: int) -> int:
     if not _check.count("samples", samples) >= _LEAST_SAMPLES:
         raise InvalidInput(
-            f"samples must be at least {_LEAST_SAMPLES}, got {samples!r}; thousands are needed to see much"
+            f"samples must be at least {_LEAST_SAMPLES}, got {samples!r}; a useful audit takes thousands"
         )
     return int(samples)

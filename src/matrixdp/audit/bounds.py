@@ -27,7 +27,7 @@ Counted = npt.NDArray[np.intp]
 
 # Thresholds tried from either end, at ranks that grow by a constant factor, so that tails are searched finely.
 _THRESHOLDS = 300
-# Where e^epsilon is larger than this, no count of samples leaves anything of a delta.
+# Above this epsilon, no number of samples gives a bound on delta.
 _LARGEST_EPSILON = 700.0
 
 
@@ -97,8 +97,8 @@ def _rates(
 def choose_events(scores: Scores, epsilon: float, delta: float, level: float) -> tuple[Event, Event]:
     """The event that gives the largest bound on epsilon, and the one that gives the largest bound on delta.
 
-    The bounds themselves are maximised, at their full price for few counts: an event that looks good by luck, in a
-    tail where hardly any output falls, is not chosen.
+    The confidence bounds themselves are maximised, so an event in a tail with hardly any outputs, which looks good by
+    chance, is not chosen.
     """
     best: list[tuple[float, Event]] = []
     for name, both in scores.items():
@@ -145,7 +145,7 @@ def mu_from_scatter(scatter: Array, draws: int, difference: Array, weights: Arra
 
     The scatter W of N draws in k coordinates, the sum of (x - mean)(x - mean)^T, is Wishart distributed with N - 1
     degrees of freedom, so that (v^T S^-1 v) / (v^T W^-1 v) is chi-square distributed with N - k, and mu^2 is the
-    numerator for the difference v. Where W is singular, the noise is only looked at along the weights.
+    numerator for the difference v. Where W is singular, the noise is measured along the weights only.
 
     Guarantee: at most the truth with probability `confidence`, exactly, if the draws are independent, alike and normal,
     and are added to the value; nothing otherwise.

@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""The result of an audit."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class AuditResult:
         return "rejected" if self.rejected else "not rejected"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """All fields and the verdict, for JSON."""
         return {**asdict(self), "verdict": self.verdict}
 
     def lines(self) -> list[tuple[str, str]]:
-        """What is printed: a word and a text each."""
+        """The printed lines, as pairs of label and text."""
         meaning = "the claim is false" if self.rejected else "these samples do not refute the claim"
         return [
             ("claim", f"epsilon {self.epsilon:g}, delta {self.delta:g}"),

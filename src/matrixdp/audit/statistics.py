@@ -1,8 +1,8 @@
-"""What the outputs are judged by: each statistic turns a stack of outputs into one score each.
+"""Test statistics: each turns a stack of outputs into one score per output.
 
 The best of all is the likelihood ratio, where the law of the noise is known. Where it is not, `linear` looks along the
 difference of the inputs, `radial` compares the distances to them, and `learned` is fitted to outputs that are not used
-again. Which way a score points does not matter: events of both directions are tried.
+again. The sign of a score does not matter: events in both directions are tried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lesson:
 
     @classmethod
     def of(cls, value: Any, neighbour: Any, outputs: tuple[Array, Array]) -> Lesson:
-        """Outputs that look like the inputs are centred there, all others where they were seen."""
+        """Outputs of the inputs' shape are centred at the inputs, all others at their means."""
         shape = outputs[0].shape[1:]
         rows = _rows(outputs[0]), _rows(outputs[1])
         try:
@@ -68,7 +68,7 @@ def linear(lesson: Lesson) -> Statistic:
 
 
 def radial(lesson: Lesson) -> Statistic:
-    """The log of the ratio of the distances to the two inputs; at 0 it is the question which one is nearer."""
+    """The log of the ratio of the distances to the two inputs; its sign says which one is nearer."""
     return lambda outputs: _log_distance(outputs, lesson.neighbour) - _log_distance(outputs, lesson.value)
 
 

@@ -1,4 +1,4 @@
-"""Where values live: a backend checks a value, puts it on the grid and adds noise; it decides nothing.
+"""Backends for numpy, PyTorch and Dask: each checks a value, puts it on the grid and adds noise; it decides nothing.
 
 Each backend module has the functions of `Backend`; `backend_of` finds the one for a value.
 """
@@ -10,7 +10,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from matrixdp._check import Shape
 from matrixdp.distributions import NoiseLaw
 from matrixdp.privacy.drawing import Drawing
 from matrixdp.sensitivity import Sensitivity
@@ -21,9 +20,6 @@ class Backend(Protocol):
 
     def checked(self, value: Any, sensitivity: Sensitivity) -> Any:
         """The value in the form that is drawn on; finite, and symmetric where the set says so."""
-
-    def shape_of(self, value: Any) -> Shape:
-        """The shape of a checked value."""
 
     def prepared(
         self, value: Any, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None, original: Any

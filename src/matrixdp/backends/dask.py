@@ -1,11 +1,11 @@
-"""Releasing a matrix that no machine holds: noise block by block, on the workers.
+"""Dask arrays, which may be larger than any machine: noise block by block, on the workers.
 
 One release has one key, drawn here; each block of the matrix gets a key of its own, derived from it and from the
 block's index, and only that one travels, inside the block's task. So a block that is computed again, because a worker
 was lost or because someone asks twice, carries the same noise, and no worker can remove the noise of another's blocks.
 Two releases share nothing.
 
-The same noise on other values would show their difference. So the array must mean the same values whenever it is
+The same noise on other values would reveal their difference. So the array must have the same values whenever it is
 computed: if its files or tasks may change, `persist()` it before the release.
 """
 
@@ -79,18 +79,13 @@ def checked(value: Any, sensitivity: Sensitivity) -> Any:
     return value
 
 
-def shape_of(value: Any) -> Shape:
-    """The shape of a Dask array."""
-    return _check.shape(tuple(int(side) for side in value.shape))
-
-
 def prepared(
     value: Any, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None, original: Any = None
 ) -> Callable[[], Any]:
     """The noisy array as tasks; nothing is drawn before it is computed. See `Backend`.
 
     Guarantee: that of the certificate, for everything that is ever computed from the result. Whoever can read the
-        memory of the client, the scheduler or a worker, or the connections between them, is outside of it.
+        memory of the client, the scheduler or a worker, or the connections between them, is outside this guarantee.
 
     A block whose values are not finite, or do not fit the grid, is refused on computing. The release has failed then,
     and stays spent.
@@ -110,7 +105,7 @@ def prepared(
 def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) -> Any:
     """A Dask array of the values with grid noise: block (i, j) is drawn as one machine would, with `key.derive(i, j)`.
 
-    The name of the array is random and tells nothing about the key.
+    The name of the array is random and reveals nothing about the key.
     """
     name = f"released-{secrets.token_hex(16)}"
     tasks = {}
@@ -167,5 +162,5 @@ def _scale(covariance: Independent, place: tuple[slice, ...]) -> tuple[float, li
     if isinstance(covariance, Diagonal):
         return 1.0, [covariance.std[place]]
     rows, columns = covariance.rows.variances[place[0]], covariance.columns.variances[place[1]]
-    alike = rows[:1] if np.all(rows == rows[:1]) else rows  # nothing to send for each row of a tall matrix
+    alike = rows[:1] if np.all(rows == rows[:1]) else rows  # one number to send for a tall matrix, not one per row
     return 1.0, [np.sqrt(alike)[:, None], np.sqrt(columns)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
-from matrixdp._check import Array, Shape
+from matrixdp._check import Array
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Covariance, FullCovariance, Isotropic
 from matrixdp.errors import InvalidInput
@@ -48,11 +48,6 @@ def symmetric(array: Array) -> Array:
     return (array + array.T) / 2
 
 
-def shape_of(value: Array) -> Shape:
-    """The shape of an array."""
-    return value.shape
-
-
 def prepare(law: NoiseLaw, drawing: Drawing, dtype: npt.DTypeLike = np.float64) -> None:
     """Imports, compiles and builds all that drawing on this machine's processors needs, before anything is spent."""
     if drawing.grid is not None and isinstance(law, Gaussian):
@@ -82,7 +77,7 @@ def prepared(
     too_long = longest is not None and not float(np.linalg.norm(white)) <= longest
     if too_long or not kernels.largest(white) < kernels.limit(std, grid, white.dtype):
         raise InvalidInput(TOO_LARGE)
-    noisy = np.empty(white.shape) if isinstance(covariance, Isotropic) else white  # which is ours, and not the value
+    noisy = np.empty(white.shape) if isinstance(covariance, Isotropic) else white  # a new array, not the caller's value
     return lambda: _noisy(white, std, covariance, grid, noisy)
 
 

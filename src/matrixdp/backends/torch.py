@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matrixdp._check import Array, Shape
+from matrixdp._check import Array
 from matrixdp.backends import numpy
 from matrixdp.backends.numpy import TOO_LARGE
 from matrixdp.distributions import Gaussian, NoiseLaw
@@ -33,15 +33,10 @@ def checked(value: Tensor, sensitivity: Sensitivity) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise InvalidInput("value must be finite; drop or fill the records that are not before the query")
     if isinstance(sensitivity, RankOne):
-        sensitivity.fits(shape_of(tensor))
+        sensitivity.fits(tuple(tensor.shape))
         # kept in double precision, so that no later rounding moves it off the symmetric matrices
         return torch.from_numpy(numpy.symmetric(to_array(tensor))).to(tensor.device)
     return tensor
-
-
-def shape_of(value: Tensor) -> Shape:
-    """The shape as whole numbers."""
-    return tuple(int(side) for side in value.shape)
 
 
 def prepared(
@@ -108,7 +103,7 @@ class Factor(Protocol):
         """A vector in units of the noise."""
 
     def color(self, white: Tensor) -> Tensor:
-        """The vector again."""
+        """The inverse of `whiten`."""
 
 
 class _Scaled:

@@ -30,7 +30,7 @@ COMMANDS = (demo, compare, calibrate, release, verify, audit)
 class _Commands(TyperGroup):
     """Turns every error that matrixdp raises on purpose into one line and exit code 2, and warnings into lines.
 
-    Other errors are told by type and place alone, with exit code 1: their text may quote a record.
+    Of other errors only type and place are printed, with exit code 1: their text may quote a record.
     """
 
     def invoke(self, ctx: Any) -> Any:

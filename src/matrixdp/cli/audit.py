@@ -1,4 +1,4 @@
-"""`matrixdp audit`: a mechanism's claim put to the test by samples."""
+"""`matrixdp audit`: tests a mechanism's claim by samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def audit(
     confidence: Annotated[float, typer.Option(help="The probability that the bounds hold.")] = 0.999999,
     method: Annotated[
         str,
-        typer.Option(help="clopper-pearson assumes nothing, gaussian assumes Gaussian noise and sees more; or auto."),
+        typer.Option(
+            help="clopper-pearson assumes nothing; gaussian assumes Gaussian noise, with more power; or auto."
+        ),
     ] = "auto",
     option: arguments.Options = None,
     json: arguments.Json = False,
@@ -37,18 +39,10 @@ def audit(
 
     from matrixdp.audit import audit_law
     from matrixdp.budget import Budget
-    from matrixdp.mechanisms import calibrate
-    from matrixdp.privacy.certificate import certify
 
     differences, budget = specs.sensitivity(sensitivity, adjacency), Budget(epsilon, delta)
-    law = calibrate(
-        mechanism,
-        shape=specs.shape(shape),
-        sensitivity=differences,
-        budget=budget,
-        **specs.mechanism_options(option or []),
-    )
-    certificate = certify(law, differences, budget)
+    certificate = specs.certificate(mechanism, shape, differences, budget, option)
+    law = certificate.law
     console = show.console()
     with Progress(console=console, transient=True, disable=json or not console.is_terminal) as bar:
         task = bar.add_task("drawing", total=None)

@@ -26,19 +26,11 @@ def calibrate(
     Example: matrixdp calibrate analytic --shape 6x248 --sensitivity frobenius:2.449 --epsilon 1 --delta 1e-6
     """
     from matrixdp.budget import Budget
-    from matrixdp.mechanisms import calibrate
-    from matrixdp.privacy.certificate import certify
     from matrixdp.privacy.drawing import has_safe_sampler
 
-    differences, budget = specs.sensitivity(sensitivity, adjacency), Budget(epsilon, delta)
-    noise = calibrate(
-        mechanism,
-        shape=specs.shape(shape),
-        sensitivity=differences,
-        budget=budget,
-        **specs.mechanism_options(option or []),
-    )
-    certificate = certify(noise, differences, budget)
+    budget = Budget(epsilon, delta)
+    certificate = specs.certificate(mechanism, shape, specs.sensitivity(sensitivity, adjacency), budget, option)
+    noise = certificate.law
     kept, error = certificate.meets(budget), noise.expected_squared_error()
     safe = has_safe_sampler(noise, certificate.mu)
     if json:

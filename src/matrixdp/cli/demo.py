@@ -1,4 +1,4 @@
-"""`matrixdp demo`: a guided tour on public data."""
+"""`matrixdp demo`: a demonstration on public data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def demo(
         "demo-output"
     ),
 ) -> None:
-    """See it at work: two releases from public data under one budget, with pictures."""
+    """Run a demonstration: two releases from public data under one budget, with pictures."""
     from matrixdp.demo import run
 
     run(out, show.console())

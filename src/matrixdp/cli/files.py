@@ -28,7 +28,7 @@ _MORE = 4096
 
 
 def certificate_path(output: Path) -> Path:
-    """Where the certificate of a released matrix lies: next to it."""
+    """The path of a matrix's certificate, next to the matrix."""
     return output.with_suffix(".certificate.json")
 
 
@@ -60,9 +60,9 @@ def _names(output: Path) -> tuple[Path, Path, Path]:
 def reserved(output: Path, certificate: Certificate) -> Iterator[Place]:
     """Reserves the names and the space of a matrix and its certificate, until it has been published or has failed.
 
-    The names are reserved by empty files, of which only one of several writers can be the maker; the space by drafts of
-    full size in a folder next to them. So a writer that loses, a folder that cannot be written to and a full disk are
-    found here, before a release is charged. Hard links are not needed.
+    The names are reserved by empty files, which only one of several writers can create; the space by drafts of full
+    size in a folder next to them. So a lost race, a folder that cannot be written to and a full disk are found here,
+    before a release is charged. Hard links are not needed.
 
     Args:
         output: where the matrix goes.
@@ -112,7 +112,7 @@ class Place:
     def publish(self, value: Array) -> Certificate:
         """Writes the matrix and its certificate, to which it adds the matrix's file name and SHA-256.
 
-        All are drafted and then renamed, the matrix last: no matrix ever stands without its certificate.
+        All are drafted and then renamed, the matrix last: a matrix never exists without its certificate.
 
         Returns:
             The certificate as written.
@@ -183,7 +183,7 @@ def _free(path: Path) -> None:
 
 
 def _fill(draft: Path, size: int) -> None:
-    """Writes zeros, so that the disk has room for what comes instead of them."""
+    """Writes zeros, so that the disk has room for the content."""
     with draft.open("wb") as file:
         for first in range(0, size, 1 << 20):
             file.write(bytes(min(1 << 20, size - first)))

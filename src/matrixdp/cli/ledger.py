@@ -1,4 +1,4 @@
-"""`matrixdp ledger`: a budget in a file, and all that was spent of it."""
+"""`matrixdp ledger`: a budget in a file, and every spend from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Adjacency = Annotated[
 WIDTH = 80
 """The longest line that is printed of an entry."""
 
-ledger = typer.Typer(no_args_is_help=True, help="Keep a budget in a file: every spend is on the disk before a release.")
+ledger = typer.Typer(no_args_is_help=True, help="Keep a budget in a file: every spend is on disk before a release.")
 
 
 @ledger.command()
@@ -91,11 +91,11 @@ def display(file: File, json: arguments.Json = False) -> None:
 @ledger.command()
 def spend(
     file: File,
-    mu: Annotated[float | None, typer.Option(help="What a Gaussian release outside matrixdp used.")] = None,
+    mu: Annotated[float | None, typer.Option(help="The mu of a Gaussian release made outside matrixdp.")] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="The certificate of a release, as `matrixdp release` writes it.")
     ] = None,
-    note: Annotated[str, typer.Option(help="What to remember of it; never data.")] = "",
+    note: Annotated[str, typer.Option(help="A note for the ledger; never data.")] = "",
     count: Annotated[int, typer.Option(help="How many such releases.")] = 1,
     sampling_rate: Annotated[float, typer.Option(help="The rate, if each drew its own Poisson sample.")] = 1.0,
     adjacency: Adjacency = None,
@@ -204,7 +204,7 @@ def _read(path: Path) -> Certificate:
 
 
 def _by_hand(mu: float, adjacency: str | None) -> Guarantee:
-    """A guarantee that was stated on the command line."""
+    """A guarantee stated on the command line."""
     from matrixdp import _check
     from matrixdp.adjacency import checked
     from matrixdp.privacy.guarantee import GaussianProfile, Guarantee

@@ -15,7 +15,7 @@ from matrixdp import _extras
 from matrixdp.cli import arguments, files, show, specs
 from matrixdp.errors import InvalidInput
 
-# From this delta on, a person who meant a level of significance is told what delta is.
+# From this delta on, a warning says what delta means: it may have been taken for a significance level.
 LARGE_DELTA = 1e-3
 QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity")
 
@@ -101,7 +101,7 @@ def release(
 
 
 def _cluster(scheduler: str | None) -> AbstractContextManager[object]:
-    """A client of the scheduler for a while; nothing without one."""
+    """A client of the scheduler, closed at the end; without a scheduler, nothing."""
     if scheduler is None:
         return nullcontext()
     _extras.require("distributed", "distributed")
@@ -115,7 +115,7 @@ def _cluster(scheduler: str | None) -> AbstractContextManager[object]:
 
 
 def _query(name: str, given: dict[str, Any], on_dask: bool) -> Callable[..., Any]:
-    """The query's function, once it is sure that it knows every option given and misses none."""
+    """The query's function, after a check that it knows every option given and that none is missing."""
     from matrixdp import _check, queries
 
     _check.choice("query", name, QUERIES)
@@ -131,7 +131,7 @@ def _query(name: str, given: dict[str, Any], on_dask: bool) -> Callable[..., Any
     takes = ", ".join(map(_flag, known))
     for option in given:
         if option not in known:
-            raise InvalidInput(f"the query {name} has no use for {_flag(option)}; its options: {takes}")
+            raise InvalidInput(f"the query {name} does not take {_flag(option)}; its options: {takes}")
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in given:
             raise InvalidInput(f"the query {name} needs {_flag(option)}; its options: {takes}")

@@ -16,7 +16,7 @@ PIPE_WIDTH = 120
 
 
 def document(content: Any) -> None:
-    """Prints JSON and nothing else; null stands where there is no finite number, as when no epsilon holds."""
+    """Prints JSON and nothing else; null stands for a number that is not finite, as when no epsilon holds."""
     typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 

@@ -1,17 +1,21 @@
-"""The short texts that stand for shapes, sensitivity sets, options and bin edges on the command line."""
+"""Parses shapes, sensitivity sets, options and bin edges from the command line."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from matrixdp._check import Shape
 from matrixdp.errors import InvalidInput
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+
+if TYPE_CHECKING:
+    from matrixdp.budget import Budget
+    from matrixdp.privacy.certificate import Certificate
 
 SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "frobenius": (Frobenius, ("RADIUS",)),
@@ -77,6 +81,18 @@ def mechanism_options(pairs: Sequence[str]) -> dict[str, Any]:
         if name not in known:
             raise InvalidInput(f"no mechanism has an option {name!r}; there are: {', '.join(known)}")
     return found
+
+
+def certificate(
+    mechanism: str, shape_text: str, changes: Sensitivity, budget: Budget, pairs: Sequence[str] | None
+) -> Certificate:
+    """The certificate of the noise that a mechanism proposes, with its options as texts."""
+    from matrixdp.mechanisms import calibrate
+    from matrixdp.privacy.certificate import certify
+
+    chosen = mechanism_options(pairs or [])
+    law = calibrate(mechanism, shape=shape(shape_text), sensitivity=changes, budget=budget, **chosen)
+    return certify(law, changes, budget)
 
 
 def _option_value(text: str) -> Any:

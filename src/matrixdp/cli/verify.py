@@ -1,4 +1,4 @@
-"""`matrixdp verify`: whether a certificate is true, without the data."""
+"""`matrixdp verify`: verifies a certificate without the data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def verify(
     ],
     value: Annotated[
         Path | None,
-        typer.Option(
-            help="The released file; its bytes must be those that the certificate names.", show_default="none"
-        ),
+        typer.Option(help="The released file; its SHA-256 must be the one in the certificate.", show_default="none"),
     ] = None,
     json: arguments.Json = False,
 ) -> None:

@@ -62,8 +62,8 @@ class RowGroup:
         size = max(1, BATCH_ENTRIES // len(self.chosen))
         count = 0
         try:
-            if _stamp(self.path) != self.stamp:  # the same noise on other values would show their difference
-                raise InvalidInput(f"{self.place}: the file was changed since the query was made; make it anew")
+            if _stamp(self.path) != self.stamp:  # the same noise on other values would reveal their difference
+                raise InvalidInput(f"{self.place}: the file was changed since the query was made; run the query again")
             with _open(self.path) as file:
                 _check_names(_columns_of(file), self.names, self.place)
                 # One thread: the scheduler has already given every core a task of its own.
@@ -99,7 +99,7 @@ class Partitions:
     columns: tuple[Any, ...]
 
     def zeros(self) -> Array:
-        """One record of zeros: what a query says of it beyond its value is what it says of any records."""
+        """One record of zeros; apart from its value, a query's answer on it is that on any records."""
         return np.zeros((1, len(self.columns)))
 
 

@@ -3,8 +3,8 @@
 Each of these queries is a sum over the records, up to a public factor. A worker clips the records of its partition and
 adds them up as integers, with the code of `matrixdp.queries`, and the partial sums are added up in a tree. Integers add
 up exactly, so the answer is that of one machine to the last bit, whatever the partitions (see
-`matrixdp.queries.exact_sums`). What a neighbour can change depends on the arguments alone; one record of zeros is
-enough to ask the query for that.
+`matrixdp.queries.exact_sums`). What a neighbour can change depends on the arguments alone, so the query is asked for
+it with one record of zeros.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _sum_up(parts: Iterable[Part]) -> Part:
 
 
 def _at(place: str, function: Callable[[Any], Any], piece: Any) -> Any:
-    """What a function says of a piece; its errors name the partition, and like those of `load` never quote a cell."""
+    """The function applied to a piece; its errors name the partition, and like those of `load` never quote a cell."""
     try:
         return function(piece)
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""What every noise law answers. A law describes noise and draws single samples; it claims nothing about privacy."""
+"""The interface of noise laws. A law describes noise and draws single samples; it claims nothing about privacy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoiseLaw(ABC):
     """Who proposed it, for the certificate: a mechanism's name and theorem."""
 
     note: str
-    """Anything else that the certificate should say."""
+    """A further remark for the certificate."""
 
     shape: Shape
     """The shape of the noise."""

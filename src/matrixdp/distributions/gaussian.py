@@ -21,7 +21,7 @@ LEVELS = 4
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(NoiseLaw):
-    """Gaussian noise."""
+    """Gaussian noise with mean zero and this covariance."""
 
     covariance: Covariance
     source: str = "covariance given by the caller"
@@ -37,17 +37,14 @@ class Gaussian(NoiseLaw):
         object.__setattr__(self, "shape", self.covariance.shape)
 
     def expected_squared_error(self, weights: Any = None) -> float:
-        """E ||Z||_F^2, or weighted."""
         return self.covariance.trace() if weights is None else self.covariance.weighted_trace(weights)
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
-        """Draws the noise."""
         if rng is None:
             return self.covariance.color(secure_normal(self.shape))
         return self.covariance.color(generator(rng).standard_normal(self.shape))
 
     def describe(self) -> str:
-        """A short human-readable description."""
         return self.covariance.describe()
 
     def stream(self, chunk_rows: int, values: Any = None) -> Iterator[Array]:

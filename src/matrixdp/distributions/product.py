@@ -61,10 +61,7 @@ class Product(NoiseLaw):
         """E ||Z||_F^2, or weighted; every entry has the same variance."""
         if weights is None:
             return math.prod(self.shape) * self.variance
-        counted = _check.broadcast("weights", weights, self.shape)
-        if not np.all(counted >= 0):
-            raise InvalidInput("weights must be 0 or above everywhere")
-        return self.variance * float(np.sum(counted))
+        return self.variance * float(np.sum(_check.weights(weights, self.shape)))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws the noise; whole multiples of the step."""
@@ -82,7 +79,6 @@ class Product(NoiseLaw):
         return np.asarray(self.step * steps, dtype=np.float64)
 
     def describe(self) -> str:
-        """A short human-readable description."""
         names = {1.0: "discrete Laplace", 2.0: "discrete Gaussian"}
         name = names.get(self.exponent, f"discrete generalised Gaussian, exponent {self.exponent:g}")
         return f"{name}, scale {self.scale:.6g}, on multiples of {self.step:g}"

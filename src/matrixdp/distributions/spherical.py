@@ -1,4 +1,4 @@
-"""Noise with a uniform direction and a radius of its own."""
+"""Spherical noise: a uniform direction times an independent radius."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.gaussian import secure_normal
-from matrixdp.errors import InvalidInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +43,7 @@ class Spherical(NoiseLaw):
     def expected_squared_error(self, weights: Any = None) -> float:
         """E ||Z||_F^2, or weighted; every entry has the same variance."""
         total = self.radius_moment(2)
-        if weights is None:
-            return total
-        counted = _check.broadcast("weights", weights, self.shape)
-        if not np.all(counted >= 0):
-            raise InvalidInput("weights must be 0 or above everywhere")
-        return total * float(np.mean(counted))
+        return total if weights is None else total * float(np.mean(_check.weights(weights, self.shape)))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws a direction and a radius."""
@@ -62,7 +56,6 @@ class Spherical(NoiseLaw):
         return np.asarray(direction * (radius / float(np.linalg.norm(direction))))
 
     def describe(self) -> str:
-        """A short human-readable description."""
         return f"spherical, radius density r^{self.k - 1:g} exp(-(r/{self.scale:.6g})^{self.p:g})"
 
 

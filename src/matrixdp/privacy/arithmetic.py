@@ -17,7 +17,7 @@ from matrixdp.errors import NumericalFailure
 
 Real = Any  # a float, or a one-dimensional float64 array, as the arithmetic says
 
-_ITERATIONS = 40  # 5 is the most that was seen for arguments of any use, 7 outside
+_ITERATIONS = 40  # at most 5 were seen for useful arguments, 7 outside
 
 
 class Floats:
@@ -36,7 +36,7 @@ class Floats:
 
     @staticmethod
     def where(condition: bool, value: float, other: float) -> float:
-        """One of two values."""
+        """`value` if the condition holds, else `other`."""
         return value if condition else other
 
     @staticmethod
@@ -46,7 +46,7 @@ class Floats:
 
     @staticmethod
     def solve(step: Callable[..., Real], start: float, *data: float) -> float:
-        """The first iterate that the step itself accepts; a step gives this verdict, and the next iterate."""
+        """The first iterate that the step accepts; a step returns whether it does, and the next iterate."""
         for _ in range(_ITERATIONS):
             accepted, following = step(Floats, start, *data)
             if accepted:

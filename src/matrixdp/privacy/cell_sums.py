@@ -22,7 +22,7 @@ from matrixdp._check import Array
 from matrixdp.privacy.cells import DEPTHS, TINY, UNIT, CellLoss, cell_loss, sum_rounding
 
 _DIRECT = 4096  # atoms of a sum on a lattice that is convolved directly
-_MOST_TERMS, _FEW_TERMS = 2_000_000, 10_000  # of a sum over two or three entries; where a rougher sum will do
+_MOST_TERMS, _FEW_TERMS = 2_000_000, 10_000  # of a sum over two or three entries; where a rougher sum is enough
 _MOST_BINS = 2**20  # of a Fourier transform
 _WIDTH = 8.5  # half the window of the transform, in standard deviations of the tilted law
 _OUTSIDE = 1e-14  # tilted mass above the window that is accepted without a wider one
@@ -42,7 +42,7 @@ class Cells:
 
     @property
     def count(self) -> int:
-        """How many entries."""
+        """The number of entries."""
         return sum(count for _, count in self.groups)
 
     def delta(self, epsilon: float, tolerance: float | None = None, enough: float = 0.0, stride: int = 1) -> float:
@@ -71,7 +71,7 @@ class Cells:
 
 
 def _finite(losses: Sequence[CellLoss], counts: Sequence[int], epsilon: float, tolerance: float, settle: bool) -> float:
-    """What finite losses contribute."""
+    """The part of (1) with finite losses."""
     top = math.fsum(count * loss.losses[0] for count, loss in zip(counts, losses, strict=True))
     if not epsilon < top * (1.0 + 8.0 * UNIT):
         return 0.0
@@ -187,7 +187,7 @@ class _Total:
 
     @cached_property
     def logs(self) -> list[Array]:
-        """Of the masses."""
+        """The logarithms of the masses."""
         with np.errstate(divide="ignore"):
             return [np.log(loss.masses) for loss in self.losses]
 

@@ -6,11 +6,11 @@ For independent entries the losses add up, and with x_+ = max(x, 0)
 
     delta(epsilon) = sum over (j_1, ..., j_k) of prod p(j_i) (1 - e^(epsilon - sum l(j_i)))_+ .                      (1)
 
-Everything rests on two remarks about (1).
+Two remarks about (1) are used throughout.
 
 1. It increases with every mass p and every loss l, whether or not they still belong to a pair of laws. So masses and
-   losses are rounded up one by one, what lies far on the left is given the loss infinity, and what lies far on the
-   right the loss at which it was cut.
+   losses are rounded up one by one, the far left tail is given the loss infinity, and the far right tail the
+   loss at which it was cut.
 2. It is convex in each x_i = e^(-l_i) by itself. So an atom at l may be replaced by two atoms at neighbouring points of
    a grid, with the same total of p and of p e^(-l): that can only increase (1). (This is doroshenko2022connect, for a
    law that is discrete to begin with.) The increase is of second order in the step of the grid, of first order where

@@ -1,6 +1,6 @@
 """What a noise law really guarantees on a sensitivity set: the only place in matrixdp that claims privacy.
 
-A certificate is data: it holds law, set, way of drawing, query and budget as records, so that anybody can compute the
+A certificate is data: it holds law, set, way of drawing, query and budget as records, so that anyone can compute the
 guarantee again from them (`verification`). It also says what the guarantee covers: the floating-point numbers that were
 released, or the ideal law of the noise alone. Noise of which only the ideal law is known keeps no budget here, and
 `check_releasable` and `refuse_unsafe_floats` refuse it.
@@ -53,7 +53,7 @@ class Certificate(Guarantee):
         query: the name and the public parameters of the query, if it is known.
         budget: the budget that was asked for, if any.
         released: the name and the SHA-256 of the file with the released value, if it was written.
-        remark: anything that a person should know, such as what was tested and not proved.
+        remark: what a reader should know besides, such as what was tested and not proved.
     """
 
     law: NoiseLaw
@@ -79,7 +79,7 @@ class Certificate(Guarantee):
 
     @cached_property
     def witness(self) -> Array:
-        """A difference in the set that is hidden worst; it attains mu when the certificate is exact."""
+        """A worst-case difference in the set; it attains mu when the certificate is exact."""
         return claim(self.law, self.sensitivity).witness()
 
     @property
@@ -117,7 +117,7 @@ class Certificate(Guarantee):
         return document_of(self)
 
     def to_json(self) -> str:
-        """The certificate as a JSON text, whole in itself."""
+        """The certificate as one self-contained JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
@@ -144,7 +144,7 @@ class Certificate(Guarantee):
         """Computes everything again from law and set, and compares it with what the certificate says.
 
         Returns:
-            What was compared; true in a condition if all of it agrees. It proves that the numbers follow from law and
+            What was compared; true as a condition if all of it agrees. It proves that the numbers follow from law and
             set, not who wrote them.
         """
         from matrixdp.privacy.verification import verified
@@ -204,7 +204,7 @@ def certify(
         budget: the budget that was asked for; it changes how the certificate prints, not what it guarantees.
         drawing: how the noise is drawn, for the certificate of a release.
         query: the name and the public parameters of the query.
-        remark: anything that a person should know.
+        remark: what a reader should know besides.
 
     Source: yang2021improved, Lemma 1 and Theorem 2; balle2018improving, Theorem 5.
 

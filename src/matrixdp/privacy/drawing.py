@@ -1,7 +1,7 @@
 """How noise is drawn, and what that costs.
 
 A value is whitened (the noise becomes standard normal), put on a grid and given grid noise; colouring it again is
-post-processing. Two things have to be paid for, and `Drawing` says how much: putting values on the grid, and rounding
+post-processing. Drawing has two costs, which `Drawing` states: putting values on the grid, and rounding
 while whitening, can lengthen a difference (`enlargement`, in units of mu); and the tables have a total-variation error.
 What may be added is measured against the mu that the budget allows: noise with room to spare needs no finer grid.
 """
@@ -41,7 +41,7 @@ class Drawing:
         enlargement: what has to be added to mu.
         total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
         float_safe: whether the guarantee covers the floating-point numbers that are released.
-        reproducible: drawn from a generator that the caller gave, and so no secret.
+        reproducible: drawn from a generator that the caller gave, so not secret.
         third_party: the kind of a law from outside the package, whose sampler matrixdp does not vouch for.
     """
 
@@ -74,15 +74,9 @@ class Drawing:
 
 def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> Drawing:
     """How to draw a law, so that the grid adds at most a thousandth of mu, which is what the budget allows."""
-    added = added_law(law)
-    if added is not None:
-        return Drawing(float_safe=added.float_safe, third_party=added.kind)
-    if isinstance(law, Product):
-        return costed(Drawing(step=law.step), law, sensitivity)
     if not isinstance(law, Gaussian) or mu is None:
-        return Drawing()
-    changed = _changed(law, sensitivity)
-    grid = _grid_for(mu * TOLERANCE / math.sqrt(changed))
+        return costed(Drawing(), law, sensitivity)
+    grid = _grid_for(mu * TOLERANCE / math.sqrt(_changed(law, sensitivity)))
     return costed(Drawing(grid=grid, largest_norm=_largest_norm(law.covariance, mu)), law, sensitivity)
 
 

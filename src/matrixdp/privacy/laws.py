@@ -33,7 +33,7 @@ class Claim:
     Attributes:
         profile: delta for every epsilon, never below the truth.
         exact: whether it is that of a difference in the set, or a proven upper bound.
-        witness: gives a difference in the set that is hidden worst.
+        witness: gives a worst-case difference in the set.
     """
 
     profile: Profile
@@ -160,9 +160,9 @@ def register_law(
             raises NotCertifiable where nothing is proven.
         add_noise: from a law and a value to the noisy value, with secret randomness; `value + law.sample()` by default.
         float_safe: whether the author claims that the profile covers the floating-point numbers which add_noise gives.
-            `release` and ledgers refuse a law for which nobody does.
+            `release` and ledgers refuse a law without this claim.
         exact: whether the profile is attained by a difference in the set.
-        witness: from a law and a set to a difference that is hidden worst, for audits; the longest by default.
+        witness: from a law and a set to a worst-case difference, for audits; the longest by default.
     """
     if not (isinstance(law, type) and issubclass(law, NoiseLaw)):
         raise InvalidInput(f"law must be a class derived from NoiseLaw, got {_check.kind(law)}")

@@ -60,7 +60,7 @@ def _spectrum(*, variances: Any, directions: Any, slack: float) -> Spectrum:
 _BUILD: dict[str, Callable[..., Any]] = {}
 _KINDS: dict[type, str] = {}
 _OPTIONAL: dict[type, tuple[str, ...]] = {}
-# Fields that follow from the others are not written, but for the slack, which also depends on where a spectrum is from.
+# Fields that follow from the others are not written, except the slack, which depends on how a spectrum was computed.
 _WRITTEN: dict[type, tuple[str, ...]] = {Spectrum: ("variances", "directions", "slack")}
 
 
@@ -73,7 +73,7 @@ def register(
         kind: its name in JSON.
         record: the class.
         build: makes an object from its fields; the class itself by default.
-        optional: fields that are written only where they are not None, as documents of before do not have them.
+        optional: fields that are written only where they are not None, since earlier documents do not have them.
     """
     if kind in _BUILD or record in _KINDS:
         raise InvalidInput(f"kind {kind!r} or the class {record.__name__} is registered already; choose another name")

@@ -245,8 +245,8 @@ class Profile:
 
     Guarantee: for all values at distance at most `radius` and every epsilon, the release is (epsilon, delta(epsilon))-
     differentially private. It is tight: `truth <= delta(epsilon) <= (1 + 1e-8) truth` where the truth is 1e-30 or more,
-    except next to a pure epsilon, where delta hangs on the last digits of s/c: there it answers for an s that is larger
-    by 2e-15, relative. The top of the module says what of this is proven and what is estimated.
+    except next to a pure epsilon, where delta depends on the last digits of s/c: there it answers for an s that is
+    larger by 2e-15, relative. The top of the module says what of this is proven and what is estimated.
     Source: the top of the module; joseph2025l2 and ji2024less for two members, wei2026spherical for the family.
 
     Attributes:

@@ -195,8 +195,7 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
         return Supremum(square * max(alone, both), True, lambda: records(apart=both > alone))
     full = _full(covariance)
     candidates = [records(apart=False), *([records(apart=True)] if two else [])]
-    soft = full.least_noise_direction()
-    axes = np.linalg.svd(soft)
+    axes = np.linalg.svd(full.least_noise_direction())
     for x in (axes.U[:, 0], axes.Vh[0], axes.U[:, 0] + axes.Vh[0]):
         if np.linalg.norm(x) > 0:
             candidates.append(square * np.outer(x, x) / float(x @ x))

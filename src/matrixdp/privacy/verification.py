@@ -1,9 +1,9 @@
-"""Certificates as JSON documents, and checking one without trust in any number that stands in it.
+"""Certificates as JSON documents, and their verification without trust in any stored number.
 
 A document holds the records (law, set, drawing, query, budget) and what was computed from them. Verifying reads the
 records, computes everything again, writes a fresh document, and compares the two entry by entry. So a change of any
 record shows in what follows from it, and a change of a result shows against the fresh one; to pass, the whole document
-must be the true one for its law and set. That proves consistency, not origin: nobody's signature is in it.
+must be the true one for its law and set. That proves consistency, not origin: nothing is signed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def document_of(certificate: Certificate, store: Store | None = None) -> dict[st
 
 
 def _of_gaussian(law: NoiseLaw) -> dict[str, Any]:
-    """Numbers that also move when noise changes where nothing else depends on it."""
+    """Numbers that change with the noise even where no other number does."""
     if not isinstance(law, Gaussian):
         return {}
     return {"inverse_trace": law.covariance.power_trace(-1), "rounding": law.covariance.slack}
@@ -120,7 +120,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
 
 
 def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Certificate:
-    """The certificate in a document, with the numbers that stand in it; only `verified` says whether they are true."""
+    """The certificate in a document, with the numbers stated there; only `verified` says whether they are true."""
     try:
         stated = content["guarantee"]
         law, sensitivity = decode(content["law"], fetch), decode(content["sensitivity"], fetch)
@@ -168,12 +168,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found; true in a condition if everything agrees.
+    """What a verification found; true as a condition if everything agrees.
 
     Attributes:
         compared: how many entries were compared.
         findings: those that do not agree.
-        remarks: what a person should know besides.
+        remarks: what a reader should know besides.
         subject: what was verified.
     """
 

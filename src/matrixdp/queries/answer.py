@@ -1,4 +1,4 @@
-"""What a query hands to `release`: a private value, and what a neighbour can change in it."""
+"""The result of a query, for `release`: a private value, and what a neighbour can change in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answer(_Pair):
     query: Mapping[str, Any] | None
 
     def __new__(cls, value: Array, sensitivity: Sensitivity, query: Mapping[str, Any] | None = None) -> Answer:
-        """A pair, with the query beside it."""
+        """The pair of value and set; `query` is an attribute beside it."""
         answer = super().__new__(cls, value, sensitivity)
         answer.query = query
         return answer
@@ -52,7 +52,7 @@ def query(name: str, **parameters: Any) -> dict[str, Any]:
 
 
 def with_columns(asked: Mapping[str, Any] | None, columns: Any) -> dict[str, Any]:
-    """The same query on these columns, of records that were chosen before it saw them."""
+    """The query as asked, with the columns that were selected before it ran."""
     assert asked is not None
     return query(asked["name"], **{**asked["parameters"], "columns": columns})
 

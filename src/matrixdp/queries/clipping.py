@@ -26,13 +26,13 @@ from matrixdp.errors import InvalidInput
 SMALLEST, LARGEST = 1e-30, 1e30
 # Entries whose norms are computed at a time: half a megabyte, which stays in the cache.
 ENTRIES = 1 << 16
-# Takes any float to where its square is finite, and one whose square is not to where it does not vanish either.
+# Scales any float so that its square is finite, and one whose square overflows so that its square does not vanish.
 FAR = 2.0**-600
 
 
 @dataclass(frozen=True)
 class Ball:
-    """Records of norm at most `norm`; longer ones are shortened to it."""
+    """Records of norm at most `norm`; longer ones are scaled down to it."""
 
     norm: float
 
@@ -42,11 +42,11 @@ class Ball:
             raise InvalidInput(f"norm must lie between {SMALLEST} and {LARGEST}, got {self.norm}; rescale the records")
 
     def clip(self, records: Array) -> Array:
-        """The records, each shortened if needed so that its norm is at most the bound in exact arithmetic."""
+        """The records, each scaled down if needed so that its norm is at most the bound in exact arithmetic."""
         # Above twice the rounding error of a norm, so that neither the test nor the scaling can be wrong by rounding.
         slack = (records.shape[1] + 16) * np.finfo(np.float64).eps
         bound = self.norm * (1 - slack)
-        with np.errstate(over="ignore", under="ignore"):  # an overflow means too long, what underflows is no matter
+        with np.errstate(over="ignore", under="ignore"):  # an overflow means too long; underflow does no harm
             norms = _norms(records)
             longest = norms.max()
             if longest <= bound:
@@ -63,7 +63,7 @@ class Ball:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """Records with low <= entry <= high, one bound for all columns or one each; entries outside move to the end."""
+    """Records with low <= entry <= high, one bound for all columns or one each; other entries are moved to a bound."""
 
     low: Array
     high: Array
@@ -88,8 +88,8 @@ def region(norm: Any, low: Any, high: Any, columns: int) -> Ball | Box:
     """
     if (norm is None) == (low is None and high is None):
         raise InvalidInput(
-            "give either norm, or low and high, and not both: without a bound one record could change anything, "
-            "and the bound has to be known without looking at the data"
+            "give either norm, or low and high, and not both: without a bound one record could change the value "
+            "by any amount, and the bound has to be known without the data"
         )
     if norm is not None:
         return Ball(norm)

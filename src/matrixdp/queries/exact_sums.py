@@ -1,7 +1,7 @@
 """Sums of clipped records without rounding, so that a neighbour changes them by no more than the bound.
 
 A sum in floating point depends on the order of the records, and its rounding error grows with their number: one record
-can change it by more than the record is long. Here a sum is computed in three steps.
+can change it by more than its norm. Here a sum is computed in three steps.
 
 1. Every record is truncated, by itself: its entries are rounded towards zero to whole multiples of a step, the power of
    two at or above the bound times 2^-53 (second moments: 2^-42). No entry and no norm grows, so a clipped record stays
@@ -11,11 +11,11 @@ can change it by more than the record is long. Here a sum is computed in three s
    alone, not on their order, blocks, threads or partitions, and two neighbours' sums differ by one truncated record
    (replace: by the difference of two), for any number of records.
 3. The sum, or the sum over a public number, becomes the nearest float: one rounding of relative error 2^-53, which
-   `matrixdp.secure.grid.Grid.displacement` and `Covariance.whitening_error` pay for.
+   `matrixdp.secure.grid.Grid.displacement` and `Covariance.whitening_error` account for.
 
-Truncation moves a sum of n records towards zero by at most n steps an entry, 2e-7 of the bound for a billion records,
+Truncation moves a sum of n records towards zero by at most n steps per entry, 2e-7 of the bound for a billion records,
 and a second moment by at most twice n steps times the bound, 9e-4 of the squared bound for a billion: far less than the
-noise. It is part of what is released, not of its privacy.
+noise. It changes the released value, not its privacy.
 
 The integers are added by floating-point units, which are exact on integers up to 2^53. An entry of a record is written
 as u 2^b + v, with integers u and v of a and b bits and one sign. For sums a = 26, b = 27, so that 2^26 records can be
@@ -23,13 +23,13 @@ added in float64. For second moments a = b = 21, and with U and V for the matric
 
     X^T X = 2^42 U^T U + 2^21 ((U + V)^T (U + V) - U^T U - V^T V) + V^T V.
 
-As |u| <= 2^21, |v| < 2^21 and |u + v| < 2^22, no entry of these products of up to 512 records passes 512 * 2^44 = 2^53,
-nor does a part of its sum. So in whatever order a matrix product multiplies and adds, fused or not, it computes
-integers that float64 holds.
+As |u| <= 2^21, |v| < 2^21 and |u + v| < 2^22, no entry of these products of up to 512 records exceeds
+512 * 2^44 = 2^53, nor does a part of its sum. So in whatever order a matrix product multiplies and adds, fused or not,
+it computes integers that float64 holds.
 
 Source: ozaki2012error (exact matrix products from split factors); casacuberta2022widespread (why the order and rounding
     of a sum belong to its sensitivity).
-Deviates: 1. one step for all records, so that sums over many products are exact too; 2. two slices are all of a record,
+Deviates: 1. one step for all records, so that sums over many products are exact too; 2. two slices hold a whole record,
     not its leading part; 3. the mixed product is that of U + V less the other two, since a symmetric one is cheaper.
 """
 

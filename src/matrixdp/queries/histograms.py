@@ -1,10 +1,11 @@
-"""Counts of records in the cells of a public grid."""
+"""Histograms: counts of records in the cells of a public grid."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
@@ -13,6 +14,8 @@ from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import Answer, changes, query
 from matrixdp.queries.records import load
 from matrixdp.sensitivity import Counts
+
+Cells = npt.NDArray[np.intp]
 
 
 @takes_relation
@@ -36,17 +39,23 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
             f"histogram counts in 1 or 2 dimensions, got {dimensions} columns; choose one or two (columns)"
         )
     borders = [_borders("edges", edges)] if dimensions == 1 else _pair(edges)
-    cells = np.zeros(len(rows), dtype=np.intp)
-    inside = np.ones(len(rows), dtype=bool)
-    for entries, border in zip(rows.T, borders, strict=True):
-        index = np.searchsorted(border, entries, side="right") - 1
-        index[entries == border[-1]] -= 1
-        inside &= (index >= 0) & (index < len(border) - 1)
-        cells = cells * (len(border) - 1) + index
     shape = tuple(len(border) - 1 for border in borders)
-    counts = np.bincount(cells[inside], minlength=int(np.prod(shape))).reshape(shape)
+    places, inside = cells_of(rows, borders)
+    cells = np.ravel_multi_index(tuple(place[inside] for place in places), shape)
+    counts = np.bincount(cells, minlength=int(np.prod(shape))).reshape(shape)
     asked["parameters"]["edges"] = borders
     return Answer(counts.astype(np.float64), change_in_histogram(shape, **asked["parameters"]), asked)
+
+
+def cells_of(rows: Array, borders: list[Array]) -> tuple[list[Cells], npt.NDArray[np.bool_]]:
+    """The cell of each record along each axis, and whether the record lies in the grid."""
+    places, inside = [], np.ones(len(rows), dtype=bool)
+    for entries, border in zip(rows.T, borders, strict=True):
+        place = np.searchsorted(border, entries, side="right") - 1
+        place[entries == border[-1]] -= 1
+        inside &= (place >= 0) & (place < len(border) - 1)
+        places.append(place)
+    return places, inside
 
 
 @changes("histogram")

@@ -1,4 +1,4 @@
-"""The records themselves."""
+"""The identity query: the records themselves, clipped."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def identity(
     Guarantee: replacing one record changes one row (column) of the value, by at most high - low in each entry, or by
         at most 2 norm in norm; zeroing it out, by at most max(|low|, |high|), or norm. This holds provided that each
         record keeps its row: their order must not depend on what is in them. Shuffle records that were sorted by a
-        column first. Nothing here looks whether they were: a warning would depend on the records.
+        column first. Nothing here checks the order: a warning would depend on the records.
     """
     adjacency = checked(adjacency)
     if adjacency == ADD_REMOVE:
         raise InvalidInput(
             "adjacency must be replace or zero-out for the records themselves: adding or removing a record changes the "
-            "shape of the value, and so shows at once"
+            "shape of the value, which is public"
         )
     upright = _check.choice("records_are", records_are, ("rows", "columns")) == "rows"
     if not upright and columns is not None:

@@ -76,8 +76,8 @@ def covariance(
         columns: which columns to use; all by default.
         adjacency: which data sets are neighbours; REPLACE where the number of records is public, and ZERO_OUT, about a
             public center alone.
-        center: a vector known without the data. A good one allows a smaller norm, and costs a quarter of the noise
-            of no center at the same norm.
+        center: a vector known without the data. A good one allows a smaller norm; at the same norm the noise has a
+            quarter of the std that it has without a center.
         size: a public number to divide by; the number of records by default, where that is public.
 
     Guarantee: with a center, that of the averaged second moment of x - center. Without one, write m for the mean of n

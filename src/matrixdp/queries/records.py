@@ -49,7 +49,7 @@ def load(records: Any, columns: Any = None) -> Array:
 
 
 def read(records: Any, columns: Any = None, order: Order = "K") -> Array:
-    """`load`, but unless told otherwise the matrix lies in memory as the records did, perhaps column by column."""
+    """`load`, but by default in the records' own memory order, perhaps column by column."""
     # A data frame can only come from a pandas that was imported already, so arrays do not have to pay for the import.
     loaded_pandas = sys.modules.get("pandas")
     if isinstance(records, (str, Path)):
@@ -83,16 +83,16 @@ def is_file(path: Path) -> bool:
     """Whether there is such a file.
 
     Raises:
-        InvalidInput: for what cannot be a path, such as the content of a file.
+        InvalidInput: for text that cannot be a path, such as the content of a file.
     """
     try:
         return path.is_file()
     except OSError:
-        raise InvalidInput("records: the text given is no path of a file; to use it as data, read it first") from None
+        raise InvalidInput("records: the text given is not a file path; to use it as data, parse it first") from None
 
 
 def name_of(path: Path) -> str:
-    """A path as a message may show it: one that cannot be one, such as the content of a file, is not quoted."""
+    """A path for a message; text that cannot be a path, such as the content of a file, is not quoted."""
     return str(path) if str(path).isprintable() and len(path.name) <= 255 else "of the name given"
 
 
@@ -153,13 +153,13 @@ def _from_frame(frame: pandas.DataFrame, positions: Sequence[int], source: str, 
 
 
 def _not_numeric(column: pandas.Series[Any], source: str, first: int, position: int) -> str:
-    """Where a column that is not of numbers fails, as well as can be told."""
+    """The message for a column that is not numeric: its first cell that is not a number, where there is one."""
     cells = column.to_numpy(dtype=object)
-    strangers = [row for row, cell in enumerate(cells) if not isinstance(cell, (bool, int, float, np.number))]
+    others = [row for row, cell in enumerate(cells) if not isinstance(cell, (bool, int, float, np.number))]
     dtype = _check.entries(column.dtype)
-    if not strangers:
+    if not others:
         return f"{source}, column {position}: has dtype {dtype}; convert it with astype(float)"
-    row = first + strangers[0]
+    row = first + others[0]
     return f"{source}, row {row}, column {position}: not a real number (dtype {dtype}); convert or drop it"
 
 
@@ -221,7 +221,7 @@ def _header(row: list[str], path: Path, line: int) -> list[Any]:
 
 
 def _number(cell: str) -> float:
-    if "_" in cell:  # float() takes 1_000, no other program does
+    if "_" in cell:  # float() accepts 1_000, other programs do not
         raise ValueError
     return float(cell)
 

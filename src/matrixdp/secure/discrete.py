@@ -3,20 +3,20 @@
     out = floor(value / step) + K,      P(K = j) prop. to exp(-(|j| / scale)^exponent),      in whole steps.
 
 Floor moves neighbouring values that differ by at most m steps to whole numbers that differ by at most m, so nothing has
-to be added to the sensitivity; rounding half to even would not do (0.5 -> 0, 1.5 -> 2). The step is a power of two, so
-the quotient is exact; whole numbers need no step.
+to be added to the sensitivity; rounding half to even would need more (0.5 -> 0, 1.5 -> 2). The step is a power of two,
+so the quotient is exact; whole numbers need no step.
 
 There are two samplers.
 
 - `Tabled` draws from alias tables (tables.py): one word and one look-up per table, no rejection. As in kernels.py, the
   loops have no branch that depends on values or noise; only a tie takes longer, one look-up in 2^(63-c) with 2^c
   columns. Tables of 2^11 columns stay in the first-level cache, larger ones (1 < exponent < 2 and large scales) in the
-  second. What is drawn is within `total_variation` of the law, and delta = 0 cannot be had.
-- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, and without an end. **Its time depends on the
+  second. What is drawn is within `total_variation` of the law, so delta = 0 is not possible.
+- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, with unbounded support. **Its time depends on the
   noise**: an entry that needs more random bits is drawn again more slowly (one in 2^18 or fewer, up to scales of a
-  million). Whoever sees times that finely learns that some entry's noise was close to where it changes.
+  million). An observer of such fine timing learns that some entry's noise was close to a step.
 
-A key stands for the same noise on every machine and for any number of threads.
+The same key gives the same noise on every machine and for any number of threads.
 """
 
 from __future__ import annotations
@@ -36,26 +36,24 @@ from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key, Stream, Words
 from matrixdp.secure.kernels import BLOCK
-from matrixdp.secure.tables import LEAST_SCALE, AliasTable, Digits, digits, largest_scale
-
-Whole = npt.NDArray[np.int64]
+from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_scale
 
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them exactly, with room to shift them."""
 
-_SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and their bits count on with them
-_ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # what the bits of _SHIFT are, read as a whole number
+_SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and so are their bits, shifted
+_ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # the bits of _SHIFT, read as a whole number
 _TIES = 64  # parts of the stream from here on break ties
 _REFINING = 128  # and from here on refine exact draws
 _FINE = 2.0**-42  # of the scale: closer to a whole number, an exact draw takes more bits
 
 
 class Sampler(Protocol):
-    """Something that draws whole numbers of steps."""
+    """A sampler of whole numbers of steps."""
 
     @property
     def total_variation(self) -> float:
-        """Distance of one entry's noise from its law, from above."""
+        """An upper bound on the total-variation distance of one entry's noise from its law."""
 
     def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
         """Adds the noise of a block to what is there, less the origin; `words` is room for as many words."""
@@ -91,12 +89,12 @@ class Tabled:
 
     @cached_property
     def digits(self) -> Digits:
-        """The tables."""
+        """The tables of the law."""
         return digits(float(self.exponent), float(self.scale))
 
     @property
     def total_variation(self) -> float:
-        """Distance of one entry's noise from its law, from above."""
+        """An upper bound on the total-variation distance of one entry's noise from its law."""
         return self.digits.total_variation
 
     def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
@@ -107,17 +105,17 @@ class Tabled:
             if look_up(words, table.packed, np.uint64(shift), np.int64(0 if part else origin), out):
                 more = np.empty_like(words)
                 stream.fill(more, block, _TIES + part)
-                _break_ties(words, table, more, shift, out)
+                out += table.ties_broken(words, more) << shift
 
 
 @dataclass(frozen=True)
 class ExactLaplace:
-    """Discrete Laplace noise, exactly: P(K = j) prop. to e^(-|j| / scale), without an end and without an error.
+    """Discrete Laplace noise, exactly: P(K = j) prop. to e^(-|j| / scale), with unbounded support and no error.
 
     K = A - B with A, B geometric, and A = floor(-scale log U) with U uniform on (0, 1), as P(A >= a) = P(U <= q^a) =
     q^a. The bits of U are drawn as they are needed: 64 of them give an interval, and if -scale log U has the same floor
     all over it, that is A. Otherwise 64 more are drawn, and so on, in arithmetic with as many digits as that takes. Of
-    floats only this is used: numpy's logarithm is correct to 2^-45.
+    floats only this is assumed: numpy's logarithm is correct to 2^-45.
 
     Guarantee: the law of K is exact if the words are uniform; so a difference of m steps in all is kept
         (m/scale, 0)-private.
@@ -134,7 +132,7 @@ class ExactLaplace:
 
     @property
     def total_variation(self) -> float:
-        """None at all."""
+        """0: the law is exact."""
         return 0.0
 
     def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
@@ -236,7 +234,7 @@ def add_noise(
         if given.dtype == np.uint64 and not int(given.max()) < LIMIT:
             raise InvalidInput("values must be below 2^51 in size; use a coarser grid")
         numbers: npt.NDArray[Any] = given.astype(np.int64, copy=False)
-        if not kernels._compiled(_bits)(_frozen(numbers.reshape(-1))) < LIMIT:
+        if not kernels._compiled(_bits)(kernels._read_only(numbers.reshape(-1))) < LIMIT:
             raise InvalidInput("values must be below 2^51 in size; use a coarser grid")
     else:
         numbers = given.astype(np.float64, copy=False)
@@ -265,7 +263,7 @@ def _draw(
             elif values.dtype == np.int64:
                 here[:] = values[place]
             else:
-                floors(_frozen(values[place]), step, here.view(np.float64))
+                floors(kernels._read_only(values[place]), step, here.view(np.float64))
                 origin = _ORIGIN
             source.add(stream, block, origin, here, words[: here.size])
 
@@ -297,23 +295,6 @@ def _bits(values: Whole) -> np.int64:
     for j in range(values.size):
         bits |= values[j] ^ (values[j] >> np.int64(63))
     return bits
-
-
-def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view that may not be written, so that numba sees one type of values."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
-
-
-def _break_ties(words: Words, table: AliasTable, more: Words, shift: int, out: Whole) -> None:
-    """Goes on where a word has met its threshold, and was given the alias: 64 bits more decide about it."""
-    size = np.uint64(table.packed.size)
-    columns = words & (size - np.uint64(1))
-    chosen = table.packed[columns]
-    own = ((words ^ chosen) // (size + size) == 0) & (more < table.ties[columns])
-    change = columns.astype(np.int64) - (chosen & (size - np.uint64(1))).astype(np.int64)
-    out[own] += (np.where(words & size, -change, change) << shift)[own]
 
 
 def _floors(values: npt.NDArray[np.float64], step: float, shifted: npt.NDArray[np.float64]) -> None:

@@ -1,11 +1,11 @@
-"""Cryptographic entropy: a secret key from the operating system, and the words that it stands for.
+"""Cryptographic entropy: a secret key from the operating system, and the random words derived from it.
 
 The words are the key stream of AES-256 in counter mode. A key serves one release: its stream can be opened once, it
 cannot be copied or pickled, it is never printed, and a forked process refuses its parent's keys. Blocks of a release
 have disjoint ranges of the counter, so they can be drawn in any order and on any number of threads.
 
 To draw the same blocks again, or to draw the parts of one release in several places, derive: `key.derive(i)` is the
-same key for the same i, and tells nothing about the others. Whoever derives must use each index for one part only.
+same key for the same i, and reveals nothing about the others. Whoever derives must use each index for one part only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ZEROS = memoryview(bytes(1 << 19))  # what is encrypted: the ciphertext of zero
 
 
 class _Secret:
-    """Something that holds a secret: redacted in repr, never copied, and bound to the process that made it."""
+    """Holds a secret: redacted in repr, never copied, and bound to the process that made it."""
 
     __slots__ = ("_process", "_secret")
 

@@ -36,8 +36,8 @@ table but the first leaves out.
 Each table serves |K| < 2048, more than 9.8 standard deviations. Probabilities of |K| are whole multiples of 2^-127, and
 Walker's alias method turns them into 2048 columns, each shared by at most two outcomes. A 64-bit word holds a column
 (11 bits), a sign (1 bit) and 52 bits to compare with the column's threshold: one word, one look-up, no rejection, so
-the time does not depend on the noise, but for ties: a word that meets the first 52 bits of its threshold exactly, one
-in 2^52, needs a second word for the other 64.
+the time does not depend on the noise, except for ties: a word that meets the first 52 bits of its threshold exactly,
+one in 2^52, needs a second word for the other 64.
 """
 
 from __future__ import annotations
@@ -48,11 +48,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
 
-import numpy as np
-
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.secure.entropy import Words
+from matrixdp.secure.tables import FIXED, ONE, AliasTable, alias_table, exponential
 
 REFINEMENT = 128
 """How much finer each level makes the grid."""
@@ -72,43 +70,10 @@ LIMIT = 2.0**49
 _SMOOTH = Fraction(13, 8)  # c: 3/2 would leave q = 2^-64, and 7/4 would cut off a tail of 2^-64
 # q of fact 2 at the first split, where v is least; 19.739 < 2 pi^2
 _SPLIT = math.exp(-19.739 * float(_SMOOTH**2 * (1 - _SMOOTH**2 / REFINEMENT**2)))
-_THRESHOLD_SHIFT = SIGN_BIT + 1
-_TIE_BITS = 64  # of a threshold, beyond those that are packed
-_CAPACITY = 1 << 64 - _THRESHOLD_SHIFT + _TIE_BITS  # of a column; all columns together hold 2^127
-_TOTAL = _CAPACITY * COLUMNS
-_FIXED = 192  # bits after the point in the arithmetic that builds tables; its errors stay below 2^-149
-_ONE = 1 << _FIXED
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """An alias table for a symmetric law on the whole numbers.
-
-    Column i holds `threshold << 12 | alias`: a word of that column gives |K| = i if its upper 52 bits are below the
-    threshold, and |K| = alias if they are above. If they are equal, it is i for a second word below `ties[i]`.
-    """
-
-    packed: Words
-    """The columns, read-only."""
-
-    ties: Words
-    """The lower 64 bits of the thresholds, read-only."""
-
-    total_variation: float
-    """Distance between the law that the table draws and the law that it stands for, from above."""
-
-    def numerators(self) -> list[int]:
-        """P(|K| = k) for k = 0, 1, ..., 2047 as whole multiples of 2^-127."""
-        totals = [0] * COLUMNS
-        for column, (packed, tie) in enumerate(zip(self.packed.tolist(), self.ties.tolist(), strict=True)):
-            own = packed >> _THRESHOLD_SHIFT << _TIE_BITS | tie
-            totals[column] += own
-            totals[packed & COLUMNS - 1] += _CAPACITY - own
-        return totals
 
 
 @cache
-def rounded_gaussian(std: int) -> Table:
+def rounded_gaussian(std: int) -> AliasTable:
     """N(0, std^2) rounded to whole numbers, for a std of 128 or more.
 
     The mass of a cell is the density's Taylor series about its centre, integrated: with He_n the Hermite polynomials,
@@ -117,39 +82,29 @@ def rounded_gaussian(std: int) -> Table:
     """
     variance = std * std
     weights = _weights(Fraction(variance))
-    return _table([weight * _cell(k, variance) >> _FIXED for k, weight in enumerate(weights[:COLUMNS])], weights)
+    return _table([weight * _cell(k, variance) >> FIXED for k, weight in enumerate(weights[:COLUMNS])], weights)
 
 
 @cache
-def discrete_gaussian(variance: Fraction) -> Table:
+def discrete_gaussian(variance: Fraction) -> AliasTable:
     """P(k) prop. to exp(-k^2 / (2 variance)) on the whole numbers; the parameter is nearly the variance."""
     weights = _weights(variance)
     return _table(weights[:COLUMNS], weights)
 
 
-def _exp(x: Fraction) -> int:
-    """exp(-x) for 0 <= x <= 1, in fixed point."""
-    total, term, n = 0, _ONE, 0
-    while term:
-        total += -term if n % 2 else term
-        n += 1
-        term = term * x.numerator // (x.denominator * n)
-    return total
-
-
 def _weights(variance: Fraction) -> list[int]:
     """exp(-k^2 / (2 variance)) for k = 0, 1, ... until it vanishes, in fixed point: only products of neighbours."""
-    weights, weight = [], _ONE
-    ratio, decay = _exp(1 / (2 * variance)), _exp(1 / variance)
+    weights, weight = [], ONE
+    ratio, decay = exponential(-1 / (2 * variance)), exponential(-1 / variance)
     while weight:
         weights.append(weight)
-        weight, ratio = weight * ratio >> _FIXED, ratio * decay >> _FIXED
+        weight, ratio = weight * ratio >> FIXED, ratio * decay >> FIXED
     return weights
 
 
 def _cell(k: int, variance: int) -> int:
     """The mass of the cell around k over the density at k, in fixed point."""
-    before, current, total, divisor = 0, _ONE, _ONE, 1
+    before, current, total, divisor = 0, ONE, ONE, 1
     for n in range(1, 15):
         before, current = current, (k * current - (n - 1) * before) // variance  # He_n(k/std) / std^n
         divisor *= 2 * (n + 1)
@@ -158,52 +113,14 @@ def _cell(k: int, variance: int) -> int:
     return total
 
 
-def _table(masses: Sequence[int], weights: Sequence[int]) -> Table:
+def _table(masses: Sequence[int], weights: Sequence[int]) -> AliasTable:
     """The alias table of P(k) = masses[|k|] / normaliser, given that |k| < 2048.
 
     Both laws have the normaliser sum_k exp(-k^2 / (2 s^2)): for the rounded Gaussian it should be s sqrt(2 pi), and the
     two differ by exp(-2 pi^2 s^2), far below anything that is computed here.
     """
-    normaliser = 2 * sum(weights) - weights[0]
-    both_signs = [(2 if k else 1) * mass for k, mass in enumerate(masses)]
-    both_signs += [0] * (COLUMNS - len(both_signs))
-    served = sum(both_signs)
-    numerators = [_TOTAL * mass // served for mass in both_signs]
-    numerators[0] += _TOTAL - sum(numerators)  # fewer than 2048
-    errors = sum(abs(n * normaliser - _TOTAL * mass) for n, mass in zip(numerators, both_signs, strict=True))
-    beyond = _TOTAL * abs(normaliser - served)
-    distance = Fraction(errors + beyond, 2 * _TOTAL * normaliser)
-    return Table(*_alias(numerators), math.nextafter(float(distance + Fraction(1, 1 << 110)), math.inf))
-
-
-def _alias(numerators: Sequence[int]) -> tuple[Words, Words]:
-    """Walker's table, built after Vose: a column with room to spare takes the rest from one that overflows.
-
-    Returns the packed columns and the ties.
-
-    Source: walker1977efficient; vose1991linear.
-    Deviates: 1. whole numbers, so nothing is lost; 2. a full column is stored as its own alias with threshold 0.
-    """
-    rest = list(numerators)
-    columns, ties = list(range(COLUMNS)), [0] * COLUMNS
-    low = [i for i in columns if rest[i] < _CAPACITY]
-    high = [i for i in columns if rest[i] > _CAPACITY]
-    while low:
-        needy, rich = low.pop(), high[-1]
-        threshold, ties[needy] = divmod(rest[needy], 1 << _TIE_BITS)
-        columns[needy] = threshold << _THRESHOLD_SHIFT | rich
-        rest[rich] -= _CAPACITY - rest[needy]
-        if rest[rich] <= _CAPACITY:
-            high.pop()
-        if rest[rich] < _CAPACITY:
-            low.append(rich)
-    return _read_only(columns), _read_only(ties)
-
-
-def _read_only(words: list[int]) -> Words:
-    array = np.array(words, dtype=np.uint64)
-    array.flags.writeable = False
-    return array
+    normaliser, served = (2 * sum(parts) - parts[0] for parts in (weights, masses))
+    return alias_table([*masses, *[0] * (COLUMNS - len(masses))], abs(normaliser - served))
 
 
 @dataclass(frozen=True)
@@ -242,7 +159,7 @@ class Grid:
         return 1.75 * self.step
 
     @cached_property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[AliasTable, ...]:
         """One table per level, coarsest first: K = (... (K_1 * 128 + K_2) * 128 + ...) + K_L."""
         return _tables(self.levels)
 
@@ -253,7 +170,7 @@ class Grid:
 
 
 @cache
-def _tables(levels: int) -> tuple[Table, ...]:
+def _tables(levels: int) -> tuple[AliasTable, ...]:
     """The tables of a grid with this many levels, built once per process."""
     if levels == 1:
         return (rounded_gaussian(REFINEMENT),)

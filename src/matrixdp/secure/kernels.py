@@ -8,9 +8,9 @@ and the block's place alone, so the result does not depend on the number of thre
 
 Time: the loops below have no branch that depends on a value or on the noise, only selections; values so small that they
 round to 0 are replaced by 0 first, because some processors are slow on subnormal numbers; multiplication stands where a
-division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer: for someone who
-sees times, the total variation is larger by up to 2^-52 per look-up than what Grid says. The tables (16 KiB each) stay
-in the first-level cache. Someone who shares that cache and times single look-ups is outside this model.
+division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer: for an observer
+of timing, the total variation is larger by up to 2^-52 per look-up than what Grid says. The tables (16 KiB each) stay
+in the first-level cache. An attacker who shares that cache and times single look-ups is outside this model.
 
 The loops are plain functions; numba compiles them at the first draw, and is not imported before.
 """
@@ -31,15 +31,15 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.entropy import Key, Words
-from matrixdp.secure.grid import FINEST, LIMIT, REFINEMENT, SIGN_BIT, Grid, Table
+from matrixdp.secure.grid import FINEST, LIMIT, REFINEMENT, Grid
 
 Floats = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
 
 BLOCK = 1 << 16
-"""Entries that are drawn together; part of what a key stands for."""
+"""Entries that are drawn together; another number would change the noise of a key."""
 
-_STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, unless told otherwise
+_STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, by default
 _SCAN = 16  # blocks that a thread looks at in the time of drawing one, or less
 
 
@@ -49,7 +49,7 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
     With 2^11 columns, a word's lower 11 bits are its column, the next is the sign, and its upper 52 bits are below the
     threshold exactly if the whole word is below the packed column with its lower 12 bits cleared. The lower 11 bits of
     the packed column are the alias: so one selection between word and column gives |K|. All masks come from the table,
-    because machine code on disk is not renewed when a constant elsewhere changes.
+    because cached machine code is not recompiled when a constant elsewhere changes.
     """
     sign_bit = np.uint64(table.size)
     size_bits = sign_bit - np.uint64(1)
@@ -63,16 +63,6 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
         noise[j] = carry * noise[j] + np.float64(size if word & sign_bit == 0 else -size)
         met += (word ^ column) & threshold_bits == 0
     return met
-
-
-def _break_ties(words: Words, table: Table, more: Words, noise: Array) -> None:
-    """Goes on where a word has met its threshold, and was given the alias: 64 bits more decide about it."""
-    columns = words & np.uint64(table.packed.size - 1)
-    chosen = table.packed[columns]
-    own = ((words ^ chosen) >> np.uint64(SIGN_BIT + 1) == 0) & (more < table.ties[columns])
-    alias = chosen & np.uint64(table.packed.size - 1)
-    sign = np.where(words >> np.uint64(SIGN_BIT) & np.uint64(1), -1.0, 1.0)
-    noise[own] += (sign * (columns.astype(np.float64) - alias.astype(np.float64)))[own]
 
 
 def _add(values: Floats, unit: float, noise: Array, out: Floats) -> None:
@@ -247,7 +237,7 @@ def _draw(values: Floats | None, unit: float, grid: Grid, key: Key | None, out: 
                 if look_up(words[:count], table.packed, float(REFINEMENT) if level else 0.0, noise[:count]):
                     more = np.empty(count, dtype=np.uint64)
                     entropy.fill(more, block, FINEST + level)
-                    _break_ties(words[:count], table, more, noise[:count])
+                    noise[:count] += table.ties_broken(words[:count], more)
             add(zeros[:count] if source is None else source[place], unit, noise[:count], out[place])
 
     _share(work, out.size, workers)
@@ -261,7 +251,7 @@ def _read_only(values: Floats) -> Floats:
 
 
 def _share(work: Callable[[range], T], size: int, workers: int) -> list[T]:
-    """The blocks dealt out to threads. The threads end with the call, so that none is lost in a fork."""
+    """The blocks, distributed over threads. The threads end with the call, so that none is lost in a fork."""
     blocks = -(-size // BLOCK)
     if workers == 1:
         return [work(range(blocks))]

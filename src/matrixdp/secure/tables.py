@@ -18,7 +18,7 @@ How larger scales are put together from independent tables:
    K_1. As both laws sum to 1, |C (1 + A) - 1| <= 2a/(1 - a), and the total variation is at most half of that.
 3. *1 < t < 2.* No split is known: |x|^t is not smooth at 0, so the Fourier transform of the law falls only like a
    power, and no narrow remainder hides a coarse grid. One table of up to 2^16 columns has to do: (2^16/s)^t >= 50.
-   That is a scale of 1,500 to 9,000; the privacy of larger ones could be computed, but there is no use in it.
+   That is a scale of 1,500 to 9,000; the privacy of larger ones could be computed, but nothing draws them.
 
 A table has 2^c columns, c = 11, ..., 16, and serves |K| < 2^c. Probabilities of |K| are whole multiples of 2^-127. A
 64-bit word holds a column (c bits), a sign (1 bit) and a number to compare with the column's threshold (63 - c bits);
@@ -35,19 +35,26 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.entropy import Words
 
+Whole = npt.NDArray[np.int64]
+
 LEAST_SCALE = 2.0**-10
 """The least scale, in steps, that is drawn: all but one in e^1024 are 0."""
+
+FIXED = 192
+"""Bits after the point in the arithmetic that builds tables."""
+
+ONE = 1 << FIXED
+"""The number 1 in that arithmetic."""
 
 _LEAST_BITS, _MOST_BITS, _SPLIT_BITS = 11, 16, 13  # of a column; beyond 2^13 columns, laws are split if they can be
 _TIE_BITS = 64
 _TOTAL = 1 << 127
 _DEEP = 50.0  # a table ends where probabilities are below e^-50 of the largest
-_FIXED = 192  # bits after the point in the arithmetic that builds tables
-_ONE = 1 << _FIXED
 _DIGITS = Context(prec=70)  # 232 bits
 _BASE = 1 << _LEAST_BITS  # of the digits of a geometric variable
 _REFINEMENT, _SMOOTH = 128, Fraction(13, 8)  # of a discrete Gaussian that is split
@@ -69,7 +76,7 @@ class AliasTable:
     """The lower 64 bits of the thresholds, read-only."""
 
     total_variation: float
-    """Distance between the law that the table draws and the law that it stands for, from above."""
+    """An upper bound on the total-variation distance between the law that the table draws and the ideal one."""
 
     def numerators(self) -> list[int]:
         """P(|K| = k) for k = 0, 1, ... as whole multiples of 2^-127."""
@@ -80,6 +87,15 @@ class AliasTable:
             totals[column] += own
             totals[packed % columns] += capacity - own
         return totals
+
+    def ties_broken(self, words: Words, more: Words) -> Whole:
+        """What K changes by, where a word has met its threshold and was given the alias: 64 more bits decide."""
+        size = np.uint64(self.packed.size)
+        columns = words & (size - np.uint64(1))
+        chosen = self.packed[columns]
+        own = ((words ^ chosen) // (size + size) == 0) & (more < self.ties[columns])
+        change = columns.astype(np.int64) - (chosen & (size - np.uint64(1))).astype(np.int64)
+        return np.where(own, np.where(words & size, -change, change), 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +142,7 @@ def _together(tables: Sequence[AliasTable], shifts: Sequence[int], split: float)
 
 
 def _laplace_digits(scale: float) -> Digits:
-    """By 1. above."""
+    """Discrete Laplace noise, by 1. above."""
     rate, tables = 1 / Fraction(scale), []
     while (1 << _SPLIT_BITS) * rate < _DEEP:
         tables.append(_digit(rate))
@@ -136,21 +152,21 @@ def _laplace_digits(scale: float) -> Digits:
 
 def _laplace(rate: Fraction) -> AliasTable:
     """P(k) prop. to e^(-rate |k|)."""
-    ratio = _exp(-rate)
+    ratio = exponential(-rate)
     weights = _powers(ratio, 1 << _bits(_DEEP / float(rate)))
-    return _table(weights, 2 * (weights[-1] * ratio // (_ONE - ratio) + 1) if ratio else 0)
+    return alias_table(weights, 2 * (weights[-1] * ratio // (ONE - ratio) + 1) if ratio else 0)
 
 
 def _digit(rate: Fraction) -> AliasTable:
     """P(d) prop. to r^|d| - r^(2m - |d|) for |d| < m, r = e^-rate."""
-    powers = _powers(_exp(-rate), 2 * _BASE + 1)
-    return _table([powers[d] - powers[2 * _BASE - d] for d in range(_BASE)], 0)
+    powers = _powers(exponential(-rate), 2 * _BASE + 1)
+    return alias_table([powers[d] - powers[2 * _BASE - d] for d in range(_BASE)], 0)
 
 
 def _powers(ratio: int, count: int) -> list[int]:
-    powers = [_ONE]
+    powers = [ONE]
     for _ in range(count - 1):
-        powers.append(powers[-1] * ratio >> _FIXED)
+        powers.append(powers[-1] * ratio >> FIXED)
     return powers
 
 
@@ -167,12 +183,12 @@ def _split_gaussian(scale: float) -> Digits:
 def _gaussian(squared_scale: Fraction) -> AliasTable:
     """P(k) prop. to exp(-k^2 / squared_scale), by products of neighbours."""
     columns = 1 << _bits(math.sqrt(squared_scale * _DEEP))
-    weights, weight = [], _ONE
-    ratio, decay = _exp(-1 / squared_scale), _exp(-2 / squared_scale)
+    weights, weight = [], ONE
+    ratio, decay = exponential(-1 / squared_scale), exponential(-2 / squared_scale)
     for _ in range(columns):
         weights.append(weight)
-        weight, ratio = weight * ratio >> _FIXED, ratio * decay >> _FIXED
-    return _table(weights, 2 * (weight * _ONE // (_ONE - ratio) + 1))
+        weight, ratio = weight * ratio >> FIXED, ratio * decay >> FIXED
+    return alias_table(weights, 2 * (weight * ONE // (ONE - ratio) + 1))
 
 
 def _generalised(exponent: float, scale: float, exact_scale: Fraction) -> AliasTable:
@@ -184,17 +200,17 @@ def _generalised(exponent: float, scale: float, exact_scale: Fraction) -> AliasT
     shift = power.denominator.bit_length() - 1
     log_scale = _fixed(_DIGITS.ln(Decimal(scale)))
     logs = _logs(columns + 1)
-    weights = [_ONE]
+    weights = [ONE]
     for k in range(1, columns + 1):
         size = _exp_fixed((logs[k] - log_scale) * power.numerator >> shift)  # (k/scale)^exponent
-        weights.append(_exp_fixed(-size) if size < _FIXED * _ONE else 0)
+        weights.append(_exp_fixed(-size) if size < FIXED * ONE else 0)
     beyond = weights.pop()  # sizes are convex in k, so ratios of neighbours fall
-    ratio = beyond * _ONE // weights[-1] + 1 if weights[-1] else 0
-    return _table(weights, 2 * (beyond * _ONE // (_ONE - ratio) + 2))
+    ratio = beyond * ONE // weights[-1] + 1 if weights[-1] else 0
+    return alias_table(weights, 2 * (beyond * ONE // (ONE - ratio) + 2))
 
 
 def _bits(columns: float) -> int:
-    """Of the number of a column, where so many are needed."""
+    """The bits of a column's number, for so many columns."""
     return max(math.ceil(math.log2(columns)), _LEAST_BITS)
 
 
@@ -203,7 +219,7 @@ def _bits(columns: float) -> int:
 
 def _fixed(value: Decimal) -> int:
     """To the nearest multiple of 2^-192."""
-    return int(_DIGITS.multiply(value, Decimal(_ONE)).to_integral_value())
+    return int(_DIGITS.multiply(value, Decimal(ONE)).to_integral_value())
 
 
 @cache
@@ -235,24 +251,24 @@ def _exp_fixed(x: int) -> int:
     doublings = -(-x // _log_two())
     rest = doublings * _log_two() - x  # from 0 to log 2, and exp(x) = 2^doublings exp(-rest)
     first, second = _exponentials()
-    product = first[rest >> _FIXED - 8] * second[rest >> _FIXED - 16 & 255] >> _FIXED
-    rest &= (1 << _FIXED - 16) - 1
-    series = _ONE
+    product = first[rest >> FIXED - 8] * second[rest >> FIXED - 16 & 255] >> FIXED
+    rest &= (1 << FIXED - 16) - 1
+    series = ONE
     for n in range(11, 0, -1):  # 2^(-16 * 12) / 12! vanishes
-        series = _ONE - (rest * series >> _FIXED) // n
-    product = product * series >> _FIXED
+        series = ONE - (rest * series >> FIXED) // n
+    product = product * series >> FIXED
     return product << doublings if doublings >= 0 else product >> -doublings
 
 
-def _exp(x: Fraction) -> int:
+def exponential(x: Fraction) -> int:
     """exp(x) for x <= 0."""
-    return _exp_fixed((x.numerator << _FIXED) // x.denominator) if x > -_FIXED else 0
+    return _exp_fixed((x.numerator << FIXED) // x.denominator) if x > -FIXED else 0
 
 
 # --- the tables themselves ---
 
 
-def _table(weights: Sequence[int], beyond: int) -> AliasTable:
+def alias_table(weights: Sequence[int], beyond: int) -> AliasTable:
     """The alias table of P(k) prop. to weights[|k|], given |k| < len(weights); `beyond` is the weight of all others."""
     both_signs = [(2 if k else 1) * weight for k, weight in enumerate(weights)]
     served = sum(both_signs)
@@ -265,7 +281,9 @@ def _table(weights: Sequence[int], beyond: int) -> AliasTable:
 
 
 def _alias(numerators: Sequence[int]) -> tuple[Words, Words]:
-    """Walker's table, built after Vose, as in grid.py, for any power of two of columns.
+    """Walker's table, built after Vose: a column with room to spare takes the rest from one that overflows.
+
+    Returns the packed columns and the ties.
 
     Source: walker1977efficient; vose1991linear.
     Deviates: 1. whole numbers, so nothing is lost; 2. a full column is stored as its own alias with threshold 0.

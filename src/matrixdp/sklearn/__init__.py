@@ -1,4 +1,4 @@
-"""Estimators in the manner of scikit-learn that release a private statistic when they are fitted.
+"""scikit-learn estimators that release a private statistic when they are fitted.
 
     pca = PrivatePCA(n_components=2, budget=Budget(1.0, 1e-6), norm=1.0).fit(records)
     pca.components_, pca.certificate_
@@ -7,12 +7,12 @@ Guarantee: what `fit` learns about the records (every attribute that ends in an 
 from it, with the guarantee `certificate_`; the number of records counts as public under adjacency replace. Nothing
 else is private:
 
-- `transform(records)` is a function of the records given to it. The projection of the training records reveals them,
-  as the records themselves do; only the axes are private.
-- Every `fit` is another release. Cross-validation and grid search fit many times, and each time counts; pass a ledger
-  to `fit` to have the total kept.
+- `transform(records)` is a function of the records given to it. The projection of the training records reveals them;
+  only the axes are private.
+- Every `fit` is another release. Cross-validation and grid search fit many times, and every fit counts; pass a ledger
+  to `fit` to keep the total.
 - `norm`, `center` and `edges` are public and must not come from the records.
-- `random_state` is for tests: who knows it can take the noise off. Without one the noise is seeded by the operating
+- `random_state` is for tests: whoever knows it can remove the noise. Without one the noise is seeded by the operating
   system.
 """
 

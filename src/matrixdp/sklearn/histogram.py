@@ -1,5 +1,5 @@
 # mypy: allow-subclassing-any
-"""A density from a private histogram."""
+"""Density estimation from a private histogram."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
+from matrixdp.queries.histograms import cells_of
 from matrixdp.sklearn.base import PrivateEstimator, records_of
 
 
@@ -30,7 +31,7 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         delta: instead of budget, with epsilon.
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
 
     Attributes:
         counts_: the noisy counts, none below 0.
@@ -78,15 +79,11 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         chosen = queries.load(records, self.columns)
         borders = [_check.finite("edges", e) for e in (self.edges if self.counts_.ndim == 2 else [self.edges])]
         density = self.counts_ / max(float(np.sum(self.counts_)), np.finfo(np.float64).tiny)
-        inside = np.ones(len(chosen), dtype=bool)
-        places = []
-        for axis, (entries, border) in enumerate(zip(chosen.T, borders, strict=True)):
+        for axis, border in enumerate(borders):
             density = density / np.expand_dims(np.diff(border), [a for a in range(density.ndim) if a != axis])
-            index = np.searchsorted(border, entries, side="right") - 1
-            index[entries == border[-1]] -= 1
-            inside &= (index >= 0) & (index < len(border) - 1)
-            places.append(np.clip(index, 0, len(border) - 2))
-        found = np.where(inside, density[tuple(places)], 0.0)
+        places, inside = cells_of(chosen, borders)
+        found = np.zeros(len(chosen))
+        found[inside] = density[tuple(place[inside] for place in places)]
         logarithms: Array = np.log(found, out=np.full(len(found), -np.inf), where=found > 0)
         return logarithms
 

@@ -27,17 +27,17 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         budget: the guarantee to keep; or give epsilon and delta.
         epsilon: instead of budget, with delta.
         delta: instead of budget, with epsilon.
-        norm: the largest distance of a record from the center; longer ones are shortened. Public.
+        norm: the largest distance of a record from the center; records beyond it are clipped. Public.
         center: a public vector or number that is subtracted first.
         adjacency: "replace" one record, or "add/remove" one, which needs size.
         size: a public number to divide by; the number of records by default, which only "replace" allows.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
 
     Attributes:
         components_: orthonormal rows, the largest variance first.
         explained_variance_: the noisy second moment along each, 0 where noise made it negative.
-        explained_variance_ratio_: its share of all components'.
+        explained_variance_ratio_: its share of the total over all components.
         mean_: the center.
         certificate_: what the fit guarantees.
 
@@ -123,11 +123,11 @@ class PrivateCovariance(PrivateEstimator):
         epsilon: instead of budget, with delta.
         delta: instead of budget, with epsilon.
         norm: the largest norm of a record, counted from the center if there is one. Public.
-        center: a public vector; None means the mean of the records, which costs twice the std at the same norm.
+        center: a public vector; None means the mean of the records, which costs four times the std at the same norm.
         adjacency: "replace" one record, or "add/remove" one, which needs size.
         size: a public number to divide by; the number of records by default, which only "replace" allows.
         mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; who knows it can take the noise off.
+        random_state: for tests only; whoever knows it can remove the noise.
 
     Attributes:
         covariance_: the nearest positive semidefinite matrix to the release.
@@ -174,5 +174,5 @@ class PrivateCovariance(PrivateEstimator):
 def required_norm(norm: float | None) -> float:
     """The clip norm, which has no default: it must fit the records' scale, and be known without them."""
     if norm is None:
-        raise InvalidInput("norm is missing: a public bound on a record's norm, to which longer ones are shortened")
+        raise InvalidInput("norm is missing: a public bound on a record's norm, to which longer records are clipped")
     return norm

@@ -1,4 +1,4 @@
-"""`matrixdp claims`: the papers put to the test on their own settings."""
+"""`matrixdp claims`: tests the papers' claims on their own settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def claims(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Put the papers to the test: what each mechanism claims on the papers' own settings, and what is true."""
+    """Test the papers' claims: what each mechanism claims on the papers' own settings, and what is true."""
     from rich.progress import track
 
     from matrixdp.cli import show  # which loads this module in turn

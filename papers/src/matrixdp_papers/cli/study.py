@@ -40,9 +40,9 @@ def study(
             console.print(f"{entry.name:<10} {entry.title}{needs}", markup=False, soft_wrap=True)
         return
     if name is None:
-        raise InvalidInput(f"NAME is missing: one of {', '.join(STUDIES)}; matrixdp study --list tells more")
+        raise InvalidInput(f"NAME is missing: one of {', '.join(STUDIES)}; matrixdp study --list describes them")
     if name not in STUDIES:
-        raise InvalidInput(f"NAME must be one of {', '.join(STUDIES)}, got {name!r}; matrixdp study --list tells more")
+        raise InvalidInput(f"NAME must be one of {', '.join(STUDIES)}, got {name!r}; see matrixdp study --list")
     chosen = STUDIES[name]
 
     def progress(steps: Sequence[Item], label: str) -> Iterable[Item]:

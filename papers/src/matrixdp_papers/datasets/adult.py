@@ -1,7 +1,7 @@
-"""The census records of Adult, encoded without a look at them.
+"""The census records of Adult, encoded without looking at them.
 
 Every category and every range is written here, from the documentation of the data set and the codes of the census, so
-that the encoding is public: it tells nothing about the records, and one record changes only its own row.
+that the encoding is public: it reveals nothing about the records, and one record changes only its own row.
 """
 
 from __future__ import annotations

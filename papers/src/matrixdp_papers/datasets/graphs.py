@@ -20,15 +20,15 @@ CORA = Source(
 
 
 class Graph(NamedTuple):
-    """A graph without directions: what each node is like, its class, who is joined, and which nodes serve for what.
+    """An undirected graph: features and class of each node, the edges, and the split into training and test nodes.
 
     Attributes:
-        features: one row a node.
+        features: one row per node.
         label: the class of each node.
         edges: the two ends of each edge, once each, and no node with itself.
         train: the nodes to train on.
-        validation: the nodes to choose by.
-        test: the nodes to judge by.
+        validation: the nodes to choose models by.
+        test: the nodes to test on.
     """
 
     features: Array
@@ -42,7 +42,7 @@ class Graph(NamedTuple):
 def load_cora(folder: Folder = None) -> Graph:
     """2,708 papers of seven fields, which of 1,433 words each has (0 or 1), and 5,278 citations, whichever way.
 
-    The split is that of Planetoid: 140 nodes to train on, 500 to choose by and 1,000 to judge by.
+    The split is that of Planetoid: 140 nodes to train on, 500 to validate and 1,000 to test on.
     """
     found = arrays(CORA, folder)
     starts = found["feature_indptr"]

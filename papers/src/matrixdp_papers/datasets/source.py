@@ -40,7 +40,7 @@ class Source:
 
 
 class Labelled(NamedTuple):
-    """Records, one a row, and the class of each."""
+    """Records, one per row, and the class of each."""
 
     records: npt.NDArray[Any]
     label: npt.NDArray[np.int64]

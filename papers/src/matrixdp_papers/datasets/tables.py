@@ -46,7 +46,7 @@ SWARM = Source(
 
 
 class Pickups(NamedTuple):
-    """Uber pickups of April 2014, one a record."""
+    """Uber pickups of April 2014, one per record."""
 
     time: npt.NDArray[np.datetime64]
     latitude: Array
@@ -55,7 +55,7 @@ class Pickups(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Signal strengths, one time step a row, and the sequence that each belongs to."""
+    """Signal strengths, one time step per row, and the sequence that each belongs to."""
 
     rss: Array
     sequence: npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from matrixdp_papers.networks.parts import Activation
 
 
 class GCN(nn.Module):
-    """Two layers of graph convolution, S activation(S X W1) W2, whose outputs can be had node by node.
+    """Two layers of graph convolution, S activation(S X W1) W2, whose outputs can be computed node by node.
 
     S is the adjacency matrix with a loop at every node, divided by the roots of the degrees of both ends. The inputs
     are indices of nodes. For each, the rows of S X at its neighbours go through the first layer, and their sum weighted
@@ -24,7 +24,7 @@ class GCN(nn.Module):
     layer sees two, so that the gradient of a record is that of two linear layers.
 
     Args:
-        features: X, one row a node; usually scaled so that each row sums to 1.
+        features: X, one row per node; usually scaled so that each row sums to 1.
         edges: the two ends of each edge, in either order; an edge that is given twice counts once.
         hidden: the width of the first layer.
         classes: how many there are.
@@ -34,7 +34,7 @@ class GCN(nn.Module):
         features of all nodes are taken as public: an output uses the features of neighbours and of their neighbours.
     Source: yang2021improved, table 1 (Cora).
     Deviates: 1. The table has a gradient of 1,436 x 16, but Cora has 1,433 features. 2. What is mixed in the paper's
-        GCN-Mixed is not told; this is the plain network, without dropout.
+        GCN-Mixed is not stated; this is the plain network, without dropout.
     """
 
     features: torch.Tensor
@@ -55,7 +55,7 @@ class GCN(nn.Module):
         X = _check.finite("features", features, ndim=2)
         S = _normalised_adjacency(len(X), edges)
         degrees = np.diff(S.indptr)
-        # One row a node: its neighbours, then node 0 with weight 0 up to the largest degree.
+        # One row per node: its neighbours, then node 0 with weight 0 up to the largest degree.
         row = np.repeat(np.arange(len(X)), degrees)
         place = np.arange(S.nnz) - np.repeat(S.indptr[:-1], degrees)
         neighbours, weights = np.zeros((len(X), degrees.max()), dtype=np.int64), np.zeros((len(X), degrees.max()))
@@ -82,7 +82,7 @@ def _normalised_adjacency(nodes: int, edges: npt.NDArray[Any]) -> sparse.csr_arr
     """S = D^(-1/2) (A + I) D^(-1/2), where D has the degrees of A + I."""
     ends = np.asarray(edges)
     if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
-        raise InvalidInput(f"edges must be pairs of node indices, one pair a row, got {ends.dtype} of {ends.shape}")
+        raise InvalidInput(f"edges must be pairs of node indices, one pair per row, got {ends.dtype} of {ends.shape}")
     if not np.all((ends >= 0) & (ends < nodes)):
         raise InvalidInput(
             f"edges must join nodes 0 to {nodes - 1}, one for each row of features; they go from {ends.min()} to "

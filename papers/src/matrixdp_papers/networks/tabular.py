@@ -23,7 +23,7 @@ def MLP(
         activation: what follows each hidden layer.
 
     Source: yang2021improved, table 1, and yang2023matrix, table 2 (Adult: a gradient of 105 x 12); of the networks in
-        yang2023matrix, table 3, only the last hidden width is told.
+        yang2023matrix, table 3, only the last hidden width is stated.
     """
     widths = [_check.count("inputs", inputs), *(_check.count("hidden", width) for width in hidden)]
     layers = [layer for before, after in pairwise(widths) for layer in (nn.Linear(before, after), activation())]

@@ -21,11 +21,11 @@ def LSTM(
         embedding: the numbers that stand for a word.
         hidden: the width of the state.
         classes: how many there are.
-        per_sample: whether the recurrent layer is Opacus's, made of linear layers, through which gradients of single
-            records can be had; it is slower. `network.features[1].layer` takes the state of either kind.
+        per_sample: whether the recurrent layer is Opacus's, made of linear layers, which gives gradients of single
+            records; it is slower. `network.features[1].layer` takes the state of either kind.
 
     Source: yang2023matrix, table 2 (a gradient of 20,002 x 128, that of the embedding).
-    Deviates: 1. The paper does not tell the width of the state.
+    Deviates: 1. The paper does not state the width of the state.
     """
     return _recurrent(codes, embedding, hidden, classes, per_sample=per_sample, bidirectional=False)
 
@@ -38,7 +38,7 @@ def BiLSTM(
     The features lie between -1 and 1. The arguments are those of `LSTM`.
 
     Source: yang2021improved, table 1 (150 features).
-    Deviates: 1. The paper does not tell the size of the embedding; it is that of the LSTM in yang2023matrix.
+    Deviates: 1. The paper does not state the size of the embedding; it is that of the LSTM in yang2023matrix.
     """
     return _recurrent(codes, embedding, hidden, classes, per_sample=per_sample, bidirectional=True)
 
@@ -51,7 +51,7 @@ class LastState(nn.Module):
         self.layer = layer
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """One row of features a record."""
+        """One row of features per record."""
         _, (state, _) = self.layer(words)
         rows: torch.Tensor = state.transpose(0, 1).flatten(1)
         return rows

@@ -38,7 +38,7 @@ def matrix_bingham(matrix: Array, columns: int, sweeps: int, rng: np.random.Gene
     Args:
         matrix: A, symmetric.
         columns: k, below the side of A.
-        sweeps: how often every column is drawn anew.
+        sweeps: how often every column is drawn again.
         rng: a numpy Generator.
 
     Source: hoff2009simulation; kent2018new for the rejection.
@@ -84,7 +84,7 @@ class _Proposal(NamedTuple):
     tau: float
     std: Array  # of R before the condition, D_R^(-1/2)
     root: Array  # the inverse of a Cholesky factor L of the precision of T
-    condition: Array  # G^-1 V_R^T, one row a column of the others
+    condition: Array  # G^-1 V_R^T, one row per column of the others
     carry: Array  # D_R^-1 V_R
     slope: Array  # D_R^-1 V_R G^-1 V_T^T, from T to R
     trace: float

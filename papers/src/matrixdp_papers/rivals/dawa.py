@@ -42,9 +42,9 @@ def dawa(
 
     Args:
         counts: the histogram, with one or two axes.
-        epsilon: the promise to keep.
-        workload: what the histogram is for: a Workload, a matrix with one row a query, or a name such as "all-ranges",
-            as for the matrix mechanism; every cell by default.
+        epsilon: the guarantee to keep.
+        workload: what the histogram is for: a Workload, a matrix with one row per query, or a name such as
+            "all-ranges", as for the matrix mechanism; every cell by default.
         ratio: the share of epsilon that the partition gets.
         charge: what a bucket costs beside its deviation; by default 1/epsilon_2, with epsilon_2 for the counts, which
             is the mean absolute noise of a count.
@@ -57,8 +57,8 @@ def dawa(
         each takes half of epsilon. The charge must not depend on the data.
 
     Note: the noise of the partition is of the size 4/(ratio epsilon), and every bucket has its own: the least cost is
-        found among many lucky small buckets, even in uniform data. A charge of about that size gives far larger buckets
-        and suits smooth data; it hides peaks below that size.
+        found among many small buckets that are low by chance, even in uniform data. A charge of about that size gives
+        far larger buckets and suits smooth data; it hides peaks below that size.
 
     Source: li2014data.
     Deviates: (1) the noise of a bucket's cost follows its length; (2) the workload is taken to the buckets exactly, in
@@ -104,7 +104,7 @@ def private_partition(line: Array, epsilon: float, charge: float, *, rng: np.ran
         most e^epsilon.
 
         Two shortcuts are tempting. Single cells need noise, although their deviation is always 0: otherwise j stands
-        alone when all buckets with j came out dear, each of which a record changes, and their losses add up to 1.3
+        alone when all buckets with j came out costly, each of which a record changes, and their losses add up to 1.3
         epsilon with four cells and to more with more. And noisy costs are not raised to the charge, although deviations
         are not negative: the threshold could fall below it, and P become impossible, so that the proof would not hold.
 

@@ -38,7 +38,7 @@ def hb(
 
     Args:
         counts: the histogram, with one or two axes.
-        epsilon: the promise to keep.
+        epsilon: the guarantee to keep.
         delta: for Gaussian noise.
         noise: "laplace", or "gaussian" for a fair comparison at an equal (epsilon, delta).
         relation: "add/remove" one record, or "replace" one.
@@ -67,7 +67,7 @@ def hb(
         levels.append(_aggregate(levels[-1], b))
     if _check.choice("noise", noise, NOISES) == "laplace":
         if delta is not None:
-            raise InvalidInput(f"delta={delta!r} has no use with Laplace noise, which is pure; set noise='gaussian'")
+            raise InvalidInput(f"delta={delta!r} does not go with Laplace noise, which is pure; set noise='gaussian'")
         scale = _check.positive("noise scale", changed * h / _check.positive("epsilon", epsilon) * HEADROOM)
         noisy = [level + randomness.laplace(scale=scale, size=level.shape) for level in levels]
     else:
@@ -107,7 +107,7 @@ def best_branching(shape: Shape, noise: str = "laplace") -> int:
     """The branching factor with the least `range_variance` among the least factors of each height.
 
     With Laplace noise in two dimensions that is a single level, plain noise on the cells, up to grids of some 300 cells
-    a side. The rule does not count what inference gains: at 89 x 89 that leaves a tree with b = 10 at 0.41 of its
+    per side. The rule does not count what inference gains: at 89 x 89 that leaves a tree with b = 10 at 0.41 of its
     `range_variance`, which is 0.79 of plain noise.
 
     Source: qardaji2013understanding, equation 3 and the search over branching factors.

@@ -21,7 +21,7 @@ def laplace(value: Any, sensitivity: Sensitivity, epsilon: float, *, rng: np.ran
     Args:
         value: the query's value, a vector or matrix of finite numbers.
         sensitivity: what a neighbour can change in it; of any set, its largest sum of absolute entries counts.
-        epsilon: the promise to keep.
+        epsilon: the guarantee to keep.
         rng: a numpy Generator, for reproducible studies.
 
     Guarantee: pure epsilon-DP, for neighbours under the set's relation whose values differ by a member of the set.
@@ -67,7 +67,7 @@ def exponential(scores: Any, sensitivity: float, epsilon: float, *, rng: np.rand
     Args:
         scores: one number for each candidate, larger is better.
         sensitivity: the most that a neighbour can change any score.
-        epsilon: the promise to keep.
+        epsilon: the guarantee to keep.
         rng: a numpy Generator, for reproducible studies.
 
     Guarantee: pure epsilon-DP, under the relation that the sensitivity was derived for.

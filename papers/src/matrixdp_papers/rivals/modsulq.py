@@ -45,8 +45,8 @@ def mod_sulq(
     Args:
         records: one record per row, as for `matrixdp.queries.second_moment`.
         k: how many components.
-        budget: the promise to keep.
-        norm: the largest norm of a record; longer ones are shortened to it.
+        budget: the guarantee to keep.
+        norm: the largest norm of a record; longer records are clipped to it.
         columns: which columns to use; all by default.
         relation: "replace" one record, as published, or "add/remove" one.
         size: n, the public number to divide by; the number of records by default, which only "replace" allows.

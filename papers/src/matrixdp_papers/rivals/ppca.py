@@ -35,8 +35,8 @@ def ppca(
     Args:
         records: one record per row, as for `matrixdp.queries.second_moment`.
         k: the dimension of the subspace, below that of the records.
-        epsilon: the promise to keep.
-        norm: the largest norm of a record; longer ones are shortened to it.
+        epsilon: the guarantee to keep.
+        norm: the largest norm of a record; longer records are clipped to it.
         columns: which columns to use; all by default.
         relation: "replace" one record, as published, or "add/remove" one.
         sweeps: of the Gibbs sampler; one is enough for k = 1.

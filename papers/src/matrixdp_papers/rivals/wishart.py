@@ -30,7 +30,7 @@ def wishart(
     Args:
         records: one record per row, as for `matrixdp.queries.second_moment`.
         epsilon: the claimed epsilon, which does not hold.
-        norm: r, the largest norm of a record; longer ones are shortened to it.
+        norm: r, the largest norm of a record; longer records are clipped to it.
         columns: which columns to use; all by default.
         relation: "replace" one record, or "add/remove" one.
         size: n, the public number to divide by; the number of records by default, which only "replace" allows.

@@ -1,4 +1,4 @@
-"""The papers' experiments, one module a study, run by `matrixdp study NAME`."""
+"""The papers' experiments, one module per study, run by `matrixdp study NAME`."""
 
 from matrixdp_papers.studies import dpsgd, error, features, histogram, horizontal, mvg, pca, vertical
 from matrixdp_papers.studies.base import Study

@@ -176,7 +176,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as people read it."""
+    """A value in human-readable form."""
     if isinstance(value, (list, tuple)):
         return " x ".join(map(shown, value))
     return _number(value) if isinstance(value, (int, float, np.number)) else "" if value is None else str(value)

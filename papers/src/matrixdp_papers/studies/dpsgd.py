@@ -50,7 +50,7 @@ class Published(NamedTuple):
         records: how many the paper has.
         epochs: how many the paper has, for which the noise is sized.
         trained: how many of them are run here.
-        goal: an accuracy whose epoch is told.
+        goal: an accuracy whose epoch is reported.
         cases: its settings.
     """
 
@@ -154,7 +154,7 @@ class Measured(NamedTuple):
 
 
 def measure(published: Published, split: Split, smoke: bool, progress: Progress) -> Measured:
-    """Trains with every series."""
+    """Trains every series on a data set."""
     from matrixdp_papers import networks
     from matrixdp_papers.studies import training
 
@@ -277,10 +277,10 @@ def _better(measured: list[Measured]) -> str:
     gap = max(abs(rank_one.final.mean - plain.final.mean) for rank_one, plain in pairs)
     return (
         f"- As published R1SMG is more accurate than DP-SGD in {wins} of {len(pairs)} settings, but it protects "
-        "nothing: the density of its noise has a pole at the true gradient, so that a step tells almost surely whether "
+        "nothing. The density of its noise has a pole at the true gradient, so that a step tells almost surely whether "
         "a record was in its batch. No composition of steps can mend that. Its noise has at most "
         f"{ratio:.2g} times the std of DP-SGD's, so that it shows what clipping alone leaves. The two end within "
-        f"{gap:.2g} of each other: so little does the noise of DP-SGD cost at this learning rate, and the rest of the "
+        f"{gap:.2g} of each other. So little does the noise of DP-SGD cost at this learning rate, and the rest of the "
         "distance to training without noise is clipping."
     )
 
@@ -317,10 +317,10 @@ STUDY = Study(
     source="ji2024less, section 7.3, figures 7 and 8; yang2021improved, section 5",
     claim=(
         "R1SMG: with the same total budget, (1.795, 1e-5) and (16.983, 1e-5) on MNIST, (2.673, 1e-5) and "
-        "(20.713, 1e-5) on CIFAR-10, SGD with rank-one noise is more accurate than DP-SGD and needs fewer epochs (95 % "
-        "on MNIST after 5 epochs, against 14). IMGM: perturbs the gradients of every lot under Theorem 3.4 of Kairouz, "
+        "(20.713, 1e-5) on CIFAR-10, SGD with rank-one noise is more accurate than DP-SGD. It needs fewer epochs: 95 % "
+        "on MNIST after 5, against 14. IMGM: perturbs the gradients of every lot under Theorem 3.4 of Kairouz, "
         "Oh and Viswanath, next to the classic and analytic Gaussian, MVG, the moments accountant and the matrix "
-        "mechanism; the results of this type I are said to be in progress."
+        "mechanism. The results of this type I are said to be in progress."
     ),
     load=load,
     run=run,

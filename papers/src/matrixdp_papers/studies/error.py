@@ -180,7 +180,7 @@ def run(data: None, smoke: bool, progress: Progress) -> Results:
     ratios = "; ".join(f"{name} {min(found):.2g} to {max(found):.2g}" for name, found in times.items())
     found = (
         f"On the Adult gradient (105 x 12) IDN has {ratio['Gaussian, entry by entry'] / ratio['IDN']:.3g} times less "
-        f"squared error than the Gaussian that the paper compares with, and {ratio['IDN']:.3g} times more than one "
+        f"squared error than the Gaussian that the paper compares with. It has {ratio['IDN']:.3g} times more than one "
         f"analytic Gaussian on the whole matrix; UDN has {ratio['UDN']:.3g} and MVG {ratio['MVG']:.3g} times more. "
         f"In multiples of the Gaussian's time, over four shapes: {ratios}. "
         "In figure 9 the curves of R1SMG fall as the paper draws them, but where a delta of 1e-10 is claimed the true "
@@ -190,7 +190,7 @@ def run(data: None, smoke: bool, progress: Progress) -> Results:
     difference = (
         "- The Gaussian baseline of table 4 gives every entry its share of epsilon and delta and adds the shares up. "
         "Against one analytic Gaussian on the whole matrix the order of the mechanisms turns round.\n"
-        "- All of MVG, UDN and IDN keep their promise with a true delta far below the claimed one: they are loose, not "
+        "- All of MVG, UDN and IDN keep their claim with a true delta far below the claimed one: they are loose, not "
         "wrong. MVG as published takes the squared radius where its proof needs the radius, hence its larger powers.\n"
         "- The time of MVG is its SVD, which depends on the shape; the paper does not say which shape was timed. The "
         "matrix mechanism is solved here by a method of its own instead of a general solver.\n"
@@ -207,7 +207,7 @@ STUDY = Study(
     source="yang2023matrix, tables 4 and 5; ji2024less, figure 9",
     claim=(
         "MGM: the squared error of IDN grows like m^3 n^3, as that of a Gaussian mechanism, UDN's like m^4 n^3 and "
-        "MVG's like m^4 n^3 ln^2(m+1); in practice IDN has the least. UDN and IDN take about 1.5 times as long as the "
+        "MVG's like m^4 n^3 ln^2(m+1). In practice IDN has the least. UDN and IDN take about 1.5 times as long as the "
         "Gaussian, MVG and the matrix mechanism hundreds of times.\n\n"
         "R1SMG: while the loss of Gaussian mechanisms grows with the number of entries M, that of R1SMG falls "
         "towards 2/epsilon, orders of magnitude lower."

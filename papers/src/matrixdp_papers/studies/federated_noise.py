@@ -34,7 +34,7 @@ WHOLE = ("classic", "analytic", "mvg", "mgm", "udn", "idn")
 OPTIONS: dict[str, dict[str, Any]] = {"mvg": {"precision": "binary"}, "classic": {"beyond_proof": True}}
 """What they need besides; MVG favours the first row, for the singular vectors that the paper takes are private."""
 
-# From this epsilon a step on, Theorem 3.4 just adds up; and the hyperbolic sine of Theorem 6 is the exponential.
+# From this epsilon per step on, Theorem 3.4 just adds up; and the hyperbolic sine of Theorem 6 is the exponential.
 _ADDS_UP, _EXPONENTIAL = 10.0, 500.0
 # Laws whose noise differs by less are the same.
 SAME = 1e-6
@@ -159,7 +159,7 @@ class Uploads(NamedTuple):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the parameters."""
+        """The shapes of the parameters."""
         return [tuple(p.shape) for p in self.network.parameters()]
 
     @property

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from matrixdp_papers.studies.base import Mean
 
-# Told apart by the colour-blind, and by their marks in grey.
+# The colour-blind can tell them apart; in grey, their marks do.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKS = "osD^vP*X<>"
 
@@ -30,7 +30,7 @@ def curves(
     labels: tuple[str, str],
     scales: tuple[str, str] = ("log", "log"),
 ) -> None:
-    """Draws one curve a name, with confidence intervals where there are any."""
+    """Draws one curve per name, with confidence intervals where there are any."""
     for index, (name, points) in enumerate(series.items()):
         heights = [point.mean if isinstance(point, Mean) else point for point in points]
         spread = [point.half_width if isinstance(point, Mean) else math.nan for point in points]
@@ -44,7 +44,7 @@ def curves(
 
 
 def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, scale: str = "linear") -> None:
-    """Draws one horizontal bar a name, with its confidence interval and its number."""
+    """Draws one horizontal bar per name, with its confidence interval and its number."""
     for place, value in enumerate(values.values()):
         spread = None if math.isnan(value.half_width) else value.half_width
         panel.barh(place, value.mean, xerr=spread, color=COLOURS[0], height=0.7, capsize=2)

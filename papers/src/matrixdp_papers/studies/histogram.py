@@ -86,7 +86,7 @@ def maps(data: Data, rng: np.random.Generator) -> Figure:
 
 
 def rescaled(data: Data) -> Table:
-    """How far the published noise is from what the promise of epsilon 0.5 needs."""
+    """How far the published noise is from what a guarantee of epsilon 0.5 needs."""
     rows = []
     for name, (_, law) in published_laws(data).items():
         true = recalibrated(law, SENSITIVITY, BUDGET)
@@ -140,7 +140,7 @@ def _found(data: Data, losses: Table, needed: Table, compared: dict[str, Compare
         f"and skewness are the {loss['r1smg'][8]:.4g} and {loss['r1smg'][10]:.4g} of the paper. But at its claimed "
         f"epsilon of {R1SMG_EPSILON:g} its true delta is {loss['r1smg'][2]:.3g}, not {BUDGET.delta:g}.",
         f"- To keep {BUDGET} R1SMG needs {needed.rows[0][4]:.2g} times its energy, "
-        f"{(needed.rows[0][3] / needed.rows[2][3]) ** 2:.2g} times that of the analytic Gaussian; classic, MVG and MGM "
+        f"{(needed.rows[0][3] / needed.rows[2][3]) ** 2:.2g} times that of the analytic Gaussian. Classic, MVG and MGM "
         "waste noise, and without the waste they are the analytic Gaussian.",
         "- At equal true guarantees, with method, blocks and post-processing chosen on the map of other days:",
     ]
@@ -160,16 +160,16 @@ def _found(data: Data, losses: Table, needed: Table, compared: dict[str, Compare
 DIFFERENCE = """\
 - R1SMG's small loss is that of a mechanism without privacy: its theorem is false (docs/claims.md).
 - The paper reads a large kurtosis as stability; heavy tails are the opposite.
-- The paper's mean losses (about 1.5e4 for R1SMG, 5e4 for the others) are sums over valid cells only: they fit the exact
+- The paper's mean losses (about 1.5e4 for R1SMG, 5e4 for the others) are sums over valid cells only. They fit the exact
   losses here if some 300 of the 7,921 cells are valid. That is as many as hold a pickup when the grid spans the three
   days' own records, so the paper's map of valid cells may come from the private counts. Here it comes from other
   records, and more cells are valid.
 - Laplace noise has pure epsilon-DP, and on a histogram (one cell moves by 1) far less variance at epsilon 0.5 than any
-  Gaussian at a delta of 1e-7: 8 against 81 for one cell (add/remove). No post-processing makes up for all of that.
+  Gaussian at a delta of 1e-7. For one cell it is 8 against 81 (add/remove). No post-processing makes up for that.
 - The maps are nearly empty, so most of the gain comes from counting in blocks and from post-processing.
 - What was offered to choose from was itself narrowed down on this map, and not evenly: Haar denoising with threshold 3
   and the blocks are what was left of about a hundred variants for additive noise (thresholds, shifts, kernels, pyramids
-  of blocks), while DAWA had two charges and blocks of 2 and 4, and H_b blocks of 4. Neither was given Haar denoising,
+  of blocks). DAWA had two charges and blocks of 2 and 4, and H_b blocks of 4. Neither was given Haar denoising,
   as their noise has no single std. Small differences between the groups say little."""
 
 
@@ -179,7 +179,7 @@ STUDY = Study(
     source="ji2024less, section 7.1, figures 4 and 5",
     claim=(
         "On an 89 x 89 map of pickups R1SMG at epsilon 1e-5 has a lower loss than the classic and analytic Gaussian, "
-        "MVG and MGM at epsilon 0.5, keeps the pattern of the map best among them, and is comparable with DAWA and "
+        "MVG and MGM at epsilon 0.5. It keeps the pattern of the map best among them, and is comparable with DAWA and "
         "H_b, which are made for such maps. Its loss has the largest kurtosis and skewness, which the paper takes for "
         "stability."
     ),

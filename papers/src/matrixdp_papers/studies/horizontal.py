@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 
 SEED = 2023
 DELTA, CLIENTS = 1e-5, 5
-# In clip values an entry: noise above the one leaves nothing to train, and its first round is all that is run; noise
-# below the other cannot be told from none, and is not run.
+# In clip values per entry: with noise above the first nothing is learned, so only one round is run; noise below the
+# second cannot be told from none, and is not run.
 HOPELESS, NEGLIGIBLE = 100.0, 0.01
 # DP-SGD in the clients, another unit of privacy: the norm of a record's gradient.
 RECORD_CLIP, RECORD_EPSILONS = 1.0, (1.0, 10.0)
@@ -346,8 +346,8 @@ def _difference(measured: list[Measured]) -> list[str]:
         order = " < ".join(sorted(std, key=lambda name: std[name]))
         lines.append(
             f"- {found.experiment.name}: the paper's own formulas order the noise as {order} (std over clip value at "
-            f"epsilon {last:g}: " + ", ".join(f"{name} {value:.3g}" for name, value in std.items()) + "), while the "
-            "paper finds IDN better than Gaussian noise, and that better than MVG."
+            f"epsilon {last:g}: " + ", ".join(f"{name} {value:.3g}" for name, value in std.items()) + "). The paper "
+            "finds IDN better than Gaussian noise, and that better than MVG."
         )
         least = found.experiment.epsilons[0]
         first = {name: at[least][0] for name, at in published.items()}
@@ -359,7 +359,7 @@ def _difference(measured: list[Measured]) -> list[str]:
             lines.append(
                 f"- {found.experiment.name}: with epsilon divided by the number of elements, as in table 4, "
                 f"Gaussian noise ('added up') has {added.law.std / idn.law.std:.3g} times the std of IDN at epsilon "
-                f"{least:g}; that is the order of the paper."
+                f"{least:g}. That is the order of the paper."
                 if added.law.std > idn.law.std
                 else f"- {found.experiment.name}: not even with epsilon divided by the number of elements ('added up') "
                 "has Gaussian noise more std than IDN."
@@ -376,17 +376,17 @@ def _difference(measured: list[Measured]) -> list[str]:
         "- Theorem 6 is used for batches, but a client uploads what it has made of all its records, and sampling hides "
         "nothing. It is also stated for delta = 0. Layers are not composed in the paper; in the true epsilon they are.",
         "- The matrix mechanism with the identity as its task, and a sensitivity for each element as the paper has it, "
-        "is the analytic Gaussian on each element; that is why it comes out like the Gaussian. It is run where the "
+        "is the analytic Gaussian on each element. That is why it comes out like the Gaussian. It is run where the "
         "paper does, on Adult.",
         "- MVG favours the first row of each matrix; the paper takes singular vectors of the private gradients.",
         "- With five clients the mean hides little: to hide a whole client, noise must outweigh all that it can send. "
-        "DP-SGD in the clients hides single records, which is another promise.",
+        "DP-SGD in the clients hides single records, which is another guarantee.",
         CENTRED,
     ]
 
 
 def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
-    """Every data set."""
+    """Trains and reports on every data set."""
     from matrixdp_papers.studies import training
 
     rng, measured = np.random.default_rng(SEED), []

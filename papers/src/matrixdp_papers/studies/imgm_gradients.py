@@ -346,7 +346,7 @@ def _difference(measured: list[Measured]) -> list[str]:
 
 MATRIX_MECHANISM = (
     "- The matrix mechanism is for many queries on one histogram. For the mean that is released here its error is "
-    "{:.6g} times that of Gaussian noise on the mean: it is the analytic Gaussian, and has no row of its own."
+    "{:.6g} times that of Gaussian noise on the mean. It is the analytic Gaussian, and has no row of its own."
 )
 DIFFERENCE = (
     "- Theorem 3.4 knows the epsilon and delta of each step and nothing else of the noise, so that it has to assume "
@@ -356,7 +356,7 @@ DIFFERENCE = (
     "same noise, the i.i.d. Gaussian of DP-SGD, which is the moments accountant's too; the tables have ratios.",
     "- The paper sets the sensitivity of the mean gradient to the clip norm. Here the sum of the clipped gradients has "
     "that sensitivity, and is then divided by the size of a lot. MVG's bound on the norm of the value is taken as the "
-    "clip norm, as the paper has it; for the sum of a lot it would be larger, and so would its noise.",
+    "clip norm, as the paper has it. For the sum of a lot it would be larger, and so would its noise.",
     "- The learning rates without noise were picked from a few by the accuracy on the test records. "
     "With noise there is one rate for all mechanisms; those with far more noise might do better with smaller steps.",
     "- The singular vectors of the gradients, which the paper gives to MVG as directions, are private themselves; here "

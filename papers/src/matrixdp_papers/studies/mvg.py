@@ -214,7 +214,7 @@ def measure(experiment: Experiment, runs: int, rng: np.random.Generator, progres
 
 
 def run(data: Data, smoke: bool, progress: Progress) -> Results:
-    """All three experiments."""
+    """Runs all three experiments."""
     rng = np.random.default_rng(SEED)
     runs = 3 if smoke else 100
     experiments = (regression(data.liver, rng), component(data.movement, rng), covariance(data.cardiotocography))
@@ -242,7 +242,7 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     difference = (
         "- MVG's condition bounds the privacy loss by norms of the whole matrix; the certificate shows true deltas "
         "below 1e-300 where 1/N is claimed. Its noise hides the data altogether, whatever its directions.\n"
-        "- At the same true guarantee directional noise can help or hurt: it moves noise from the favoured rows to the "
+        "- At the same true guarantee directional noise can help or hurt. It moves noise from the favoured rows to the "
         "others, and the sum of precisions is what is bounded.\n"
         "- What helps far more is the query: a statistic that one record moves little (second moment, covariance) "
         "in place of the records themselves.\n"
@@ -261,9 +261,9 @@ STUDY = Study(
     source="chanyaswad2018mvg, experiments I to III and appendix B",
     claim=(
         "MVG with directional noise does notably better than mechanisms that add i.i.d. noise, and comes close to the "
-        "result without noise, on three matrix-valued queries at epsilon 1 and delta 1/N: regression from the records "
-        "themselves (Liver, 6 x 248), the first principal component (Movement, 4 x 2021), and a covariance matrix "
-        "(CTG, 21 x 2126)."
+        "result without noise. This is for three matrix-valued queries at epsilon 1 and delta 1/N: regression from the "
+        "records themselves (Liver, 6 x 248), the first principal component (Movement, 4 x 2021), and a covariance "
+        "matrix (CTG, 21 x 2126)."
     ),
     load=load,
     run=run,

@@ -127,7 +127,7 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-class SideBySide:
+class SideBySide(Clients):
     """Clients with small networks, all of them trained at once by plain SGD.
 
     Args:
@@ -145,7 +145,6 @@ class SideBySide:
         self.epochs, self.lot, self.learning_rate = epochs, lot, learning_rate
 
     def updates(self, weights: Tensor, turn: int) -> Tensor:
-        """As Clients has it."""
         repeats, clients, count = len(weights), *self.label.shape[:2]
         trained = weights.repeat_interleave(clients, 0)
         place = torch.arange(clients, device=self.label.device).repeat(repeats)[:, None]
@@ -157,11 +156,10 @@ class SideBySide:
         return trained.view(repeats, clients, *weights.shape[1:]).transpose(1, 2) - weights[:, :, None]
 
     def accuracy(self, weights: Tensor, records: Tensor, label: Tensor) -> Tensor:
-        """As Clients has it."""
         return self.ensemble.accuracy(weights, records, label)
 
 
-class OneByOne:
+class OneByOne(Clients):
     """Clients with large networks, trained one after the other by Adam, which starts anew in every round.
 
     The arguments are those of SideBySide.
@@ -174,7 +172,6 @@ class OneByOne:
         self.epochs, self.lot, self.learning_rate = epochs, lot, learning_rate
 
     def updates(self, weights: Tensor, turn: int) -> Tensor:
-        """As Clients has it."""
         repeats, configurations, size = weights.shape
         clients, count = self.label.shape[:2]
         found = weights.new_empty(repeats, configurations, clients, size)
@@ -200,7 +197,6 @@ class OneByOne:
                 optimizer.step()
 
     def accuracy(self, weights: Tensor, records: Tensor, label: Tensor) -> Tensor:
-        """As Clients has it."""
         right = torch.zeros(len(weights), device=weights.device)
         with torch.no_grad():
             for index, vector in enumerate(weights):

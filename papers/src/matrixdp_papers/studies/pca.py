@@ -236,7 +236,7 @@ def _found(measured: list[Measured], epsilons: tuple[float, ...]) -> str:
         right = ", ".join(f"{name} {accuracy[name]}" for name in ("analytic", "optimal", "PPCA", "MOD-SULQ", "r1smg"))
         lines.append(
             f"- {found.name}, epsilon {epsilons[middle]:g}: share of the variance missed by those that keep their "
-            f"promise: {told}; by claims that do not hold: r1smg {missed['r1smg']}, Wishart {missed['Wishart']}; by "
+            f"claim: {told}; by claims that do not hold: r1smg {missed['r1smg']}, Wishart {missed['Wishart']}; by "
             f"R1SMG with enough noise {missed['r1smg, rescaled']}. Accuracy without noise "
             f"{found.problem.accuracy(found.problem.basis):.3f}; {right}."
         )
@@ -262,14 +262,14 @@ def run(data: list[Task], smoke: bool, progress: Progress) -> Results:
 
 DIFFERENCE = """\
 - Where R1SMG comes close to the result without noise it is because its claim is false: its true delta is in the tables.
-  With enough noise to keep the promise it finds nothing. The claim of the Wishart mechanism is false too.
-- The paper bounds a record by its 2,400 features in [-1, 1], so that its norm may be 49; here every record is clipped
+  With enough noise to keep its claim it finds nothing. The claim of the Wishart mechanism is false too.
+- The paper bounds a record by its 2,400 features in [-1, 1], so that its norm may be 49. Here every record is clipped
   to norm 1, a public bound, and the sensitivity falls accordingly. That is why plain Gaussian noise does well.
 - Analytic and optimal noise agree within error: once symmetrised they differ along the trace alone, which has no say in
   eigenvectors.
-- MOD-SULQ as published adds about d + 1 times the std that its promise needs; calibrated exactly it would be the
+- MOD-SULQ as published adds about d + 1 times the std that its claim needs; calibrated exactly it would be the
   analytic Gaussian on the upper triangle. MVG and MGM are loose too.
-- PPCA is pure epsilon-DP, a stronger promise, and pays for it in many dimensions. Its sampler is a Markov chain of
+- PPCA is pure epsilon-DP, a stronger guarantee, and pays for it in many dimensions. Its sampler is a Markov chain of
   finite length. Its vectors have no order inside the subspace, so its total deviation says less than the variance
   missed.
 - The SVM is trained on the records without privacy, as in the paper; only the components are private.
@@ -282,8 +282,9 @@ STUDY = Study(
     source="ji2024less, section 7.2, figure 6",
     claim=(
         "With 1e-7 of the others' epsilon (0.2 to 1.6, delta 1e-7) R1SMG has a total deviation close to 0 and an SVM "
-        "accuracy on the first 20 components close to that without noise, far better than the classic and analytic "
-        "Gaussian, MVG and MGM, and similar to PPCA, MOD-SULQ and the Wishart mechanism (Swarm Behaviour data)."
+        "accuracy on the first 20 components close to that without noise. This is far better than the classic and "
+        "analytic Gaussian, MVG and MGM, and similar to PPCA, MOD-SULQ and the Wishart mechanism (Swarm Behaviour "
+        "data)."
     ),
     load=load,
     run=run,

@@ -188,7 +188,7 @@ def _noise(law: NoiseLaw | None, shape: tuple[int, int, int], generator: torch.G
     """For the features of all records in the order of their release: seeds x records x features of all participants.
 
     Args:
-        law: of a matrix with one row a record; the last one may be cut.
+        law: of a matrix with one row per record; the last one may be cut.
         shape: seeds, records, features of a participant.
         generator: of the noise.
     """

@@ -1,4 +1,4 @@
-"""What networks are trained on and judged by, in the form that they take: pictures channels first, nodes of a graph."""
+"""Training and test data in the form that the networks take: pictures channels first, nodes of a graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORA_TRAIN = 1140
 
 
 class Split(NamedTuple):
-    """Records to train on and to judge by; where there is a graph, they are indices of its nodes."""
+    """Training and test records; where there is a graph, they are indices of its nodes."""
 
     train: Labelled
     test: Labelled
@@ -37,12 +37,12 @@ def _some(data: Labelled, most: int, rng: np.random.Generator) -> Labelled:
 
 
 def adult(folder: Folder) -> Split:
-    """The census records."""
+    """The census records of Adult."""
     return Split(datasets.load_adult(folder), datasets.load_adult(folder, test=True))
 
 
 def imdb(folder: Folder) -> Split:
-    """The reviews of films."""
+    """The film reviews of IMDB."""
     return Split(datasets.load_imdb(folder), datasets.load_imdb(folder, test=True))
 
 

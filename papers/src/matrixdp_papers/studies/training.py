@@ -140,7 +140,7 @@ def passes(
 
 
 def without_noise(task: Task, epochs: int, seed: int, learning_rate: float | None = None) -> Iterator[nn.Module]:
-    """Trains the task's network with SGD that clips nothing and protects nobody, at the task's rate or another."""
+    """Trains the task's network with plain SGD, without clipping or noise, at the task's rate or another."""
     network = seeded_network(task.network, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate or task.learning_rate)
     return passes(network, optimizer, task.train, epochs=epochs, lot=task.lot, seed=seed)

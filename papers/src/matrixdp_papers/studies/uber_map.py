@@ -49,8 +49,8 @@ class Data(NamedTuple):
 def load(folder: datasets.Folder) -> Data:
     """The pickups of one base on three days, and a map of valid cells from all other records of the month.
 
-    The other records (other bases, other days) play the part of public knowledge: no record that is counted here has a
-    say in which cells are valid, so setting the others to 0 is post-processing.
+    The other records (other bases, other days) serve as public knowledge: no record that is counted here affects
+    which cells are valid, so setting the others to 0 is post-processing.
     """
     pickups = datasets.load_uber(folder)
     private, other = (

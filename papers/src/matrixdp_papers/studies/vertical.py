@@ -43,7 +43,7 @@ class Experiment(NamedTuple):
     Attributes:
         name: of the data set.
         rows, features: the shape of a released matrix.
-        hidden: widths of the layers before the features, which the paper does not tell.
+        hidden: widths of the layers before the features, which the paper does not state.
         lot: records of a step of the training, which may be many released matrices.
         epochs: how often each record is released.
         learning_rate: of SGD, everywhere.
@@ -67,7 +67,7 @@ EXPERIMENTS = (
 
 
 class Task(NamedTuple):
-    """Records to train on and to judge by, and how many of their columns the first participant has."""
+    """Training and test records, and how many of their columns the first participant has."""
 
     split: Split
     first: int
@@ -120,7 +120,7 @@ class Point(NamedTuple):
 
     @property
     def std(self) -> float:
-        """Of the noise on a feature."""
+        """The std of the noise on a feature."""
         return 0.0 if self.release.law is None else self.release.law.std
 
 
@@ -349,10 +349,10 @@ def _difference(measured: list[Measured]) -> list[str]:
         "- The paper's epsilon for Gaussian noise is that of a single element; 'added up' divides it by the number of "
         "elements, as its table 4 does. The matrix mechanism is on single elements too, and with the identity as its "
         "task it is the analytic Gaussian there: that is why it is close to the Gaussian.",
-        "- Theorem 6 is stated for delta = 0 and for batches that nobody knows; server and participants must agree on "
+        "- Theorem 6 is stated for delta = 0 and for batches that nobody knows. Server and participants must agree on "
         "the records of a batch, so that sampling hides nothing. Over the batches the paper composes nothing here.",
         "- One record changes one row of a batch, not all of it, which the paper's sensitivity allows for. But a local "
-        "network that learns from a record in the clear carries it into the rows of others: a record is hidden only if "
+        "network that learns from a record in the clear carries it into the rows of others. A record is hidden only if "
         "the local training is private too, or left out.",
         "- With local networks left as they were made, features can be released once and trained on for ever.",
         "- The server scales what it gets by 1/sqrt(1 + std^2), so that training is stable; the features of the test "

@@ -2,7 +2,7 @@
 
 Every covariance S knows how to colour standard normal noise (multiply by a factor U, S = U U^T) and how to whiten a
 difference (multiply by U^-1), so that mu_V = ||whiten(V)|| is the privacy of that difference. Covariances with full
-support also answer the few questions about the precision S^-1 that the suprema over sensitivity sets need.
+support also provide what the suprema over sensitivity sets need of the precision S^-1.
 """
 
 from matrixdp.distributions.covariance.base import Covariance, FullCovariance

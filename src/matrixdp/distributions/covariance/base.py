@@ -1,19 +1,16 @@
-"""What every covariance answers."""
+"""The interface of covariances."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.errors import InvalidInput
-
-C = TypeVar("C", bound="Covariance")
 
 
 class Covariance(ABC):
@@ -58,7 +55,7 @@ class Covariance(ABC):
         """The variance of each entry."""
 
     @abstractmethod
-    def scaled(self: C, factor: float) -> C:
+    def scaled(self, factor: float) -> Self:
         """The same shape of noise with every standard deviation multiplied by the factor."""
 
     @abstractmethod
@@ -76,7 +73,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def least_noise_direction(self) -> Array:
-        """A unit difference that the noise hides worst."""
+        """A unit difference in the direction of least noise."""
 
     @abstractmethod
     def power_trace(self, power: int) -> float:
@@ -88,10 +85,7 @@ class Covariance(ABC):
 
     def weighted_trace(self, weights: Any) -> float:
         """The expected squared error when entry (i, j) counts weights[i, j] times."""
-        counted = _check.broadcast("weights", weights, self.shape)
-        if not np.all(counted >= 0):
-            raise InvalidInput("weights must be 0 or above everywhere")
-        return float(np.sum(counted * self.variances()))
+        return float(np.sum(_check.weights(weights, self.shape) * self.variances()))
 
 
 class FullCovariance(Covariance):
@@ -116,7 +110,7 @@ class FullCovariance(Covariance):
 
     @abstractmethod
     def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
-        """Lines of the value that may be hidden worst, each with the covariance whose precision is Q on that line.
+        """Lines of the value that may have the least noise, each with the covariance whose precision is Q on that line.
 
-        axis 0 gives rows, axis 1 columns; the line where the noise is weakest is always among them.
+        axis 0 gives rows, axis 1 columns; the line with the least noise is always among them.
         """

@@ -1,4 +1,4 @@
-"""Any covariance of a modest number of entries."""
+"""Arbitrary covariances, for a modest number of entries."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Spectrum:
         if not skew <= 1e-8:
             raise InvalidInput(f"directions must have orthonormal columns, W^T W is off the identity by {skew:.3g}")
         if skew > size * ROUNDOFF:
-            # what is left of the skew would count times the condition number, so it is taken out
+            # the remaining skew would be multiplied by the condition number, so it is removed
             turned, signs = np.linalg.qr(directions)
             directions = turned * np.where(np.diag(signs) < 0, -1.0, 1.0)
         directions.flags.writeable = False
