@@ -22,7 +22,7 @@ from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.distributions import Gaussian, Spherical
 from matrixdp.distributions.covariance import Blocks, Isotropic
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
-from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateSGD
+from matrixdp.learn import PoissonBatch, PrivateSGD
 from matrixdp.learn.sampling import Turn
 from matrixdp.privacy.gaussian import mu as largest_mu
 from matrixdp.sensitivity import Frobenius

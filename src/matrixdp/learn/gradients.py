@@ -8,6 +8,7 @@ the gradients are summed.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -195,7 +196,8 @@ class ClippedGradients:
         slow = self._ways[self._key(arguments, targets)] is None
         stride = max(1, _MOST_NUMBERS // len(self.flat)) if slow else batch
         for first in range(0, batch, stride):
-            yield trees.tree_map_only(Tensor, lambda t, at=first: t[at : at + stride], (arguments, targets))
+            rows = slice(first, first + stride)
+            yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
 
     def _pass(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[Gradients, Tensor]:
         """Gradients and norms of a batch, and which records have a finite gradient."""

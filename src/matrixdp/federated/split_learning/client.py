@@ -26,8 +26,8 @@ Features = npt.NDArray[np.float32]
 class SplitClient:
     """A participant with its attributes of all records, its own network, and its ledger.
 
-    Guarantee: that of `plan`, for everything that `answer` has returned. The network cannot mix records, by construction
-    (`learn.independence`).
+    Guarantee: that of `plan`, for everything that `answer` has returned. The network cannot mix records, by
+    construction (`learn.independence`).
 
     Args:
         network: maps the attributes to one vector per record; tanh is applied to it. It runs in evaluation mode, so

@@ -17,21 +17,22 @@ could reach another, and each is closed:
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from matrixdp.errors import InvalidInput
 
 # A printed record could decide what Python does next; a node of the autograd graph keeps records alive unseen.
-_REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, Tensor.grad_fn.__get__})
+_REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, vars(torch._C.TensorBase)["grad_fn"].__get__})
 
 
 def record_gradients(
@@ -98,7 +99,7 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
         raise InvalidInput(
             "a batch must consist of tensors with one row per record; it holds something that is no tensor"
         )
-    with _no_rules_of_their_own(), warnings.catch_warnings(), _Watch() as watch:
+    with warnings.catch_warnings(), _Watch() as watch:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
             found = torch.func.vmap(function, randomness="different")(records)
@@ -123,22 +124,39 @@ class _Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: list[weakref.ref[Tensor]] = []
+        self._modes = torch._C._len_torch_dispatch_stack()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _REFUSED:
             raise RuntimeError(f"{function.__name__} of a tensor, which holds a record, is used")
+        if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
+            raise RuntimeError("a custom operation or a dispatch mode would be handed the whole batch")
         found = function(*args, **(kwargs or {}))
         self._made.extend(weakref.ref(leaf) for leaf in trees.tree_leaves(found) if isinstance(leaf, Tensor))
         return found
 
     def survivors(self, results: set[int]) -> bool:
         """Whether anything outlived the pass but its results."""
+        if self._alive(results):
+            gc.collect()  # what only a reference cycle holds is not kept
+        return self._alive(results)
+
+    def _alive(self, results: set[int]) -> bool:
         alive = (reference() for reference in self._made)
         return any(
             tensor is not None and id(tensor) not in results and not isinstance(tensor, nn.Parameter)
             and torch.func.debug_unwrap(tensor) is not tensor
             for tensor in alive
         )  # fmt: skip
+
+
+def _behind(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function has code for a whole batch: a custom operation, or an autograd function's own `vmap`."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return not str(function).startswith(("aten.", "prims."))
+    if function is custom_function_call:
+        return args[0].vmap is not torch.autograd.Function.vmap
+    return False
 
 
 def _scratch(part: Any) -> Any:
@@ -153,31 +171,6 @@ def _constants(model: nn.Module, trained: dict[str, Tensor]) -> dict[str, Tensor
     """Buffers, as copies, so that a counter that is written into is left as it was; and parameters without gradient."""
     buffers = {name: tensor.detach().clone() for name, tensor in model.named_buffers()}
     return buffers | {name: p.detach() for name, p in model.named_parameters() if name not in trained}
-
-
-@contextmanager
-def _no_rules_of_their_own() -> Iterator[None]:
-    """Custom autograd functions with a vmap rule of their own, which is handed the whole batch, raise in here."""
-    usual = torch.autograd.Function.vmap
-    kinds = [kind for kind in _below(torch.autograd.Function) if kind.vmap is not usual and "vmap" in vars(kind)]
-    rules = [(kind, vars(kind)["vmap"]) for kind in kinds if not kind.__module__.startswith("torch.")]
-    for kind, _ in rules:
-        kind.vmap = staticmethod(_refuse)
-    try:
-        yield
-    finally:
-        for kind, rule in rules:
-            kind.vmap = rule
-
-
-def _refuse(*_: Any) -> Any:
-    raise RuntimeError("a custom autograd function has a vmap rule of its own; set generate_vmap_rule = True instead")
-
-
-def _below(kind: Any) -> Iterator[Any]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _below(one)
 
 
 def _without_values(error: Exception) -> Exception | None:

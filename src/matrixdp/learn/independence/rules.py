@@ -33,7 +33,7 @@ class Batched:
 
 
 class BatchSize(int):
-    """The number of records; only a shape may contain it."""
+    """The number of records; only the functions in `SIZED` may get it, which make a shape of it."""
 
 
 Rule = Callable[..., None]
@@ -47,21 +47,19 @@ def require(holds: bool, why: str) -> None:
         raise NoRule(why)
 
 
+def leaves(values: Any) -> list[Any]:
+    """All single arguments, also those within slices."""
+    found = trees.tree_leaves(values)
+    return [part for leaf in found for part in ((leaf.start, leaf.stop, leaf.step) if type(leaf) is slice else (leaf,))]
+
+
 def batched(values: Any) -> list[Batched]:
     """All batched values among arguments."""
-    return [leaf for leaf in trees.tree_leaves(values) if isinstance(leaf, Batched)]
+    return [leaf for leaf in leaves(values) if isinstance(leaf, Batched)]
 
 
 def _constants(values: Any) -> list[Tensor]:
-    return [leaf for leaf in trees.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _no_size(*values: Any) -> None:
-    require(not any(isinstance(leaf, BatchSize) for leaf in trees.tree_leaves(values)), "computes with the batch size")
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", function))
+    return [leaf for leaf in leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _methods(*names: str) -> list[Any]:
@@ -81,9 +79,9 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 # --- entry by entry ---
 
 _ENTRYWISE = [
-    *_methods("abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tanh",
-              "sigmoid", "relu", "erf", "sign", "floor", "ceil", "round", "clamp", "clamp_min", "clamp_max", "pow", "add",
-              "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "to", "float", "double",
+    *_methods("abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos",
+              "tanh", "sigmoid", "relu", "erf", "sign", "floor", "ceil", "round", "clamp", "clamp_min", "clamp_max",
+              "pow", "add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "to", "float", "double",
               "long", "bool", "type", "type_as", "contiguous", "clone", "detach", "lerp", "logical_and", "logical_or",
               "logical_not", "isfinite", "isnan", "nan_to_num", "maximum", "minimum"),
     torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square,
@@ -105,7 +103,6 @@ _ENTRYWISE = [
 @rule(*_ENTRYWISE)
 def entrywise(*args: Any, **kwargs: Any) -> None:
     """Arguments broadcast against each other: rows meet rows only if all batched ones have equally many dimensions."""
-    _no_size(args, kwargs)
     aligned(batched((args, kwargs)), _constants((args, kwargs)))
 
 
@@ -137,7 +134,7 @@ def _inner(dim: Any, ndim: int) -> None:
 
 
 _REDUCING = ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "logsumexp", "softmax",
-             "log_softmax", "cumsum", "var", "std", "any", "all", "flip", "squeeze", "sort")  # fmt: skip
+             "log_softmax", "cumsum", "var", "std", "any", "all", "squeeze", "sort")  # fmt: skip
 
 
 @rule(
@@ -147,9 +144,14 @@ _REDUCING = ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "p
 )
 def along(values: Any, *args: Any, **kwargs: Any) -> None:
     """Along named dimensions that are not the first."""
-    _no_size(args, kwargs)
     require(isinstance(values, Batched) and not batched((args, kwargs)), "has more than one batched argument")
     _inner(kwargs.get("dim", kwargs.get("axis", args[0] if args else None)), values.meta.ndim)
+
+
+@rule(*_methods("flip"), torch.flip)
+def flipped(values: Any, *dims: Any) -> None:
+    """Dimensions that are not the first, however they are given."""
+    along(values, dims[0] if len(dims) == 1 else dims)
 
 
 @rule(*_methods("norm"), torch.norm, functional.normalize)
@@ -187,13 +189,10 @@ def reshaped(values: Any, *args: Any, **kwargs: Any) -> None:
 
 @rule(*_methods("expand"))
 def expanded(values: Any, *sizes: Any) -> None:
-    """A batched value keeps its rows; a constant with one row is given to each record."""
+    """A batched value keeps its rows. Not a constant: one record could then be written into it in place."""
     shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-    if isinstance(values, Batched):
-        require(len(shape) == values.meta.ndim, "adds a dimension before that of the records")
-    else:
-        require(isinstance(shape[0], BatchSize), "is no row per record")
-        require(values.ndim < len(shape) or values.shape[0] == 1, "has a constant with a row per record")
+    require(isinstance(values, Batched), "gives a constant to each record")
+    require(len(shape) == values.meta.ndim, "adds a dimension before that of the records")
 
 
 @rule(torch.cat, torch.concat, torch.stack)
@@ -201,7 +200,7 @@ def joined(values: Any, dim: Any = 0) -> None:
     """Batched values, side by side."""
     require(all(isinstance(value, Batched) for value in values), "joins records and constants")
     require(len({value.meta.ndim for value in values}) == 1, "joins values of several dimensions")
-    along(values[0], dim) if dim >= 0 else require(-dim < values[0].meta.ndim, "joins along the records")
+    require(type(dim) is int and (dim > 0 or 0 < -dim < values[0].meta.ndim), "joins along the records")
 
 
 @rule(*_methods("chunk", "split", "unbind"), torch.chunk, torch.split, torch.unbind)
@@ -218,7 +217,6 @@ def indexed(values: Any, index: Any) -> None:
     first, *rest = index if isinstance(index, tuple) else (index,)
     require(isinstance(first, slice) and first == slice(None), "picks records")
     require(not batched(rest) and not _constants(rest), "picks places by a tensor")
-    _no_size(rest)
 
 
 @rule(torch.zeros, torch.ones, *_methods("new_zeros", "new_ones"))
@@ -226,9 +224,20 @@ def created(*args: Any, **kwargs: Any) -> None:
     """A row of constants per record."""
     sizes = args[1:] if args and isinstance(args[0], Batched) else args
     shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-    require(bool(shape) and isinstance(shape[0], BatchSize), "has no row per record")
-    _no_size(shape[1:], kwargs)
+    require(bool(shape) and isinstance(shape[0], BatchSize) and not batched(kwargs), "has no row per record")
 
+
+SIZED = {torch.zeros, torch.ones, torch.reshape, *_methods("new_zeros", "new_ones", "view", "reshape", "expand")}
+"""What may get the batch size; that it is then the first dimension alone is checked on the result."""
+
+ON_CONSTANTS = {
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.pow, operator.neg),
+    *(operator.getitem, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, operator.matmul),
+    *(torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, torch.tril, torch.triu),
+    *(torch.exp, torch.sin, torch.cos, torch.outer, torch.matmul),
+    *_methods("unsqueeze", "transpose", "t", "reshape", "view", "to", "float", "long", "bool", "size", "dim", "exp"),
+}
+"""What may run on constants alone: nothing that writes into them, since that would count the passes."""
 
 # --- products, layers as functions ---
 
@@ -251,7 +260,6 @@ def linear(values: Any, weight: Any, bias: Any = None) -> None:
 @rule(functional.conv1d, functional.conv2d, functional.conv3d)
 def convolved(values: Any, *args: Any, **kwargs: Any) -> None:
     """Constant filters, and a dimension for channels after that of the records."""
-    _no_size(args, kwargs)
     weight = args[0] if args else kwargs["weight"]
     require(isinstance(values, Batched) and not batched((args, kwargs)), "has filters that depend on records")
     require(values.meta.ndim == weight.ndim, "has no dimension for records")
@@ -260,12 +268,10 @@ def convolved(values: Any, *args: Any, **kwargs: Any) -> None:
 @rule(
     *(getattr(functional, f"{kind}_pool{n}d") for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")
       for n in (1, 2, 3)),
-    *(functional.interpolate, functional.pad, functional.unfold, functional.pixel_shuffle, functional.layer_norm,
-      functional.rms_norm, functional.group_norm, functional.embedding),
+    *(functional.interpolate, functional.unfold, functional.pixel_shuffle, functional.group_norm),
 )  # fmt: skip
 def one_by_one(values: Any, *args: Any, **kwargs: Any) -> None:
     """PyTorch's own operations on a batch, which treat each of its rows on its own."""
-    _no_size(args, kwargs)
     require(isinstance(values, Batched) and not batched((args, kwargs)), "has more than one batched argument")
 
 
@@ -298,15 +304,24 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **kwargs:
     three = (query, key, value)
     require(all(isinstance(part, Batched) and part.meta.ndim >= 3 for part in three), "attends to other records")
     aligned([*three, *batched(attn_mask)], _constants(attn_mask))
-    _no_size(kwargs)
 
 
 # --- losses ---
 
-_LOSSES = (functional.cross_entropy, functional.nll_loss, functional.mse_loss, functional.l1_loss, functional.huber_loss,
-           functional.smooth_l1_loss, functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits,
-           functional.kl_div, functional.soft_margin_loss, functional.poisson_nll_loss,
-           functional.multilabel_soft_margin_loss, functional.multi_margin_loss)  # fmt: skip
+_LOSSES = (functional.mse_loss, functional.l1_loss, functional.huber_loss, functional.smooth_l1_loss,
+           functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits, functional.kl_div,
+           functional.soft_margin_loss, functional.poisson_nll_loss,
+           functional.multilabel_soft_margin_loss)  # fmt: skip
+
+
+@rule(functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
+def class_loss(values: Any, targets: Any, *args: Any, **kwargs: Any) -> None:
+    """As `loss`; targets may be numbers of classes, with the dimension after the records left out."""
+    index = isinstance(targets, Batched) and not targets.meta.is_floating_point()
+    require(isinstance(values, Batched) and values.meta.ndim >= 2, "has no dimension for classes")
+    if index and targets.meta.shape == (values.meta.shape[0], *values.meta.shape[2:]):
+        targets = values
+    loss(values, targets, *args, **kwargs)
 
 
 @rule(*_LOSSES)
@@ -316,9 +331,7 @@ def loss(values: Any, targets: Any, *args: Any, **kwargs: Any) -> None:
     require(kwargs.get("reduction") == "none" and not kwargs.get("size_average") and not kwargs.get("reduce"),
             'sums over the records; use reduction="none"')  # fmt: skip
     require(not batched((args, kwargs)), "has weights that depend on records")
-    index = targets.meta.ndim == values.meta.ndim - 1 and not targets.meta.is_floating_point()
-    same = targets.meta.shape == values.meta.shape
-    require(same or index, "broadcasts targets")
+    require(targets.meta.shape == values.meta.shape, "broadcasts targets")
     for constant in _constants((args, kwargs)):
         require(constant.ndim <= 1 < values.meta.ndim, "has a constant with a row per record")
 
@@ -354,13 +367,18 @@ def _only(*args: Any, **kwargs: Any) -> Batched:
     nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
     nn.AlphaDropout, nn.FeatureAlphaDropout, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d,
     nn.MaxPool3d, nn.LPPool1d, nn.LPPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.Upsample, nn.ZeroPad1d, nn.ZeroPad2d,
-    nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ConstantPad1d,
-    nn.ConstantPad2d, nn.PixelShuffle, nn.Flatten,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.Upsample, nn.PixelShuffle, nn.Flatten,
 )  # fmt: skip
 def row_by_row(_: Any, *args: Any, **kwargs: Any) -> None:
     """PyTorch's layers that treat each row on its own, or (nn.Flatten) show in the result if they do not."""
     _only(*args, **kwargs)
+
+
+@module(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ReflectionPad1d,
+        nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d)  # fmt: skip
+def padding(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """As `padded`: with a negative number on one side, padding along the records would move them."""
+    padded(_only(*args, **kwargs), layer.padding)
 
 
 @module(nn.Linear)
@@ -410,11 +428,17 @@ def instance_norm(layer: _InstanceNorm, *args: Any, **kwargs: Any) -> None:
 
 
 @module(
-    nn.CrossEntropyLoss, nn.NLLLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss, nn.BCELoss,
+    nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss, nn.BCELoss,
     nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.SoftMarginLoss, nn.PoissonNLLLoss,
 )  # fmt: skip
-def loss_module(layer: Any, *args: Any, **kwargs: Any) -> None:
+def loss_module(layer: Any, *args: Any, of: Rule = loss, **kwargs: Any) -> None:
     """As the functions."""
     require(len(args) == 2 and not kwargs, "takes outputs and targets")
     weights = [w for name in ("weight", "pos_weight") if (w := getattr(layer, name, None)) is not None]
-    loss(*args, *weights, reduction=layer.reduction)
+    of(*args, *weights, reduction=layer.reduction)
+
+
+@module(nn.CrossEntropyLoss, nn.NLLLoss)
+def class_loss_module(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """As the functions."""
+    loss_module(layer, *args, of=class_loss, **kwargs)

@@ -8,6 +8,7 @@ depends on a record cannot be traced, and an operation without a rule is not acc
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,18 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as trees
 
-from matrixdp.learn.independence.rules import FUNCTIONS, MODULES, Batched, BatchSize, NoRule, batched, require
+from matrixdp.learn.independence.rules import (
+    FUNCTIONS,
+    MODULES,
+    ON_CONSTANTS,
+    SIZED,
+    Batched,
+    BatchSize,
+    NoRule,
+    batched,
+    leaves,
+    require,
+)
 
 # The size of the batch whose shapes are followed: a prime, so that no other dimension is mistaken for the first.
 _SIZE = 1_000_003
@@ -44,17 +56,20 @@ class TracedModel:
     def __init__(
         self, model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: tuple[Any, ...], targets: Any
     ) -> None:
-        leaves, structure = trees.tree_flatten((inputs, targets))
-        require(all(isinstance(leaf, Tensor) for leaf in leaves), "the batch holds something that is no tensor")
+        rows, structure = trees.tree_flatten((inputs, targets))
+        require(all(leaf is None or type(leaf) is Tensor for leaf in rows), "the batch holds something that is no plain tensor")
         _refuse_hooks(model, loss)
         self.model = _shared_copy(model)
         """The copy that runs; it has the model's own parameters."""
         whole = _Whole(self.model, _shared_copy(loss) if isinstance(loss, nn.Module) else loss, structure)
         try:
-            graph = _Tracer().trace(whole)
+            with torch.enable_grad():
+                graph = _Tracer().trace(whole)
+        except NoRule:
+            raise
         except Exception as error:  # whatever a model raises when it is given a proxy in place of a tensor
             raise NoRule(f"it cannot be traced: {type(error).__name__}") from None
-        self.row = _follow(graph, whole, leaves, {id(p) for p in model.parameters() if p.requires_grad})
+        self.row = _follow(graph, whole, rows, {id(p) for p in model.parameters() if p.requires_grad})
         """The shape of what a record gets."""
         self._run = fx.GraphModule(whole, graph)
 
@@ -85,7 +100,13 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in MODULES and "forward" not in vars(m)
+        return type(m) in MODULES and not any(hasattr(type(m), name) for name in vars(m))  # a method of its own
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        """The graph has no contexts, nor the backward pass of a custom autograd function, which runs without grad."""
+        require(torch.is_grad_enabled(), "it has a part under no_grad, or a custom autograd function")
+        require(not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))), "it runs under autocast")
+        return super().create_proxy(*args, **kwargs)
 
     def path_of_module(self, mod: nn.Module) -> str:
         """A module from outside model and loss, such as a loss in a global variable, is copied into the graph."""
@@ -106,14 +127,19 @@ def _refuse_hooks(*parts: Any) -> None:
 
 
 def _shared_copy(module: nn.Module) -> nn.Module:
-    """A copy with the very parameters and buffers of the module."""
+    """A copy with the very parameters and buffers of the module, and nothing else of it."""
+    tensors = [*module.parameters(), *module.buffers()]
+    plain = all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+    require(plain, "a parameter or buffer is of a type of its own")
     try:
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+        found = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     except Exception as error:
         raise NoRule(f"it cannot be copied: {type(error).__name__}") from None
+    require({*map(id, found.modules())}.isdisjoint(map(id, module.modules())), "a module is not copied by deepcopy")
+    return found
 
 
-def _follow(graph: fx.Graph, whole: _Whole, leaves: list[Tensor], trained: set[int]) -> torch.Size:
+def _follow(graph: fx.Graph, whole: _Whole, rows: list[Tensor | None], trained: set[int]) -> torch.Size:
     """Follows the records through the graph, in shapes alone; raises NoRule where an operation has no rule."""
     empty = {id(tensor): _empty(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
     shapes_only = copy.deepcopy(whole, {**empty, id(whole.structure): whole.structure})
@@ -124,14 +150,18 @@ def _follow(graph: fx.Graph, whole: _Whole, leaves: list[Tensor], trained: set[i
         kwargs = fx.map_arg(node.kwargs, values.__getitem__)
         try:
             if node.op == "placeholder":
-                values[node] = [Batched(_empty(leaf, _SIZE)) for leaf in leaves]
+                values[node] = [row if row is None else Batched(_empty(row, _SIZE)) for row in rows]
             elif node.op == "get_attr":
                 values[node] = _constant(whole, node.target, known, trained, empty)
             elif node.op == "call_module":
+                layer = whole.get_submodule(node.target)
+                outside = not node.target.startswith("model.") and node.target != "model"
+                own = {id(p) for p in layer.parameters()} & trained
+                require(not (outside and own), "is a trained layer that is called outside the model")
                 values[node] = _call_module(shapes_only.get_submodule(node.target), args, kwargs)
             elif node.op == "output":
                 require(isinstance(args[0], Batched), "has no row per record")
-                return args[0].meta.shape[1:]
+                return torch.Size(args[0].meta.shape[1:])
             else:
                 function = getattr(Tensor, node.target) if node.op == "call_method" else node.target
                 values[node] = _call(function, args, kwargs)
@@ -159,12 +189,14 @@ def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    sized = any(isinstance(leaf, BatchSize) for leaf in trees.tree_leaves((args, kwargs)))
+    sized = any(isinstance(leaf, BatchSize) for leaf in leaves((args, kwargs)))
     if args and isinstance(args[0], Batched) and function in (getattr, Tensor.size, Tensor.dim):
         return _asked(args[0].meta, function, args[1:], kwargs)
-    if isinstance(args[0] if args else None, (list, tuple)) and getattr(function, "__name__", "") == "getitem":
+    if args and isinstance(args[0], (list, tuple)) and function is operator.getitem:
         return args[0][args[1]]  # a part of the batch, of a shape, or of what an operation gave
+    require(not sized or function in SIZED, "computes with the batch size")
     if not sized and not batched((args, kwargs)):
+        require(function in ON_CONSTANTS and "out" not in kwargs, "has no rule for constants")
         return function(*args, **kwargs)
     require(function in FUNCTIONS, "has no rule for the batch dimension")
     FUNCTIONS[function](*args, **kwargs)
@@ -193,6 +225,7 @@ def _computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     def row(value: Any) -> Batched:
         require(isinstance(value, Tensor), "gives something that is no tensor")
         require(value.ndim > 0 and value.shape[0] == _SIZE, "does not keep the records in the first dimension")
+        require(all(d % _SIZE for d in value.shape[1:]), "has a dimension for records besides the first")
         return Batched(value)
 
     return trees.tree_map(row, tuple(found) if isinstance(found, (list, tuple)) else found)
