@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as trees
 
-from matrixdp.learn.independence import rules, traced
+from matrixdp.learn.independence import rebuilt, rules, traced
 from matrixdp.learn.independence.rules import FUNCTIONS, MODULES, Batched, BatchSize, NoRule
 from matrixdp.learn.independence.traced import TracedModel
 
@@ -142,9 +142,7 @@ SPECIAL = {
     torch.flatten: (use(M, 1), [use(M), use(M, 0, 1)]),
     Tensor.unflatten: (use(V, 1, (2, 2)), [use(V, 0, (SIZE, 1)), use(V, 0, (1, -1))]),
     torch.stack: (use([V, V], 2), [use([V, V]), use([V, V], -3)]),
-    **{
-        unbind: (use(M, dim=1), [use(M), use(M, dim=0), use(M, dim=-3)]) for unbind in (Tensor.unbind, torch.unbind)
-    },
+    **{unbind: (use(M, dim=1), [use(M), use(M, dim=0), use(M, dim=-3)]) for unbind in (Tensor.unbind, torch.unbind)},
     **{product: (use(M, Rows(6, 2)), [use(V, V), use(V, M)]) for product in (torch.bmm, Tensor.bmm)},
     **{function: (use(M, 1), [use(M, 0), use(M, SIZE), use(M, V)]) for function in (Tensor.cumsum, torch.cumsum)},
     **{
@@ -213,6 +211,13 @@ def convolution(kind):
     return layer, use(argument), [(layer, use(Rows(*argument.shape[1:]))), (layer, use(torch.randn(1, 4, 6)))]
 
 
+def recurrent(kind):
+    def layer(**options):
+        return kind(nn.GRU(6, 2, **options), stacked=False)
+
+    return layer(batch_first=True), use(M), [(layer(), use(M)), (layer(batch_first=True), use(M, Rows(4, 2)))]
+
+
 def loss_module(targets):
     def cases(kind):
         other = V if targets is V else Rows(4, 1)
@@ -227,10 +232,15 @@ def loss_module(targets):
 MODULE_RULES = {
     rules.row_by_row: row_by_row,
     rules.padding: padding,
-    rules.linear_module: lambda kind: (kind(4, 2), use(V), [(kind(1, 2), use(Rows())), (kind(4, 2), use(torch.ones(4)))]),
+    rules.linear_module: lambda kind: (
+        kind(4, 2),
+        use(V),
+        [(kind(1, 2), use(Rows())), (kind(4, 2), use(torch.ones(4)))],
+    ),
     rules.convolution: convolution,
     rules.normalizing: normalizing,
     rules.softmax: softmax,
+    rebuilt.recurrent: recurrent,
     rules.embedding: lambda kind: (
         kind(3, 2),
         use(INDEX),

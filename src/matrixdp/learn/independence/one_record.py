@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.independence.rebuilt import rebuilt
 
 # A printed record could decide what Python does next; a node of the autograd graph keeps records alive unseen.
 _REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, vars(torch._C.TensorBase)["grad_fn"].__get__})
@@ -48,12 +49,13 @@ def record_gradients(
         targets: likewise.
     """
     values = {name: parameter.detach() for name, parameter in parameters.items()}
+    ids = {name: id(parameter) for name, parameter in parameters.items()}
 
     def loss_of_one(
         values: dict[str, Tensor], own_model: nn.Module, own_loss: Any, record: Any
     ) -> tuple[Tensor, Tensor]:
         arguments, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
-        outputs = torch.func.functional_call(own_model, {**_constants(model, values), **values}, arguments)
+        outputs = _call(own_model, {ids[name]: value for name, value in values.items()}, arguments)
         found = own_loss(outputs, target)
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
             shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -76,7 +78,7 @@ def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
 
     def of_one(record: Any) -> Tensor:
         arguments = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
-        found = torch.func.functional_call(_scratch(model), _constants(model, {}), arguments)
+        found = _call(_scratch(model), {}, arguments)
         if not isinstance(found, Tensor) or found.ndim < 1 or found.shape[0] != 1:
             raise InvalidInput("model must give a tensor with one row for a batch of one record")
         return found.squeeze(0)
@@ -127,7 +129,7 @@ class _Watch(TorchFunctionMode):
         self._modes = torch._C._len_torch_dispatch_stack()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _REFUSED:
+        if function in _REFUSED and torch.func.debug_unwrap(args[0]) is not args[0]:
             raise RuntimeError(f"{function.__name__} of a tensor, which holds a record, is used")
         if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
             raise RuntimeError("a custom operation or a dispatch mode would be handed the whole batch")
@@ -164,13 +166,17 @@ def _scratch(part: Any) -> Any:
     if not isinstance(part, nn.Module):
         return copy.deepcopy(part)
     own = {id(tensor): tensor for tensor in (*part.parameters(), *part.buffers())}
-    return copy.deepcopy(part, own)
+    return rebuilt(copy.deepcopy(part, own), stacked=True)
 
 
-def _constants(model: nn.Module, trained: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Buffers, as copies, so that a counter that is written into is left as it was; and parameters without gradient."""
-    buffers = {name: tensor.detach().clone() for name, tensor in model.named_buffers()}
-    return buffers | {name: p.detach() for name, p in model.named_parameters() if name not in trained}
+def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:
+    """Runs a copy with these values of parameters, by their ids.
+
+    Buffers are copies, so that a counter that is written into is left as it was.
+    """
+    tensors = {name: values.get(id(p), p.detach()) for name, p in part.named_parameters()}
+    buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
+    return torch.func.functional_call(part, tensors | buffers, arguments)
 
 
 def _without_values(error: Exception) -> Exception | None:

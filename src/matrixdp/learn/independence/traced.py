@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as trees
 
+from matrixdp.learn.independence.rebuilt import rebuilt
 from matrixdp.learn.independence.rules import (
     FUNCTIONS,
     MODULES,
@@ -57,7 +58,10 @@ class TracedModel:
         self, model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: tuple[Any, ...], targets: Any
     ) -> None:
         rows, structure = trees.tree_flatten((inputs, targets))
-        require(all(leaf is None or type(leaf) is Tensor for leaf in rows), "the batch holds something that is no plain tensor")
+        require(
+            all(leaf is None or type(leaf) is Tensor for leaf in rows),
+            "the batch holds something that is no plain tensor",
+        )
         _refuse_hooks(model, loss)
         self.model = _shared_copy(model)
         """The copy that runs; it has the model's own parameters."""
@@ -136,7 +140,8 @@ def _shared_copy(module: nn.Module) -> nn.Module:
     except Exception as error:
         raise NoRule(f"it cannot be copied: {type(error).__name__}") from None
     require({*map(id, found.modules())}.isdisjoint(map(id, module.modules())), "a module is not copied by deepcopy")
-    return found
+    whole: nn.Module = rebuilt(found, stacked=False)
+    return whole
 
 
 def _follow(graph: fx.Graph, whole: _Whole, rows: list[Tensor | None], trained: set[int]) -> torch.Size:
