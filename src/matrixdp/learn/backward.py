@@ -37,11 +37,14 @@ class Gradients:
 class BackwardPass(Gradients):
     """Hooks on the layers while it is entered; afterwards it holds gradients and norms.
 
-    With `explicit` every record's gradient is formed.
+    With `explicit` every record's gradient is formed. All gradients are multiplied by `scale`.
     """
 
-    def __init__(self, trained: TrainableModel, layers: Sequence[Layer], batch: int, *, explicit: bool) -> None:
+    def __init__(
+        self, trained: TrainableModel, layers: Sequence[Layer], batch: int, *, explicit: bool, scale: float = 1.0
+    ) -> None:
         super().__init__(trained, batch)
+        self._scale = scale
         self._trained, self._layers, self._batch, self._explicit = trained, layers, batch, explicit
         self._anchor = torch.zeros((), device=trained.device, requires_grad=True)
         # Calls of a layer whose gradient is still to come, the gradients that came, and which layers use a parameter.
@@ -89,12 +92,22 @@ class BackwardPass(Gradients):
                     f"parameter {name} is used outside a call of its layer, where its gradients per record cannot be "
                     "seen; call the layer itself, leave weight decay to the optimizer, or freeze the parameter"
                 )
+        self.finish()
+
+    @property
+    def came(self) -> bool:
+        """Whether any gradient came."""
+        return bool(self._parts or self.gradients)
+
+    def finish(self) -> None:
+        """Merges what came, once no more comes."""
         for parameter in list(self._parts):
             self._finish(parameter)
 
     def _take(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         """From one call of a layer; a parameter is finished once all calls of the layers that use it have answered."""
-        for name, gradients in layer.gradients(inputs, gradient.detach()).items():
+        gradient = gradient.detach() if self._scale == 1 else gradient.detach() * self._scale
+        for name, gradients in layer.gradients(inputs, gradient).items():
             self._parts[layer.parameters[name]].append(gradients)
         self._waiting[layer] -= 1
         for parameter in layer.parameters.values():

@@ -29,6 +29,7 @@ from matrixdp.learn.layers.rounding import factor_roundoff, roundoff
 from matrixdp.learn.layers.trainable import Layer, TrainableModel
 
 Loss = Callable[[Any, Any], Tensor]
+Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
 
 # The most numbers that gradients have, all records and parameters together, where each is formed.
 _MOST_NUMBERS = 1 << 27
@@ -68,7 +69,7 @@ class ClippedGradients:
         self._loss = loss
         self._clip = _check.length("clip", clip)
         self._norm = _check.choice("norm", norm, ("l2", "linf"))
-        self._trained = TrainableModel(model)
+        self._trained = TrainableModel(getattr(model, "_orig_mod", model))  # what torch.compile was given
         self._handed = self._trained.zeros(self._trained.dtype)
         self.flat = self._trained.zeros(torch.float64)  # its own memory also if the type is the same
         """The sum, in float64 whatever the parameters' type; private until noise is added."""
@@ -114,38 +115,46 @@ class ClippedGradients:
         for parameter, part in self._trained.split(self._handed):
             parameter.grad = part
 
-    def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
+    def accumulate(self, inputs: Inputs, targets: Any) -> int:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
 
         Args:
-            inputs: What the model takes, one record per row; a tuple stands for several arguments.
-            targets: What the loss takes beside the model's output.
+            inputs: What the model takes, one record per row; a tuple stands for several arguments, a dictionary for
+                arguments by name.
+            targets: What the loss takes beside the model's output: tensors in tuples, lists and dictionaries.
 
         Returns:
             How many records were dropped because their loss or gradient was not finite.
         """
         arguments = _tensors(inputs)
-        if arguments[0].shape[0] == 0:
+        if _rows(arguments) == 0:
             return 0
         self.prepare(inputs, targets)
         with _check.withheld("model or loss"):
             return sum(self._accumulate(*part) for part in self._parts(arguments, targets))
 
-    def _accumulate(self, arguments: tuple[Tensor, ...], targets: Any) -> int:
+    def _accumulate(self, arguments: Any, targets: Any) -> int:
         found, finite = self._pass(arguments, targets)
         with torch.no_grad():
             dropped = int((~finite).sum())  # the one wait for the device
             self._add(found, finite if dropped else None)
         return dropped
 
-    def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
+    def add_present(self, arguments: Any, targets: Any, present: Tensor) -> Tensor:
         """`accumulate` for the records marked as present, without waiting for the device or checking the arguments."""
         found, finite = self._pass(arguments, targets)
         with torch.no_grad():
             self._add(found, finite & present)
             return (present & ~finite).sum()
 
-    def prepare(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> bool:
+    def add_pass(self, found: BackwardPass) -> int:
+        """`accumulate` for a pass over a batch that was made elsewhere."""
+        finite = torch.isfinite(found.squared_norm)
+        with torch.no_grad():
+            self._add(found, finite)
+        return int((~finite).sum())
+
+    def prepare(self, inputs: Inputs, targets: Any) -> bool:
         """Finds the way for records of this shape; of the records, only shapes and types are used.
 
         Returns:
@@ -168,7 +177,7 @@ class ClippedGradients:
         return self._ways[key] is not None
 
     @_check.withheld("model or loss")
-    def _fast_way(self, arguments: tuple[Tensor, ...], targets: Any) -> _Fast | None:
+    def _fast_way(self, arguments: Any, targets: Any) -> _Fast | None:
         """The traced graph; None, after a trial on zeros, where records run one at a time."""
         try:
             graph = TracedModel(self.model, self.loss, arguments, targets)
@@ -182,7 +191,7 @@ class ClippedGradients:
             self.slow_because = str(reason)
             return None
 
-    def _key(self, arguments: tuple[Tensor, ...], targets: Any) -> Any:
+    def _key(self, arguments: Any, targets: Any) -> Any:
         """What the way depends on: shapes and types of records, and which modules are in training mode."""
         leaves, structure = trees.tree_flatten((arguments, targets))
         shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
@@ -190,29 +199,29 @@ class ClippedGradients:
         modes = tuple(module.training for part in parts for module in part.modules())
         return shapes, str(structure), modes
 
-    def _parts(self, arguments: tuple[Tensor, ...], targets: Any) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
+    def _parts(self, arguments: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
-        batch = arguments[0].shape[0]
+        batch = _rows(arguments)
         slow = self._ways[self._key(arguments, targets)] is None
         stride = max(1, _MOST_NUMBERS // len(self.flat)) if slow else batch
         for first in range(0, batch, stride):
             rows = slice(first, first + stride)
             yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
 
-    def _pass(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[Gradients, Tensor]:
+    def _pass(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
         """Gradients and norms of a batch, and which records have a finite gradient."""
         fast = self._ways[self._key(arguments, targets)]
         if fast is None:
             return self._one_by_one(arguments, targets)
         explicit = self.norm == "linf"
-        batch = arguments[0].shape[0]
+        batch = _rows(arguments)
         with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
             losses = _one_each(fast.graph(arguments, targets), batch)
             found.backward(losses)
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses.detach())
 
-    def _one_by_one(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[Gradients, Tensor]:
-        found = Gradients(self._trained, arguments[0].shape[0])
+    def _one_by_one(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
+        found = Gradients(self._trained, _rows(arguments))
         named = {name: parameter for parameter, name in self._trained.names.items()}
         gradients, losses = record_gradients(self.model, self.loss, named, arguments, targets)
         for name, values in gradients.items():
@@ -249,13 +258,23 @@ def _one_each(losses: Any, batch: int) -> Tensor:
     return losses.reshape(batch)
 
 
-def _tensors(inputs: Any) -> tuple[Tensor, ...]:
-    given = inputs if isinstance(inputs, tuple) and not hasattr(inputs, "_fields") else (inputs,)
-    if not given or not all(isinstance(t, Tensor) and t.ndim > 0 for t in given):
-        raise InvalidInput(f"inputs must be a tensor with one row per record, or a tuple of them, got {type(inputs)}")
-    if len({t.shape[0] for t in given}) > 1:
-        raise InvalidInput(f"inputs must have equally many rows, got {[t.shape[0] for t in given]}")
-    return tuple(t.detach() for t in given)
+def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
+    """The model's arguments by place or by name, as plain tensors, however nested, with equally many rows."""
+    several = isinstance(inputs, dict) or (isinstance(inputs, tuple) and not hasattr(inputs, "_fields"))
+    given = inputs if several else (inputs,)
+    leaves = trees.tree_leaves(given)
+    if not leaves or not all(isinstance(t, Tensor) and t.ndim > 0 for t in leaves):
+        raise InvalidInput(
+            f"inputs must be a tensor with one row per record, or a tuple or dictionary of them, got {type(inputs)}"
+        )
+    if len({t.shape[0] for t in leaves}) > 1:
+        raise InvalidInput(f"inputs must have equally many rows, got {[t.shape[0] for t in leaves]}")
+    found: tuple[Any, ...] | dict[str, Any] = trees.tree_map(lambda t: t.detach().as_subclass(Tensor), given)
+    return found
+
+
+def _rows(arguments: Any) -> int:
+    return int(trees.tree_leaves(arguments)[0].shape[0])
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:

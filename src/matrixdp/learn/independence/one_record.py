@@ -42,10 +42,10 @@ def record_gradients(
     """Each record's gradient of each of these parameters, (records, *shape), and its loss, (records,).
 
     Args:
-        model: runs as `model(*inputs)` on a batch of one record.
+        model: runs as `model(*inputs)`, or `model(**inputs)`, on a batch of one record.
         loss: (outputs, targets) of one record -> one number.
         parameters: by the names that they have in the model.
-        inputs: a tuple with the model's arguments; tensors in them, however nested, have one row per record.
+        inputs: a tuple or dictionary of the model's arguments; tensors in them, however nested, have one row per record.
         targets: likewise.
     """
     values = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -176,7 +176,8 @@ def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:
     """
     tensors = {name: values.get(id(p), p.detach()) for name, p in part.named_parameters()}
     buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
-    return torch.func.functional_call(part, tensors | buffers, arguments)
+    by_place, by_name = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    return torch.func.functional_call(part, tensors | buffers, by_place, by_name)
 
 
 def _without_values(error: Exception) -> Exception | None:

@@ -45,7 +45,7 @@ class TracedModel:
     Guarantee: row i of what it gives follows from row i of its arguments, parameters, buffers and random numbers alone.
 
     Args:
-        model: runs as `model(*inputs)`.
+        model: runs as `model(*inputs)`, or as `model(**inputs)` for a dictionary.
         loss: (outputs, targets) -> one value per record; None for the outputs alone.
         inputs: a batch, of which only shapes and types are used.
         targets: likewise; tensors in tuples, lists and dictionaries, or None.
@@ -54,9 +54,7 @@ class TracedModel:
         NoRule: if it cannot be traced, or an operation has no rule; the text says which.
     """
 
-    def __init__(
-        self, model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: tuple[Any, ...], targets: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> None:
         rows, structure = trees.tree_flatten((inputs, targets))
         require(
             all(leaf is None or type(leaf) is Tensor for leaf in rows),
@@ -77,7 +75,7 @@ class TracedModel:
         """The shape of what a record gets."""
         self._run = fx.GraphModule(whole, graph)
 
-    def __call__(self, inputs: tuple[Any, ...], targets: Any = None) -> Tensor:
+    def __call__(self, inputs: Any, targets: Any = None) -> Tensor:
         """One value, or one row, per record."""
         found: Tensor = self._run(trees.tree_leaves((inputs, targets)))
         return found
@@ -94,7 +92,7 @@ class _Whole(nn.Module):
         """The losses; the outputs if there is no loss."""
         leaves = [records[place] for place in range(self.structure.num_leaves)]
         inputs, targets = trees.tree_unflatten(leaves, self.structure)
-        outputs = self.model(*inputs)
+        outputs = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
         return outputs if self.loss is None else self.loss(outputs, targets)
 
 
