@@ -1,4 +1,4 @@
-"""Every rule for the batch dimension: a use that it allows, in which no record sees another, and one that it refuses."""
+"""Every rule for the batch dimension: a use that it allows, in which records stay apart, and some that it refuses."""
 
 import functools
 import operator
@@ -112,7 +112,7 @@ RULES = {
         use(M, (slice(None), 0)), use(M, 0), use(M, slice(1, None)), use(M, (slice(None, None, -1), 0)),
         use(M, (slice(None), slice(None, SIZE))), use(M, (slice(None), INDEX)), use(M, torch.tensor([0])),
         use(torch.zeros(9), INDEX), use(M, (slice(None), [0, 1], slice(None), [0, 1])),
-    ),  # fmt: skip
+    ),
     rules.created: always(use(V, (SIZE, 3)), use(V, (3, SIZE)), use(V, (2, 3)), use(V, (SIZE, SIZE))),
     rules.product: always(
         use(M, Rows(6, 2)), use(V, V), use(torch.randn(2, RECORDS), V), use(M, V), use(V, torch.randn(2, 4, 4)),

@@ -25,8 +25,8 @@ class Gradients:
     def __init__(self, trained: TrainableModel, batch: int) -> None:
         self.gradients: dict[nn.Parameter, RecordGradients] = {}
         # What underflows in a parameter's squared norm is below the smallest normal number.
-        underflow = len(trained.names) * torch.finfo(trained.dtype).tiny
-        self.squared_norm = torch.full((batch,), underflow, dtype=trained.dtype, device=trained.device)
+        underflow = len(trained.names) * torch.finfo(trained.wide).tiny
+        self.squared_norm = torch.full((batch,), underflow, dtype=trained.wide, device=trained.device)
 
     def add(self, parameter: nn.Parameter, gradients: RecordGradients) -> None:
         """Adds the gradients of a parameter."""

@@ -182,6 +182,7 @@ class ClippedGradients:
         try:
             graph = TracedModel(self.model, self.loss, arguments, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
+            require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
             layers = TrainableModel(graph.model).layers()
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
             return _Fast(graph, layers or ())
@@ -192,12 +193,12 @@ class ClippedGradients:
             return None
 
     def _key(self, arguments: Any, targets: Any) -> Any:
-        """What the way depends on: shapes and types of records, and which modules are in training mode."""
+        """What the way depends on: shapes and types of records, which modules are in training mode, and autocast."""
         leaves, structure = trees.tree_flatten((arguments, targets))
         shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         parts = [part for part in (self.model, self.loss) if isinstance(part, nn.Module)]
         modes = tuple(module.training for part in parts for module in part.modules())
-        return shapes, str(structure), modes
+        return shapes, str(structure), modes, torch.is_autocast_enabled(self._trained.device.type)
 
     def _parts(self, arguments: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
@@ -224,12 +225,17 @@ class ClippedGradients:
         found = Gradients(self._trained, _rows(arguments))
         named = {name: parameter for parameter, name in self._trained.names.items()}
         gradients, losses = record_gradients(self.model, self.loss, named, arguments, targets)
-        for name, values in gradients.items():
-            found.add(named[name], ExplicitGradients(values))
+        with torch.autocast(self._trained.device.type, enabled=False):
+            for name, values in gradients.items():
+                found.add(named[name], ExplicitGradients(values.to(self._trained.wide)))
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses)
 
     def _add(self, found: Gradients, kept: Tensor | None) -> None:
         """Adds the clipped gradients of the records that are kept; of all when None is given."""
+        with torch.autocast(self._trained.device.type, enabled=False):
+            self._add_in_full(found, kept)
+
+    def _add_in_full(self, found: Gradients, kept: Tensor | None) -> None:
         squared_norm = found.squared_norm
         if self.norm == "l2":
             # Covers the sum over the parameters, the division, and the product of weight and gradient.
@@ -239,7 +245,7 @@ class ClippedGradients:
                 weights = weights.masked_fill_(~kept, 0.0)
         else:
             weights = torch.ones_like(squared_norm, dtype=torch.float64)
-            bound = _rounded_down(self.clip, self._trained.dtype)
+            bound = _rounded_down(self.clip, self._trained.wide)
         for parameter, gradients in found.gradients.items():
             usable = gradients if kept is None else gradients.masked(kept)
             if self.norm == "linf":

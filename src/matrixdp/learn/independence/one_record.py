@@ -20,7 +20,8 @@ import copy
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def record_gradients(
         model: runs as `model(*inputs)`, or `model(**inputs)`, on a batch of one record.
         loss: (outputs, targets) of one record -> one number.
         parameters: by the names that they have in the model.
-        inputs: a tuple or dictionary of the model's arguments; tensors in them, however nested, have one row per record.
+        inputs: a tuple or dictionary of the model's arguments; tensors in them, however nested, have a row per record.
         targets: likewise.
     """
     values = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -101,7 +102,7 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
         raise InvalidInput(
             "a batch must consist of tensors with one row per record; it holds something that is no tensor"
         )
-    with warnings.catch_warnings(), _Watch() as watch:
+    with warnings.catch_warnings(), _no_autocast_cache(), _Watch() as watch:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
             found = torch.func.vmap(function, randomness="different")(records)
@@ -150,6 +151,17 @@ class _Watch(TorchFunctionMode):
             and torch.func.debug_unwrap(tensor) is not tensor
             for tensor in alive
         )  # fmt: skip
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast would keep the parameters that it has cast."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 def _behind(function: Any, args: tuple[Any, ...]) -> bool:

@@ -1,9 +1,9 @@
 """PyTorch's recurrent layers, rebuilt from linear layers that share their parameters.
 
-PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not know, and that shows nothing of its
-gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their linear
-layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and starts
-from zeros.
+PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not know, and that shows nothing of
+its gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their
+linear layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and
+starts from zeros.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.nn import functional
 from matrixdp.learn.independence.rules import Batched, module, require
 
 State = tuple[Tensor, ...]
-Step = Callable[[Tensor, nn.Linear, State], State]
+Step = Callable[[Tensor, nn.Module, State], State]
 
 
 def _rnn(activation: Callable[[Tensor], Tensor]) -> Step:
     return lambda given, hidden, state: (activation(given + hidden(state[0])),)
 
 
-def _lstm(given: Tensor, hidden: nn.Linear, state: State) -> State:
+def _lstm(given: Tensor, hidden: nn.Module, state: State) -> State:
     enter, forget, new, leave = (given + hidden(state[0])).chunk(4, dim=-1)
     cell = forget.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
     return leave.sigmoid() * cell.tanh(), cell
 
 
-def _gru(given: Tensor, hidden: nn.Linear, state: State) -> State:
+def _gru(given: Tensor, hidden: nn.Module, state: State) -> State:
     reset, update, new = given.chunk(3, dim=-1)
     kept_reset, kept_update, kept_new = hidden(state[0]).chunk(3, dim=-1)
     update = (update + kept_update).sigmoid()
@@ -48,9 +48,9 @@ class Recurrent(nn.Module):
 
     def __init__(self, layer: nn.RNNBase, *, stacked: bool) -> None:
         super().__init__()
-        for name in layer.__constants__:  # hidden_size and the like, which models ask for
-            setattr(self, name, getattr(layer, name))
-        self.stacked, self.ways = stacked, 2 if layer.bidirectional else 1
+        self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # as models ask for them
+        self.hidden_size, self.dropout, self.batch_first = layer.hidden_size, layer.dropout, layer.batch_first
+        self.stacked, self.ways, self.parts = stacked, 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
         steps = {nn.LSTM: _lstm, nn.GRU: _gru}
         activation = torch.relu if layer.mode == "RNN_RELU" else torch.tanh
         self.step: Step = steps.get(type(layer)) or _rnn(activation)
@@ -61,26 +61,30 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor, start: Any = None) -> tuple[Tensor, Any]:
         """Outputs at all times, and the last states."""
         x = x if self.batch_first else x.transpose(0, 1)
-        parts = 2 if self.step is _lstm else 1
-        starts = None if start is None else (start if parts == 2 else (start,))
+        zeros = x.new_zeros(x.shape[0], self.hidden_size)
         last: list[State] = []
-        for place, (inputs, hidden) in enumerate(zip(self.inputs, self.hidden, strict=True)):
-            if place % self.ways == 0 and place:
-                x = functional.dropout(torch.cat(found, -1), self.dropout, self.training)
-            if place % self.ways == 0:
-                found: list[Tensor] = []
-            state = x.new_zeros(x.shape[0], self.hidden_size)
-            states = (state,) * parts if starts is None else tuple(part[place] for part in starts)
-            given = inputs(x).unbind(dim=1)
-            over_time = []
-            for now in reversed(given) if place % self.ways else given:
-                states = self.step(now, hidden, states)
-                over_time.append(states[0])
-            found.append(torch.stack(over_time[::-1] if place % self.ways else over_time, 1))
-            last.append(states)
-        outputs = torch.cat(found, -1)
+        for place in range(0, len(self.inputs), self.ways):
+            if place:
+                x = functional.dropout(x, self.dropout, self.training)
+            found = []
+            for way in range(self.ways):
+                given = start if self.parts == 2 or start is None else (start,)
+                state = (zeros,) * self.parts if given is None else tuple(part[place + way] for part in given)
+                outputs, state = self._over_time(place + way, x, state)
+                found.append(outputs)
+                last.append(state)
+            x = torch.cat(found, -1)
         kept = [torch.stack(part) if self.stacked else part for part in zip(*last, strict=True)]
-        return outputs if self.batch_first else outputs.transpose(0, 1), kept[0] if parts == 1 else tuple(kept)
+        return x if self.batch_first else x.transpose(0, 1), kept[0] if self.parts == 1 else tuple(kept)
+
+    def _over_time(self, place: int, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One layer, one way: every second one goes back in time if there are two ways."""
+        back = place % self.ways
+        outputs, hidden = [], self.hidden[place]
+        for now in self.inputs[place](x).unbind(dim=1)[:: -1 if back else 1]:
+            state = self.step(now, hidden, state)
+            outputs.append(state[0])
+        return torch.stack(outputs[:: -1 if back else 1], 1), state
 
 
 @module(Recurrent)

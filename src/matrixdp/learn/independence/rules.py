@@ -81,8 +81,9 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 _ENTRYWISE = [
     *_methods("abs", "neg", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos",
               "tanh", "sigmoid", "relu", "erf", "sign", "floor", "ceil", "round", "clamp", "clamp_min", "clamp_max",
-              "pow", "add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "to", "float", "double",
-              "long", "bool", "type", "type_as", "contiguous", "clone", "detach", "lerp", "logical_and", "logical_or",
+              "pow", "add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "to",
+              "float", "double", "long", "bool", "type",
+              "type_as", "contiguous", "clone", "detach", "lerp", "logical_and", "logical_or",
               "logical_not", "isfinite", "isnan", "nan_to_num", "maximum", "minimum"),
     torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square,
     torch.reciprocal, torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.relu, torch.erf, torch.sign, torch.clamp,

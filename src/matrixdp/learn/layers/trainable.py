@@ -25,8 +25,10 @@ class TrainableModel:
         if len(kinds) != 1:
             raise InvalidInput(f"model must have trainable parameters of one type on one device, got {kinds or 'none'}")
         ((self.dtype, self.device),) = kinds
-        if self.dtype not in (torch.float32, torch.float64):
-            raise InvalidInput(f"model must have float32 or float64 parameters, got {self.dtype}; call model.float()")
+        if not self.dtype.is_floating_point:
+            raise InvalidInput(f"model must have floating-point parameters, got {self.dtype}; call model.float()")
+        self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        """The type of norms, and of gradients per record that are formed in a shorter type."""
 
     def zeros(self, dtype: torch.dtype) -> Tensor:
         """A vector with an entry for each trainable number."""
