@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matrixdp.distributions.covariance import Covariance, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import (
+    Covariance,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 SHAPE = (3, 3)
+OFF = np.array([[0.0, 0.3, 0.8], [0.3, 0.0, 1.2], [0.8, 1.2, 0.0]])
 
 
 def spd(size: int, seed: int) -> np.ndarray:
@@ -48,6 +57,15 @@ def _symmetric_oracle(d: int, std: float, trace_std: float) -> np.ndarray:
     return sum(s**2 * np.outer(b.ravel(), b.ravel()) for s, b in zip(scales, basis, strict=True))
 
 
+def _entries_oracle(diagonal: np.ndarray, off: np.ndarray, turned: np.ndarray) -> np.ndarray:
+    """Of U Y U^T, from how each entry of Y moves it."""
+    d = len(diagonal)
+    moved = {(i, j): np.outer(turned[:, i], turned[:, j]) for i in range(d) for j in range(d)}
+    on = np.stack([moved[i, i].ravel() for i in range(d)], axis=1)
+    pairs = [((moved[i, j] + moved[j, i]).ravel(), off[i, j]) for i in range(d) for j in range(i)]
+    return on @ diagonal @ on.T + sum(v * np.outer(m, m) for m, v in pairs)
+
+
 def covariance_cases() -> dict[str, CovarianceCase]:
     m, n = SHAPE
     std = np.random.default_rng(1).uniform(0.5, 2, SHAPE)
@@ -67,6 +85,12 @@ def covariance_cases() -> dict[str, CovarianceCase]:
         ),
         "dense": CovarianceCase(Dense(spd(m * n, 5), SHAPE), spd(m * n, 5)),
         "symmetric": CovarianceCase(Symmetric(3, 1.3), _symmetric_oracle(3, 1.3, 1.3)),
+        "symmetric entries": CovarianceCase(
+            SymmetricEntries(spd(3, 7), OFF), _entries_oracle(spd(3, 7), OFF, np.eye(3))
+        ),
+        "symmetric entries, turned": CovarianceCase(
+            SymmetricEntries(spd(3, 8), OFF, orthogonal(3, 9)), _entries_oracle(spd(3, 8), OFF, orthogonal(3, 9))
+        ),
         "symmetric, two scales": CovarianceCase(Symmetric(3, 1.3, 0.6), _symmetric_oracle(3, 1.3, 0.6)),
     }
 
@@ -118,6 +142,20 @@ def _cells(k: int) -> Callable[[np.random.Generator], np.ndarray]:
     return member
 
 
+def _sizes(*sizes: float) -> Callable[[np.random.Generator], np.ndarray]:
+    """Entries of these sizes at random places, or some mixture of such."""
+
+    def member(rng: np.random.Generator) -> np.ndarray:
+        found = np.zeros(SHAPE)
+        for weight in rng.dirichlet(np.ones(40)) if rng.random() < 0.3 else [1.0]:
+            v = np.zeros(SHAPE)
+            v.flat[rng.choice(v.size, len(sizes), replace=False)] = sizes * rng.choice([-1.0, 1.0], len(sizes))
+            found += weight * v
+        return found
+
+    return member
+
+
 def _record(rng: np.random.Generator) -> np.ndarray:
     x = rng.standard_normal(3) * (rng.random(3) < rng.uniform(0.3, 1))
     return 1.2 * x / max(np.linalg.norm(x), 1e-9)
@@ -150,6 +188,8 @@ SETS = {
     "Counts, one": SetCase(Counts(1, 0.7), _cells(1)),
     "Counts, two": SetCase(Counts(2, 0.7, relation="replace"), _cells(2)),
     "Counts, four": SetCase(Counts(4, 0.7), _cells(4)),
+    "L1": SetCase(L1(1.3), _sizes(1.3)),
+    "L1, largest entry": SetCase(L1(1.3, 0.5), _sizes(0.5, 0.5, 1.3 - 2 * 0.5)),
     "RankOne, add": SetCase(RankOne(1.2), lambda rng: np.outer(*[_record(rng)] * 2)),
     "RankOne, replace": SetCase(RankOne(1.2, relation="replace"), _replace),
     "Vertices": SetCase(Vertices(*LISTED), _hull),

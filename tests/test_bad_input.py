@@ -9,12 +9,12 @@ from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronec
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 BAD_NUMBERS = [np.nan, np.inf, -np.inf, -1.0, 0.0, "1", None, True, 1j, [1.0, np.nan], [], {}, np.array([[None]])]
 POSITIVE = {
     "Budget epsilon": lambda x: Budget(x, 1e-6),
-    "Budget delta": lambda x: Budget(1.0, x),
+    "Budget delta": lambda x: Budget(1.0, x).with_delta("this test"),
     "Frobenius": Frobenius,
     "Entrywise": Entrywise,
     "OneColumn": OneColumn,
@@ -22,6 +22,8 @@ POSITIVE = {
     "OneRow box": lambda x: OneRow(low=0.0, high=x),
     "Counts cells": Counts,
     "Counts bound": lambda x: Counts(1, x),
+    "L1": L1,
+    "L1 step": lambda x: L1(1.0, step=x if x is not None else "1"),
     "RankOne": RankOne,
     "Isotropic": lambda x: Isotropic((2, 2), x),
     "Symmetric": lambda x: Symmetric(3, x),
@@ -74,7 +76,7 @@ def test_arrays(name, bad):
         ARRAYS[name](bad)
 
 
-@pytest.mark.parametrize("bad", [(), (0, 2), (2, -1), (2.0, 2), (1, 2, 3), "22", None, 4, (True, 2), (np.nan, 2)])
+@pytest.mark.parametrize("bad", [(0, 2), (2, -1), (2.0, 2), (1, 2, 0), "22", None, 4, (True, 2), (np.nan, 2)])
 def test_shapes(bad):
     with pytest.raises(InvalidInput, match="shape"):
         calibrate("analytic", shape=bad, sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6))

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import matrixdp
 from canaries import DAY, HOLES, NUMBER, PUBLIC, RECORDS, SHAPES, TEXT, TYPES, WHOLE, Loud, frame, leak, said, table
-from matrixdp import Budget, _check, audit, distributed, federated, learn, postprocess, queries, sensitivity
+from matrixdp import Budget, _check, audit, distributed, federated, learn, postprocess, queries, sensitivity, tables
 from matrixdp import sklearn as estimators
 from matrixdp.cli import app
 from matrixdp.distributions.covariance import Dense, Diagonal
@@ -93,7 +93,10 @@ def trained(network, given, loss=loss):
 
 
 BOUND, EDGES = {"norm": 1.0}, {"edges": [0.0, 0.5, 1.0]}
-QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {"histogram": EDGES}
+QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {
+    "histogram": EDGES,
+    "sparse_sum": {"radius": 2.0},
+}
 POST = {"low_rank": (1,), "soft_threshold": (1.0,), "clip": (0.0, 1.0)}
 MODELS = {
     "PrivatePCA": lambda: estimators.PrivatePCA(budget=BUDGET, norm=1.0),
@@ -153,7 +156,7 @@ ENTRIES |= {
         {name: x for name, (x, _) in LEARNED.items()} | RECORDS,
     ),
 }  # fmt: skip
-for _set in ("Counts", "Entrywise", "Frobenius", "OneColumn", "OneRow", "RankOne", "Vertices"):
+for _set in ("Counts", "Entrywise", "Frobenius", "L1", "OneColumn", "OneRow", "RankOne", "Vertices"):
     _kind, _one = getattr(matrixdp, _set), np.eye(2) if _set == "Vertices" else 1
     ENTRIES[f"matrixdp.{_set}"] = (lambda x, k=_kind: [k(x)][:0], PUBLIC)
     ENTRIES[f"matrixdp.{_set}, contains"] = (lambda x, k=_kind, one=_one: k(one).contains(x), PUBLIC)
@@ -166,10 +169,41 @@ ENTRIES |= {
     "option norm of an estimator": (lambda x: estimators.PrivatePCA(budget=x, norm=x).fit(GOOD), PUBLIC),
     "covariance": (lambda x: [str(Diagonal(x)), Dense(x)][:0], PUBLIC),
 }
+PEOPLE = tables.Domain({"a": tables.Numeric(0, 1, bins=2), "b": tables.Categorical(["x"])})
+ENTRIES |= {
+    "tables.Table": (lambda x: tables.Table(x, PEOPLE, unit="c", contributions=1).counts("a", "b"), RECORDS),
+    "tables.Table, named": (lambda x: tables.Table(x, PEOPLE, columns=["a", "b"]).cell_states(), RECORDS),
+    "tables.Table, swapped": (lambda x: tables.Table(GOOD, x, unit=x, contributions=x, columns=x), PUBLIC),
+    "tables.Table, counts": (lambda x: tables.Table(GOOD, PEOPLE, columns=["a", "b"]).counts(x), PUBLIC),
+    "tables.Table, cells": (
+        lambda x: tables.Table(pd.DataFrame({"a": [x], "b": [x]}), PEOPLE).counts("a", "b"),
+        PUBLIC,
+    ),
+    "tables.Table, ids": (
+        lambda x: tables.Table(
+            pd.DataFrame({"a": [1], "b": [1], "c": [x]}), PEOPLE, unit="c", contributions=1
+        ).counts(),
+        PUBLIC,
+    ),
+    "tables.Domain": (tables.Domain, PUBLIC),
+    "tables.Categorical": (lambda x: [tables.Categorical(x)][:0], PUBLIC),
+    "tables.Ordered": (lambda x: tables.Ordered(["a"], missing=x, unexpected=x), PUBLIC),
+    "tables.Boolean": (lambda x: [tables.Boolean(true=x, missing_values=x)][:0], PUBLIC),
+    "tables.Numeric": (lambda x: [tables.Numeric(x, x), tables.Numeric(0, 1, x)], PUBLIC),
+    "tables.Numeric, bins": (lambda x: tables.Numeric(0, 1, x), PUBLIC),
+    "tables.Date": (lambda x: tables.Date(x, x, x), PUBLIC),
+    "tables.bounded": (lambda x: [tables.bounded(x, [1, 1], 1)][:0], RECORDS),
+    "tables.bounded, ids": (lambda x: [tables.bounded(GOOD, x, 1)][:0], RECORDS),
+    "tables.csv_file": (lambda x: tables.csv_file(x, separator=",", columns=["a"]), RECORDS),
+    "tables.sql": (lambda x: tables.sql(x, "SELECT 1").names, RECORDS),
+    "tables.sql, query": (lambda x: tables.sql("a.db", x), PUBLIC),
+    "tables.source_of": (lambda x: [tables.source_of(x).names][:0], RECORDS),
+}
 # public names that take no records and no argument in their place
 PLAIN = {
     "matrixdp.ADD_REMOVE", "matrixdp.REPLACE", "matrixdp.ZERO_OUT", "matrixdp.Adjacency", "matrixdp.register_law",
     "matrixdp.Certificate", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors", "matrixdp.queries",
+    "matrixdp.tables", "tables.TableAnswer", "tables.TableRelease",
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",
@@ -179,7 +213,7 @@ IN_TESTS_BELOW = {"federated.Client", "federated.SplitClient", "federated.SplitS
 
 def test_every_public_name_has_a_case():
     rooms = {"matrixdp": matrixdp, "queries": queries, "distributed": distributed, "sklearn": estimators}
-    rooms |= {"audit": audit, "learn": learn, "federated": federated}
+    rooms |= {"audit": audit, "learn": learn, "federated": federated, "tables": tables}
     names = {f"{room}.{name}" for room, module in rooms.items() for name in module.__all__}
     assert names - set(ENTRIES) - PLAIN - IN_TESTS_BELOW == set()
 

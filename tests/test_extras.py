@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
-BLOCKED = ("dask", "distributed", "flwr", "matplotlib", "opacus", "pandas", "pyarrow", "sklearn", "torch")
+BLOCKED = (
+    "dask", "distributed", "duckdb", "flwr", "matplotlib", "narwhals", "opacus", "pandas", "polars", "pyarrow",
+    "sklearn", "torch",
+)  # fmt: skip
 # a process in which these packages are not installed
 BLOCKER = f"""
 import sys
@@ -24,13 +27,17 @@ def run(code):
     return subprocess.run([sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, timeout=120)
 
 
-def test_the_core_runs_without_any_extra(tmp_path):
+def test_the_core_runs_without_any_extra(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     found = run(
         "import numpy as np\n"
         "from matrixdp import Accountant, Budget, Ledger, calibrate, certify, compare, release\n"
         "from matrixdp.queries import second_moment\n"
         f"ledger = Ledger({str(tmp_path / 'b.db')!r}, Budget(3.0, 1e-6))\n"
         "out = release(*second_moment(np.eye(3), norm=1.0), Budget(1.0, 1e-6), ledger=ledger)\n"
+        "from matrixdp.tables import Boolean, Domain, Table\n"
+        "open('a.csv', 'w').write('a\\n1\\n')\n"
+        "Table('a.csv', Domain({'a': Boolean()})).counts('a').release(Budget(1.0, 1e-6)).to_csv('b.csv')\n"
         "from typer.testing import CliRunner\n"
         "from matrixdp.cli import app\n"
         "setting = '--shape 2x2 --sensitivity frobenius:1 --epsilon 1 --delta 1e-6'.split()\n"
@@ -47,6 +54,15 @@ def test_the_core_runs_without_any_extra(tmp_path):
         ("import matrixdp.federated", "federated"),
         ("import matrixdp.distributed", "distributed"),
         ("import matrixdp.plots", "plots"),
+        ("from matrixdp.tables import source_of; source_of(object())", "tables"),
+        (
+            "from matrixdp.tables import source_of; open('a.parquet', 'wb').close(); source_of('a.parquet').names",
+            "tables",
+        ),
+        (
+            "from matrixdp.tables import sql; open('a.duckdb', 'wb').close(); sql('a.duckdb', 'SELECT 1').names",
+            "tables",
+        ),
         ("from matrixdp.queries import load; open('a.parquet', 'wb').close(); load('a.parquet')", "tables"),
     ],
 )

@@ -44,7 +44,7 @@ def test_noise_has_the_calibrated_std():
     """Chi-square at false alarm 1e-6; noise 5 % short is told apart."""
     value = np.zeros((200, 200))
     out = release(value, Frobenius(1.0), BUDGET)
-    std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).std
+    std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).root_mean_square
     threshold = norm.isf(0.5e-6)
 
     def z_score(noise):
@@ -80,7 +80,7 @@ def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
         (np.array([[1.0, np.nan]]), Frobenius(1.0), {}, r"value must be finite, got NaN at \(0, 1\)"),
         (np.array([[np.inf]]), Frobenius(1.0), {}, "finite"),
         (np.zeros((0, 3)), Frobenius(1.0), {}, "empty"),
-        (np.zeros((2, 2, 2)), Frobenius(1.0), {}, "dimensions"),
+        (np.zeros((2, 2, 2)), RankOne(1.0), {}, "square"),
         (np.array([["a"]]), Frobenius(1.0), {}, "real numbers"),
         (np.array([[1j]]), Frobenius(1.0), {}, "real numbers"),
         (np.array([[None]], dtype=object), Frobenius(1.0), {}, "real numbers"),
@@ -106,7 +106,9 @@ def test_a_law_that_breaks_the_promise_is_refused(monkeypatch):
     @recipe("short", source="nowhere")
     def short(shape, sensitivity, budget):
         return Gaussian(
-            Isotropic(shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).std)
+            Isotropic(
+                shape, 0.9 * calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget).root_mean_square
+            )
         )
 
     monkeypatch.setitem(RECIPES, "short", short)
@@ -255,11 +257,19 @@ def test_compare_table():
     assert "workload" in rows["matrix-mechanism"].note
     errors = [row.expected_squared_error for row in table if row.verdict in ("exact", "loose")]
     assert errors == sorted(errors)
-    columns = ["mechanism", "source", "std", "expected_squared_error", "claimed_delta", "exact_delta", "verdict"]
+    columns = [
+        "mechanism",
+        "source",
+        "root_mean_square",
+        "expected_squared_error",
+        "claimed_delta",
+        "exact_delta",
+        "verdict",
+    ]
     assert list(table.to_pandas().columns)[:7] == columns
     assert "classic" in str(table)
     assert "loose" in str(table)
-    assert table.to_dicts()[-1]["std"] is None
+    assert table.to_dicts()[-1]["root_mean_square"] is None
 
 
 @pytest.mark.parametrize("wide", [120, 80])
@@ -271,7 +281,7 @@ def test_the_verdicts_can_be_read_on_a_narrow_terminal(wide):
     Console(file=text, width=wide).print(table)
     lines = text.getvalue().splitlines()
     for row in table:
-        line = next(line for line in lines if row.mechanism in line.replace(":", " ").split())
+        line = next(line for line in lines if row.mechanism in line.replace(":", " ").replace("│", " ").split())
         assert (row.note or row.verdict) in line
         assert "…" not in line
 

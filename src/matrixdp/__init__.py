@@ -1,6 +1,6 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees."""
 
-from matrixdp import errors, queries
+from matrixdp import errors, queries, tables
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, Adjacency
@@ -10,12 +10,13 @@ from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Release, release
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.laws import register_law
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "ADD_REMOVE",
+    "L1",
     "REPLACE",
     "ZERO_OUT",
     "Accountant",
@@ -39,4 +40,5 @@ __all__ = [
     "queries",
     "register_law",
     "release",
+    "tables",
 ]

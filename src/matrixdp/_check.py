@@ -159,17 +159,25 @@ def choice(name: str, value: Any, options: Iterable[str]) -> str:
     return value
 
 
+def any_shape(value: Any) -> Shape:
+    """The shape of a released value, of any number of dimensions: () for a scalar."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidInput(f"shape must be a tuple such as (rows, columns), or () for a scalar, got {shown(value)}")
+    return tuple(count("each entry of shape", side) for side in value)
+
+
 def shape(value: Any) -> Shape:
-    """The shape of a released value: (n,) or (rows, columns)."""
+    """The shape of a vector or a matrix: (n,) or (rows, columns)."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) not in (1, 2):
         raise InvalidInput(f"shape must be (n,) or (rows, columns), got {shown(value)}")
     return tuple(count("each entry of shape", side) for side in value)
 
 
-def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2), copy: bool = True) -> Array:
+def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] | None = (1, 2), copy: bool = True) -> Array:
     """A non-empty array of finite real numbers as float64, never a view that a caller could change later.
 
-    With copy=False, for a value that is used at once, it is the caller's own array if that is float64 in C order.
+    It may have any number of dimensions with ndim=None. With copy=False, for a value that is used at once, it is the
+    caller's own array if that is float64 in C order.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} must not be a masked array; fill or drop what is masked first")
@@ -177,7 +185,7 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] = (1, 2), copy:
     if given.dtype.kind not in "iuf":
         raise InvalidInput(f"{name} must be an array of real numbers, got dtype {entries(given.dtype)}; convert it")
     allowed = (ndim,) if isinstance(ndim, int) else ndim
-    if given.ndim not in allowed:
+    if allowed is not None and given.ndim not in allowed:
         dimensions = " or ".join(str(d) for d in allowed)
         raise InvalidInput(f"{name} must have {dimensions} dimensions, got {given.ndim} (shape {given.shape})")
     if not given.size > 0:
@@ -217,7 +225,7 @@ def array_of(name: str, value: Any) -> npt.NDArray[Any]:
 
 def broadcast(name: str, value: Any, target: Shape) -> Array:
     """A number, or an array of the target shape, as a finite array of that shape."""
-    array = np.asarray(number(name, value)) if array_of(name, value).ndim == 0 else finite(name, value)
+    array = np.asarray(number(name, value)) if array_of(name, value).ndim == 0 else finite(name, value, ndim=None)
     if array.shape not in ((), target):
         raise InvalidInput(f"{name} must have shape {target} or be a single number, got shape {array.shape}")
     return np.broadcast_to(array, target)

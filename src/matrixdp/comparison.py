@@ -32,7 +32,7 @@ class Row:
 
     mechanism: str
     source: str
-    std: float
+    root_mean_square: float
     expected_squared_error: float
     claimed_delta: float
     exact_delta: float
@@ -80,10 +80,11 @@ class Comparison:
         from rich.text import Text
 
         sides = " x ".join(str(side) for side in self.shape)
-        table = Table(title=f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}")
+        title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
+        table = Table(title=title, padding=(0, 1, 0, 0))  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
-        for heading in ("std", "E||Z||^2", "x best", "true delta"):
+        for heading in ("RMS", "E||Z||^2", "x best", "true delta"):
             table.add_column(heading, justify="right", no_wrap=True)
         best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
         for row in self.rows:
@@ -91,10 +92,10 @@ class Comparison:
                 table.add_row(
                     row.mechanism,
                     f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
-                    f"{row.std:.4g}",
+                    f"{row.root_mean_square:.4g}",
                     f"{row.expected_squared_error:.4g}",
                     f"{row.expected_squared_error / best:.3g}",
-                    f"{row.exact_delta:.3g}" if row.exact_delta >= 1e-300 else "< 1e-300",
+                    f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
                 )
         notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
@@ -157,7 +158,7 @@ def compare(
         for recipe, law in proposals(shape, sensitivity, budget, options, names):
             rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options))
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
-    return Comparison(shape=_check.shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
+    return Comparison(shape=_check.any_shape(shape), sensitivity=sensitivity, budget=budget, rows=tuple(rows))
 
 
 def _name(law: NoiseLaw) -> str:
@@ -184,7 +185,7 @@ def _row(
     return Row(
         mechanism=name,
         source=source,
-        std=law.std,
+        root_mean_square=law.root_mean_square,
         expected_squared_error=expected_error(law, options),
         claimed_delta=budget.delta,
         exact_delta=certificate.delta(budget.epsilon),

@@ -14,11 +14,14 @@ from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
+from matrixdp import bootstrap, intervals
+from matrixdp._check import Array
 from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
 from matrixdp.backends import backend_of
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
-from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
+from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
+from matrixdp.intervals import Interval, LinearRelease
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.mechanisms.base import HEADROOM
 from matrixdp.privacy import gaussian
@@ -52,6 +55,71 @@ class Release:
     value: Any
     certificate: Certificate
     noise: NoiseLaw
+    on_grid: bool = False
+    """Whether the true value is known to lie on the grid of discrete noise: by its type or its query, not its cells."""
+
+    @property
+    def standard_error(self) -> Array:
+        """The standard deviation of the noise in every entry, in the shape of the value.
+
+        It is for the noise: how far the records lie from a population they were drawn from is not in it. Neither is
+        putting the value on a grid, which is no noise; `interval` counts it.
+        """
+        return intervals.standard_error(self.noise, self.certificate.drawing)
+
+    def interval(self, level: float = 0.95, simultaneous: bool = False) -> Interval:
+        """Where the true value of the query lies, entry by entry; what drawing the noise rounds is counted.
+
+        Args:
+            level: the least probability that an entry is covered, over the noise; it says nothing of a population.
+            simultaneous: for all entries at once.
+
+        Returns:
+            Lower and upper ends, and the level attained. On Dask they are tasks, as the value is.
+
+        Raises:
+            NotApplicable: if the law, one from outside the package, does not know its quantiles.
+        """
+        drawing, on_grid = self.certificate.drawing, self.on_grid
+        return intervals.interval(self.value, self.noise, drawing, level, simultaneous=simultaneous, on_grid=on_grid)
+
+    def linear(self, weights: Any) -> LinearRelease:
+        """Linear functions W vec(value), such as totals, with the covariance of their noise and intervals.
+
+        Args:
+            weights: W, of shape (functions, entries), or an array of the value's shape for each function. They must be
+                public.
+        """
+        return intervals.linear(self.value, self.noise, self.certificate.drawing, weights, on_grid=self.on_grid)
+
+    def bootstrap(
+        self,
+        function: Callable[..., Array],
+        *arguments: Any,
+        level: float = 0.95,
+        draws: int = 999,
+        rng: np.random.Generator | None = None,
+        **options: Any,
+    ) -> Interval:
+        """Where a post-processing of the true value lies, entry by entry, by a parametric bootstrap.
+
+        Args:
+            function: one of `matrixdp.postprocess`: symmetrise, clip, nonnegative, nearest_psd or low_rank.
+            *arguments: its arguments beside the matrix.
+            level: the probability that an entry is covered, approximately.
+            draws: how often noise is drawn again.
+            rng: a numpy Generator, to repeat it; nothing private depends on it.
+            **options: its arguments by name.
+
+        Raises:
+            NotApplicable: where a bootstrap has no valid coverage: at boundaries, such as counts near 0, for other
+                functions, and for values that were floored to the grid of discrete noise.
+        """
+        if isinstance(self.noise, Product) and not self.on_grid:
+            raise NotApplicable("a bootstrap does not see that values were floored to a grid; release whole numbers")
+        return bootstrap.bootstrap(
+            self.value, self.noise, function, *arguments, level=level, draws=draws, rng=rng, **options
+        )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if type(self.value).__module__.partition(".")[0] == "dask":
@@ -78,8 +146,9 @@ def release(
     """Adds noise to a value so that the budget is kept, and certifies it.
 
     Args:
-        value: the query's value, a vector or matrix of finite numbers: an array; a PyTorch tensor, which comes back as
-            a tensor on its device; or a Dask array, which comes back as one, with noise drawn on the workers.
+        value: the query's value, finite numbers in any number of dimensions: an array or a number; a PyTorch tensor,
+            which comes back as a tensor on its device; or a Dask array, which comes back as one, with noise drawn on
+            the workers.
         sensitivity: what a neighbour can change in it.
         budget: the guarantee to keep.
         mechanism: a mechanism's name, or a noise law; "auto" takes the least expected error.
@@ -130,16 +199,20 @@ def prepare(
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)
     assert certificate.drawing is not None
     draw = backend.prepared(checked, certificate.law, certificate.drawing, rng, value)
-    return Prepared(certificate, draw, seeded=rng is not None)
+    on_grid = _is_on_grid(value, certificate.law, query)
+    return Prepared(certificate, draw, seeded=rng is not None, on_grid=on_grid)
 
 
 class Prepared:
     """A release that only has to be charged and drawn, once. Until then the value must not be changed."""
 
-    def __init__(self, certificate: Certificate, draw: Callable[[], Any], *, seeded: bool) -> None:
+    def __init__(
+        self, certificate: Certificate, draw: Callable[[], Any], *, seeded: bool, on_grid: bool = False
+    ) -> None:
         self.certificate = certificate
         self._draw: Callable[[], Any] | None = draw
         self._seeded = seeded
+        self._on_grid = on_grid
 
     def release(self, ledger: Spends | None = None, note: str = "") -> Release:
         """Charges the ledger, if there is one, and then draws the noise."""
@@ -154,7 +227,13 @@ class Prepared:
             warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
         if ledger is not None:
             ledger.spend(self.certificate, note=note)
-        return Release(value=draw(), certificate=self.certificate, noise=self.certificate.law)
+        return Release(draw(), self.certificate, self.certificate.law, self._on_grid)
+
+
+def _is_on_grid(value: Any, law: NoiseLaw, query: Mapping[str, Any] | None) -> bool:
+    """Whether the value lies on the grid of discrete noise for all that is public: its type, and its query."""
+    whole = getattr(getattr(value, "dtype", None), "kind", "") in "iu" or (query or {}).get("name") == "histogram"
+    return isinstance(law, Product) and law.step <= 1 and whole
 
 
 def proposed(
@@ -190,7 +269,9 @@ def sized_for_budget(
     if rng is not None:
         return drawn(undrawn, seeded(rng))
     if not isinstance(law, Gaussian) or undrawn.mu is None:
-        return drawn(undrawn, drawing_for(law, sensitivity, None))
+        return drawn(undrawn, drawing_for(law, sensitivity, None, pure=budget.delta == 0))
+    if budget.delta == 0:  # which no Gaussian noise keeps
+        return drawn(undrawn, drawing_for(law, sensitivity, undrawn.mu))
     whole = float(gaussian.mu(budget.epsilon, budget.delta))
     drawing = drawing_for(law, sensitivity, max(undrawn.mu, whole))
     if not undrawn.meets(budget):
@@ -250,7 +331,7 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     if share is None:
         share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
-    delta = budget.delta * (1 - share)
+    delta = budget.with_delta("noise for several releases").delta * (1 - share)
     if sampling_rate == 1.0:
         mu = float(gaussian.mu(budget.epsilon, delta)) / math.sqrt(releases)
     else:
@@ -273,7 +354,7 @@ def sized_together(
 
     if isinstance(law, Spherical):
         guess = 1 / mu_of_each(budget, releases, sampling_rate, 0.0) * sensitivity.frobenius_radius(law.shape)
-        return _least_spherical(law, sensitivity, law.scale * guess / law.std, fits)
+        return _least_spherical(law, sensitivity, law.scale * guess / law.root_mean_square, fits)
     if not isinstance(law, Gaussian):
         raise NotCertifiable(f"only Gaussian and spherical noise can be sized for a budget, not {law.describe()}")
     for share in SAMPLER_SHARES:

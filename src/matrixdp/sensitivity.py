@@ -2,6 +2,10 @@
 
 A set carries the adjacency that it was derived for. All sets are symmetric (V and -V together) and contain every
 shorter multiple of their members, so only their extreme points matter.
+
+Values may have any number of dimensions. Frobenius, Entrywise, Counts and Vertices are about their entries, wherever
+they lie. OneRow reads a value as a matrix of its first axis by all others, OneColumn as all others by its last axis.
+RankOne is for square matrices.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +23,7 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, checked, takes_relation
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, NotCertifiable
 
 
 class Sensitivity(ABC):
@@ -56,6 +61,14 @@ class Sensitivity(ABC):
     def describe(self) -> str:
         """One human-readable line."""
 
+    def matrix_shape(self, shape: Shape) -> Shape:
+        """A vector's or matrix's own shape; how values of another number of dimensions are read, entries in order."""
+        return shape if len(shape) in (1, 2) else (shape[0], math.prod(shape[1:])) if shape else (1,)
+
+    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
+        """The same set, where values of one shape are read as those of another, entries in order."""
+        return self
+
     def extent(self, shape: Shape) -> tuple[float, ...]:
         """The size of the set in a few numbers, for a certificate; any change of the set changes one of them."""
         return self.frobenius_radius(shape), self.largest_entry(shape), self.changed_entries(shape)
@@ -90,7 +103,7 @@ class Frobenius(Sensitivity):
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         with np.errstate(over="ignore"):  # a norm that overflows is too large
-            size = np.linalg.norm(_check.finite("difference", difference))
+            size = _check.norm(_check.finite("difference", difference, ndim=None))
         return bool(size <= self.radius * (1 + tolerance))
 
     def describe(self) -> str:
@@ -117,6 +130,9 @@ class Entrywise(Sensitivity):
         """The bound of every entry, as an array of this shape."""
         return _check.broadcast("bound", self.bound, shape)
 
+    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
+        return self if np.ndim(self.bound) == 0 else Entrywise(np.reshape(self.bound, other), self.adjacency)
+
     def frobenius_radius(self, shape: Shape) -> float:
         return _check.norm(self.bounds(shape))
 
@@ -127,7 +143,7 @@ class Entrywise(Sensitivity):
         return int(np.count_nonzero(self.bounds(shape)))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        change = np.abs(_check.finite("difference", difference))
+        change = np.abs(_check.finite("difference", difference, ndim=None))
         return bool(np.all(change <= self.bounds(change.shape) * (1 + tolerance)))
 
     def describe(self) -> str:
@@ -168,15 +184,23 @@ class _OneLine(Sensitivity):
         object.__setattr__(self, "width", None if radius is not None else _box(name, low, high, self.adjacency))
 
     def fits(self, shape: Shape) -> None:
-        """A matrix whose lines are as long as the box has entries."""
-        if len(shape) != 2:
+        """Two dimensions or more, and lines as long as the box has entries."""
+        if len(shape) < 2:
             raise InvalidInput(f"{type(self).__name__} needs a value with rows and columns, got shape {shape}")
         if self.width is not None:
             self.widths(shape)
 
     def widths(self, shape: Shape) -> Array:
         """How far each entry of the changed line may move (box form)."""
-        return _check.broadcast("high - low", self.width, (shape[1 - self.axis],))
+        return _check.broadcast("high - low", self.width, (self.matrix_shape(shape)[1 - self.axis],))
+
+    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
+        if other != self.matrix_shape(shape):
+            raise NotCertifiable(
+                f"{type(self).__name__} reads values of shape {shape} as {self.matrix_shape(shape)}; the noise has "
+                f"{other}"
+            )
+        return self
 
     def frobenius_radius(self, shape: Shape) -> float:
         self.fits(shape)
@@ -187,10 +211,11 @@ class _OneLine(Sensitivity):
         return self.radius if self.radius is not None else float(np.max(self.widths(shape)))
 
     def changed_entries(self, shape: Shape) -> int:
-        return shape[1 - self.axis]
+        return self.matrix_shape(shape)[1 - self.axis]
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        change = _check.finite("difference", difference)
+        change = _check.finite("difference", difference, ndim=None)
+        change = change.reshape(self.matrix_shape(change.shape))
         lines = np.moveaxis(change, self.axis, 0)
         changed = lines[np.any(lines != 0, axis=1)]
         if len(changed) != 1:
@@ -210,6 +235,10 @@ class OneColumn(_OneLine):
 
     axis = 1
     line = "column"
+
+    def matrix_shape(self, shape: Shape) -> Shape:
+        """The last axis is that of the columns."""
+        return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 else super().matrix_shape(shape)
 
 
 class OneRow(_OneLine):
@@ -246,12 +275,104 @@ class Counts(Sensitivity):
         return min(self.cells, math.prod(shape))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        change = np.abs(_check.finite("difference", difference))
+        change = np.abs(_check.finite("difference", difference, ndim=None))
         return bool(np.count_nonzero(change) <= self.cells and np.all(change <= self.bound * (1 + tolerance)))
 
     def describe(self) -> str:
         cells = "one cell changes" if self.cells == 1 else f"at most {self.cells} cells change"
         return f"{cells}, by at most {self.bound:g}" + (" each" if self.cells > 1 else "")
+
+
+@takes_relation
+@dataclass(frozen=True, eq=False, init=False)
+class L1(Sensitivity):
+    """All differences whose entries add up, in absolute value, to at most the radius: sum |V_ij| <= radius.
+
+    Attributes:
+        radius: the most that all entries together can change.
+        bound: the most that one entry can change, the argument `largest_entry`; None for the radius.
+        step: a power of two of which the query's values are whole multiples on every data set, such as 1 for counts;
+            None for values that may be any numbers. Discrete noise is drawn on a grid: other values are floored to it,
+            which can lengthen the difference by a step in every entry, and so costs more noise.
+    """
+
+    radius: float
+    bound: float | None
+    step: float | None
+    adjacency: str
+
+    def __init__(
+        self,
+        radius: float,
+        largest_entry: float | None = None,
+        adjacency: str = ADD_REMOVE,
+        *,
+        step: float | None = None,
+    ) -> None:
+        found = {"radius": _check.length("radius", radius)}
+        if largest_entry is not None:
+            found["bound"] = _check.length("largest_entry", largest_entry)
+        if step is not None:
+            if math.frexp(_check.length("step", step))[0] != 0.5:
+                raise InvalidInput(f"step must be a power of two, such as 1 for counts, got {_check.shown(step)}")
+            for name, length in found.items():
+                if not (length / step).is_integer() or not length / step < 2.0**53:
+                    argument = "largest_entry" if name == "bound" else name
+                    raise InvalidInput(
+                        f"{argument} must be a whole multiple of step, {step:g}, and below 2^53 of it, got "
+                        f"{_check.shown(length)}; differences are such multiples, so round it down"
+                    )
+            step = float(step)
+        object.__setattr__(self, "radius", found["radius"])
+        object.__setattr__(self, "bound", found.get("bound"))
+        object.__setattr__(self, "step", step)
+        object.__setattr__(self, "adjacency", checked(adjacency))
+
+    def fits(self, shape: Shape) -> None:
+        """Any shape."""
+
+    def frobenius_radius(self, shape: Shape) -> float:
+        """The norm of as many entries of the largest size as the radius allows, and one of what is left."""
+        largest, whole, rest = self.worst(shape)
+        return math.hypot(math.sqrt(whole) * largest, rest)
+
+    def worst(self, shape: Shape) -> tuple[float, int, float]:
+        """The worst differences: the largest size of an entry, how many have it, and the size of one more, or 0.
+
+        Every difference in the set, with its entries sorted by size, is majorised by this one.
+        """
+        largest, entries = self.largest_entry(shape), math.prod(shape)
+        whole = int(Fraction(self.radius) // Fraction(largest))
+        if whole >= entries:
+            return largest, entries, 0.0
+        left = Fraction(self.radius) - whole * Fraction(largest)
+        rest = float(left)
+        return largest, whole, rest if Fraction(rest) >= left else math.nextafter(rest, math.inf)
+
+    def largest_entry(self, shape: Shape) -> float:
+        return self.radius if self.bound is None else min(self.radius, self.bound)
+
+    def changed_entries(self, shape: Shape) -> int:
+        """All of them; at most so many as the radius has steps, if values are multiples of a step."""
+        entries = math.prod(shape)
+        return entries if self.step is None else min(entries, int(self.radius / self.step))
+
+    def extent(self, shape: Shape) -> tuple[float, ...]:
+        """As for every set, and the radius and the step."""
+        return *super().extent(shape), self.radius, self.step or 0.0
+
+    def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
+        """By the sum and the largest entry; whether it is a multiple of the step is not looked at."""
+        change = np.abs(_check.finite("difference", difference, ndim=None))
+        with np.errstate(over="ignore"):
+            total = float(np.sum(change))
+        largest = self.largest_entry(change.shape)
+        return bool(total <= self.radius * (1 + tolerance) and np.max(change) <= largest * (1 + tolerance))
+
+    def describe(self) -> str:
+        each = "" if self.bound is None else f", each by at most {self.bound:g}"
+        grid = "" if self.step is None else f", in whole multiples of {self.step:g}"
+        return f"entries change by at most {self.radius:g} in all{each}{grid}"
 
 
 @takes_relation
@@ -319,7 +440,7 @@ class Vertices(Sensitivity):
             listed = list(differences[0])
         if not listed:
             raise InvalidInput("Vertices needs at least one difference, got none")
-        arrays = tuple(_check.finite(f"difference {i}", v) for i, v in enumerate(listed))
+        arrays = tuple(_check.finite(f"difference {i}", v, ndim=None) for i, v in enumerate(listed))
         for i, array in enumerate(arrays):
             if array.shape != arrays[0].shape:
                 raise InvalidInput(f"difference {i} has shape {array.shape}, the first has {arrays[0].shape}")
@@ -335,6 +456,9 @@ class Vertices(Sensitivity):
     def fits(self, shape: Shape) -> None:
         if self.differences[0].shape != shape:
             raise InvalidInput(f"the vertices have shape {self.differences[0].shape}, the value has {shape}")
+
+    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
+        return Vertices([v.reshape(other) for v in self.differences], adjacency=self.adjacency)
 
     def frobenius_radius(self, shape: Shape) -> float:
         self.fits(shape)
@@ -360,7 +484,7 @@ class Vertices(Sensitivity):
         found = linprog(
             np.ones(2 * vertices.shape[1]),
             A_eq=np.hstack([vertices, -vertices]),
-            b_eq=_check.finite("difference", difference).ravel(),
+            b_eq=_check.finite("difference", difference, ndim=None).ravel(),
         )
         return bool(found.success and np.sum(np.asarray(found.x)) <= 1 + tolerance)
 
@@ -392,7 +516,7 @@ def _widths(name: str, value: Any) -> Any:
     """A positive number, or an array of numbers at least 0 that are not all 0."""
     if _check.array_of(name, value).ndim == 0:
         return _check.length(name, value)
-    array = _check.finite(name, value)
+    array = _check.finite(name, value, ndim=None)
     if not (np.all(array >= 0) and np.any(array > 0)):
         raise InvalidInput(f"{name} must be 0 or above everywhere and above 0 somewhere")
     _check.lengths(name, array[array > 0])

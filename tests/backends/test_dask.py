@@ -18,10 +18,10 @@ from matrixdp.distributions.covariance import Diagonal, Kronecker
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.pipeline import sized_for_budget
 from matrixdp.privacy.certificate import certify
-from matrixdp.secure import kernels
+from matrixdp.secure import discrete, kernels
 from matrixdp.secure.entropy import Key
 from matrixdp.secure.kernels import add_noise
-from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, RankOne
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneRow, RankOne
 
 BUDGET = Budget(1.0, 1e-6)
 ROTATION = np.linalg.qr(np.random.default_rng(7).normal(size=(3, 3)))[0]
@@ -68,6 +68,35 @@ def test_each_block_is_the_kernels_noise_under_its_derived_key(keys, shape, dtyp
         want = add_noise(values[place], std, grid, keys[0].derive(*index))
         assert np.array_equal(got[place], want)
         assert not np.array_equal(got[place], values[place])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+@pytest.mark.parametrize(
+    ("budget", "mechanism"), [(BUDGET, "laplace"), (BUDGET, "discrete"), (Budget(1.0, 0), "laplace")], ids=str
+)
+def test_discrete_noise_is_that_of_one_machine_on_each_block(keys, budget, mechanism, dtype):
+    values = np.random.default_rng(6).integers(-50, 50, (300, 40)).astype(dtype)
+    values = values + np.asarray(0.5 if dtype != np.int64 else 0, dtype)  # to be floored
+    array = da.from_array(values, chunks=(128, 30))
+    out = release(array, Counts(2), budget, mechanism)
+    got = out.value.compute()
+    assert np.array_equal(got, out.value.compute())
+    assert got.dtype == out.value.dtype == (np.float64 if dtype == np.int64 else dtype)
+    exact = budget.delta == 0
+    for index, place in blocks(array):
+        noise_alone = discrete.noise(
+            values[place].shape, out.noise.exponent, out.noise.scale_in_steps, keys[0].derive(*index), exact=exact
+        )
+        assert np.array_equal(got[place], np.floor(values[place]) + noise_alone)
+    alone = release(values, Counts(2), budget, mechanism)
+    assert out.certificate.to_dict() == alone.certificate.to_dict()
+
+
+def test_a_block_that_does_not_fit_the_grid_of_discrete_noise_is_refused():
+    for bad in (2.0**60, np.nan):
+        out = release(da.full((4, 4), bad, chunks=2), Counts(1), BUDGET, "laplace")
+        with pytest.raises(InvalidInput, match="stays spent"):
+            out.value.compute()
 
 
 WIDTHS = np.linspace(0.5, 3.0, 40)
@@ -220,7 +249,7 @@ def test_a_key_travels_in_silence(keys):
         (da.zeros((4, 4)), RankOne(1.0), {}, "RankOne"),
         (dask.delayed(np.zeros)(4), Frobenius(1.0), {}, "must be a Dask array"),
         (da.zeros((4, 4), dtype=complex), Frobenius(1.0), {}, "real numbers"),
-        (da.zeros((4, 4, 4)), Frobenius(1.0), {}, "shape"),
+        (da.zeros((4, 4, 0)), Frobenius(1.0), {}, "shape"),
         (da.zeros(9)[da.zeros(9) > 0], Frobenius(1.0), {}, "known shape"),
         (da.zeros((9, 4)), Frobenius(1.0), {"mechanism": "l2", "accept_violation": True}, "block by block"),
         (

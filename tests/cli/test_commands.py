@@ -52,6 +52,30 @@ def test_compare_prints_every_row_of_the_comparison(call):
         assert row.mechanism in result.stdout
 
 
+PURE = ("--shape", "4", "--sensitivity", "l1:3,1,1", "--epsilon", "0.5", "--delta", "0")
+
+
+def test_delta_0_is_pure_differential_privacy(call, people):
+    found = json.loads(call("calibrate", "laplace", *PURE, "--json").stdout, parse_constant=pytest.fail)
+    assert found["keeps_budget"]
+    assert found["certificate"]["guarantee"]["delta"] == 0.0
+    assert found["certificate"]["sensitivity"]["kind"] == "l1"
+    refused = call("calibrate", "analytic", *PURE)
+    assert refused.exit_code != 0
+    assert "is not for delta = 0" in refused.stderr
+    assert "laplace" in call("compare", *PURE).stdout
+    assert "not rejected" in call("audit", "laplace", *PURE, "--samples", "2000").stdout
+    given = ("--query", "histogram", "--edges", "0:1:4", "--columns", "0", "--mechanism", "laplace", *PURE[-4:])
+    output = people.with_name("pure.csv")
+    result = call("release", people, *given, "--output", output)
+    assert result.exit_code == 0, result.stderr
+    assert "pure differential privacy" in result.stdout
+    assert call("verify", people.with_name("pure.certificate.json")).exit_code == 0
+    ledger = call("ledger", "create", people.with_name("budget.db"), *PURE[-4:])
+    assert ledger.exit_code != 0
+    assert "delta above 0" in ledger.stderr
+
+
 def test_compare_as_json(call):
     result = call("compare", *HISTOGRAM, "--relation", "replace", "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
@@ -68,7 +92,7 @@ def test_compare_only_some_with_an_option(call):
     )
     rows = {row["mechanism"]: row for row in json.loads(result.stdout)["mechanisms"]}
     assert set(rows) == {"imgm", "analytic"}
-    assert rows["imgm"]["std"] == pytest.approx(2 * rows["analytic"]["std"])
+    assert rows["imgm"]["root_mean_square"] == pytest.approx(2 * rows["analytic"]["root_mean_square"])
 
 
 def test_calibrate_prints_noise_and_certificate(call):
@@ -78,14 +102,17 @@ def test_calibrate_prints_noise_and_certificate(call):
     law = calibrate("analytic", shape=(6, 248), sensitivity=Frobenius(2.449), budget=budget)
     assert result.exit_code == 0
     assert str(certify(law, Frobenius(2.449), budget)) in result.stdout
-    assert f"std {law.std:.6g}" in result.stdout
+    assert f"std error  {law.standard_error[0, 0]:.6g} in every entry" in result.stdout
+    assert f"95 % of the noise lies within +-{law.half_width()[0, 0]:.6g} in every entry" in result.stdout
 
 
 def test_calibrate_as_json(call):
     result = call("calibrate", "auto", *HISTOGRAM, "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
     law = calibrate("auto", shape=(89, 89), sensitivity=Counts(1), budget=Budget(0.5, 1e-7))
-    assert found["std"] == law.std
+    assert found["standard_error"] == [law.root_mean_square] * 2
+    assert found["half_width_95"] == [float(law.half_width(0.95)[0, 0])] * 2
+    assert found["root_mean_square"] == law.root_mean_square
     assert found["expected_squared_error"] == law.expected_squared_error()
     assert found["keeps_budget"] is True
     assert found["certificate"] == certify(law, Counts(1), Budget(0.5, 1e-7)).to_dict()
@@ -115,7 +142,7 @@ def test_json_has_null_where_there_is_no_finite_number(capsys):
     [
         (("--epsilon", "0"), "epsilon must be above 0"),
         (("--epsilon", "nan"), "epsilon must be finite"),
-        (("--delta", "1"), "delta must lie strictly between 0 and 1"),
+        (("--delta", "1"), "delta must be 0 (pure differential privacy) or above, and below 1"),
         (("--shape", "3x"), "shape must look like"),
         (("--shape", "0x3"), "1 or above"),
         (("--sensitivity", "count:1"), "sensitivity must start with one of frobenius"),

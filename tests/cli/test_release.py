@@ -238,7 +238,7 @@ def test_of_many_writers_one_wins_with_its_own_certificate(tmp_path):
         thread.join()
     (winner,) = won
     assert np.load(tmp_path / "out.npy")[0, 0] == winner
-    assert Certificate.load(tmp_path / "out.certificate.json").law.std == winner + 1.0
+    assert Certificate.load(tmp_path / "out.certificate.json").law.root_mean_square == winner + 1.0
 
 
 def test_every_digit_survives(tmp_path):

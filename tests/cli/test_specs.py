@@ -5,7 +5,7 @@ import pytest
 
 from matrixdp.cli import specs
 from matrixdp.errors import InvalidInput
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_shape(text, shape):
     assert specs.shape(text) == shape
 
 
-@pytest.mark.parametrize("text", ["", "x", "3x", "2x3x4", "-1x2", "2.5x2", "a", "nan", "1e3x2", "²"])
+@pytest.mark.parametrize("text", ["", "x", "3x", "2x3x", "-1x2", "2.5x2", "a", "nan", "1e3x2", "²"])
 def test_bad_shape(text):
     with pytest.raises(InvalidInput, match="shape must look like"):
         specs.shape(text)
@@ -31,6 +31,9 @@ def test_bad_shape(text):
         ("onerow:-1,1", OneRow, (3, 4), 4.0, "replace"),
         ("counts:1", Counts, (5, 5), 1.0, "add/remove"),
         ("counts:4,1.5", Counts, (5, 5), 3.0, "add/remove"),
+        ("l1:2.5", L1, (5, 5), 2.5, "add/remove"),
+        ("l1:5,4", L1, (5, 5), 17**0.5, "add/remove"),
+        ("l1:5,3,1", L1, (5, 5), 13**0.5, "add/remove"),
         ("rankone:2", RankOne, (5, 5), 4.0, "add/remove"),
     ],
 )
@@ -57,7 +60,7 @@ def test_vertices(tmp_path, changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("count:1", "one of frobenius, entrywise, onecolumn, onerow, counts, rankone, vertices"),
+        ("count:1", "one of frobenius, entrywise, onecolumn, onerow, counts, l1, rankone, vertices"),
         ("", "one of frobenius"),
         ("1", "one of frobenius"),
         ("frobenius", "is written frobenius:RADIUS"),

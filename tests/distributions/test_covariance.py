@@ -50,7 +50,7 @@ def test_variances_and_traces(case):
     weights = np.abs(probe(1))
     assert case.covariance.weighted_trace(weights) == pytest.approx(np.sum(weights * variances))
     assert Gaussian(case.covariance).expected_squared_error(weights) == pytest.approx(np.sum(weights * variances))
-    assert Gaussian(case.covariance).std == pytest.approx(np.sqrt(np.trace(case.oracle) / 9))
+    assert Gaussian(case.covariance).root_mean_square == pytest.approx(np.sqrt(np.trace(case.oracle) / 9))
 
 
 @pytest.mark.parametrize("power", [1, 2, 3, 4])

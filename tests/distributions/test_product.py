@@ -40,7 +40,7 @@ def test_the_variance(exponent, scale):
     weights = np.arange(12.0).reshape(3, 4)
     assert law.expected_squared_error(weights) == pytest.approx(66 * law.variance, rel=1e-14)
     assert law.expected_squared_error(2.0) == pytest.approx(24 * law.variance, rel=1e-14)
-    assert law.std == pytest.approx(math.sqrt(law.variance))
+    assert law.root_mean_square == pytest.approx(math.sqrt(law.variance))
 
 
 @pytest.mark.parametrize(("exponent", "scale"), [(1.0, 3.0), (1.5, 4.0), (2.0, 5.0)])

@@ -75,7 +75,7 @@ def test_the_published_size_is_never_less_noise_than_the_exact_one(mechanism):
         .law
         for size in ("published", "exact")
     ]
-    assert laws[0].std >= laws[1].std * (1 - 1e-3)
+    assert laws[0].root_mean_square >= laws[1].root_mean_square * (1 - 1e-3)
 
 
 def test_the_budget_of_each_round_is_that_of_exact_composition():
@@ -93,7 +93,7 @@ def test_the_exact_size_does_not_depend_on_how_much_a_theorem_asks_for():
     exact, drawing = sized(law, row, 0.05, "exact")
     assert 0.0499 < certify(exact, row, drawing=drawing).mu <= 0.05
     published, drawing = sized(law, row, 0.05, "published")
-    assert published.std == law.std > 100 * exact.std
+    assert published.root_mean_square == law.root_mean_square > 100 * exact.root_mean_square
     assert certify(published, row, drawing=drawing).mu <= 0.05
 
 
@@ -107,7 +107,7 @@ def test_what_is_uploaded_is_the_clipped_update_with_noise_of_the_certified_size
         model, torch.zeros(4, 400), torch.zeros(4, dtype=torch.long), training=still, privacy=privacy, folder=tmp_path
     )
     noise = made.upload("a", 1, flat(model).numpy())
-    std = privacy.noise(model).law.std
+    std = privacy.noise(model).law.root_mean_square
     entries = len(noise)
     assert std == pytest.approx(2 * 0.5 * math.sqrt(entries) / mu_of_each(BUDGET, 1), rel=2e-3)
 

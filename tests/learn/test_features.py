@@ -46,13 +46,13 @@ def test_the_certificate_is_for_one_record_replaced():
     inputs, targets = records()
     released = private.release(inputs, BUDGET)
     least = 2 * math.sqrt(FEATURES) / float(largest_mu(BUDGET.epsilon, BUDGET.delta))
-    assert least <= released.noise.std <= least * (1 + 2e-3)
+    assert least <= released.noise.root_mean_square <= least * (1 + 2e-3)
     assert released.certificate.relation == "replace"
     assert released.certificate.meets(BUDGET)
     assert released.certificate.float_safe
     assert released.value.shape == (RECORDS, FEATURES)
     # false alarm 1e-6: 4500 squares; noise 7 % short is told apart
-    square = float(((released.value - private.features(inputs)) ** 2).mean()) / released.noise.std**2
+    square = float(((released.value - private.features(inputs)) ** 2).mean()) / released.noise.root_mean_square**2
     assert abs(square - 1) < 4.9 * math.sqrt(2 / (RECORDS * FEATURES)) < 1 - 0.93**2
     assert len(private.dataset(released, targets)) == RECORDS
 

@@ -57,7 +57,7 @@ def from_raw(run, data=DATA):
     step(run, data)
     moved = before - flat(run.model)
     raw = plain.flat.double() / len(data)
-    return float((moved - raw).std() / (run.noise.law.std / len(data)))
+    return float((moved - raw).std() / (run.noise.law.root_mean_square / len(data)))
 
 
 CONVERSIONS = {

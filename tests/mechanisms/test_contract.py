@@ -92,26 +92,28 @@ def test_classic_forced_above_its_proof_is_caught(epsilon, true_delta):
 
 def test_classic_has_the_published_scale():
     law = calibrate("classic", shape=(2, 2), sensitivity=Frobenius(3.0), budget=Budget(0.5, 1e-5))
-    assert law.std == pytest.approx(3 * np.sqrt(2 * np.log(1.25e5)) / 0.5)
+    assert law.root_mean_square == pytest.approx(3 * np.sqrt(2 * np.log(1.25e5)) / 0.5)
 
 
 def test_analytic_known_value():
     """Balle-Wang at epsilon 1, delta 1e-5: the std for sensitivity 1 is 3.7306 (their published code)."""
     law = calibrate("analytic", shape=(6, 248), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-5))
-    assert law.std == pytest.approx(3.730631634944931, rel=1e-9)
+    assert law.root_mean_square == pytest.approx(3.730631634944931, rel=1e-9)
 
 
 def test_imgm_is_analytic_by_default_and_scales_any_pair():
     budget, ball = Budget(1.0, 1e-5), Frobenius(2.0)
     plain = calibrate("imgm", shape=(3, 2), sensitivity=ball, budget=budget)
-    assert plain.std == pytest.approx(calibrate("analytic", shape=(3, 2), sensitivity=ball, budget=budget).std)
+    assert plain.root_mean_square == pytest.approx(
+        calibrate("analytic", shape=(3, 2), sensitivity=ball, budget=budget).root_mean_square
+    )
     shaped = calibrate(
         "imgm", shape=(3, 2), sensitivity=ball, budget=budget, rows=np.array([1.0, 4.0, 9.0]), columns=2 * np.eye(2)
     )
-    assert shaped.covariance.smallest_std == pytest.approx(plain.std)
-    np.testing.assert_allclose(shaped.covariance.variances()[:, 0] / plain.std**2, [1, 4, 9], rtol=1e-9)
+    assert shaped.covariance.smallest_std == pytest.approx(plain.root_mean_square)
+    np.testing.assert_allclose(shaped.covariance.variances()[:, 0] / plain.root_mean_square**2, [1, 4, 9], rtol=1e-9)
     several = calibrate("imgm", shape=(3, 2), sensitivity=ball, budget=budget, releases=16)
-    assert several.std == pytest.approx(4 * plain.std)
+    assert several.root_mean_square == pytest.approx(4 * plain.root_mean_square)
     for bad in ({"rows": np.ones(2)}, {"columns": np.ones(3)}, {"releases": 0}, {"releases": 1.5}):
         with pytest.raises(InvalidInput):
             calibrate("imgm", shape=(3, 2), sensitivity=ball, budget=budget, **bad)
@@ -143,7 +145,7 @@ def test_optimal_entrywise_with_entries_that_do_not_count_or_cannot_change():
     law = calibrate("optimal", shape=(3,), sensitivity=box, budget=budget, weights=np.array([1.0, 0.0, 1.0]))
     assert certify(law, box).meets(budget)
     std = law.covariance.std
-    alone = calibrate("analytic", shape=(1,), sensitivity=Frobenius(1.0), budget=budget).std
+    alone = calibrate("analytic", shape=(1,), sensitivity=Frobenius(1.0), budget=budget).root_mean_square
     assert std[0] == pytest.approx(alone, rel=2e-3)
     assert std[1] > 10 * std[0]
     assert std[2] < 1e-5 * std[0]

@@ -104,7 +104,7 @@ def test_errors_of_a_workload_under_every_kind_of_noise():
         factor = np.stack([law.covariance.color(e.reshape(shape)).ravel() for e in np.eye(6)], axis=1)
         assert workload_error(W, law) == pytest.approx(np.sum((W @ factor) ** 2))
     round_law = Spherical(shape, k=6.0, p=1.0, scale=1.0)
-    assert workload_error(W, round_law) == pytest.approx(round_law.std**2 * np.sum(W**2))
+    assert workload_error(W, round_law) == pytest.approx(round_law.root_mean_square**2 * np.sum(W**2))
 
 
 def test_compare_ranks_by_the_workload():

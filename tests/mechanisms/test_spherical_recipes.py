@@ -69,7 +69,7 @@ def test_spherical_law_has_its_moments():
     assert law.expected_squared_error() == pytest.approx(same.expected_squared_error())
     weights = np.array([[1.0, 2.0], [3.0, 4.0]])
     assert law.expected_squared_error(weights) == pytest.approx(same.expected_squared_error(weights))
-    assert law.std == pytest.approx(3.0)
+    assert law.root_mean_square == pytest.approx(3.0)
     with pytest.raises(InvalidInput, match="weights"):
         law.expected_squared_error(-weights)
 

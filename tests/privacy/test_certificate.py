@@ -18,7 +18,7 @@ from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.guarantee import epsilon_with_total_variation, with_total_variation
 from matrixdp.privacy.suprema import supremum
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 PAIRS = [(s, c) for s in SETS for c in COVARIANCES]
 SYMMETRIC_ONLY = ("RankOne, add", "RankOne, replace", "Vertices")
@@ -68,6 +68,8 @@ EXACT = {
     "OneRow, box": {"isotropic", "diagonal", "kronecker diagonal"},
     "Counts, two": {"isotropic", "diagonal", "kronecker diagonal", "dense"},
     "Counts, four": {"isotropic", "diagonal", "kronecker diagonal"},
+    "L1": set(COVARIANCES),
+    "L1, largest entry": {"isotropic", "diagonal", "kronecker diagonal"},
     "RankOne, add": {"isotropic", "symmetric", "symmetric, two scales"},
     "RankOne, replace": {"isotropic", "symmetric", "symmetric, two scales"},
 }
@@ -91,6 +93,10 @@ def test_closed_forms_are_marked_exact(set_name, covariance_name):
         (OneColumn(0.0, 1.0), Diagonal(np.array([[1.0, 0.5], [0.25, 2.0]])), np.sqrt(1 + 16)),
         (Counts(2, 3.0), Diagonal(np.array([1.0, 0.5, 0.25])), 3 * np.sqrt(16 + 4)),
         (Counts(5), Isotropic((2,), 1.0), np.sqrt(2)),
+        (L1(3.0), Diagonal(np.array([1.0, 0.5, 0.25])), 12.0),
+        (L1(3.0, 2.0), Diagonal(np.array([1.0, 0.5, 0.25])), np.sqrt(64 + 4)),
+        (L1(3.0, 5.0), Isotropic((4,), 1.0), 3.0),
+        (L1(3.0, 0.5), Isotropic((4,), 1.0), 1.0),
         (RankOne(2.0), Symmetric(3, 2.0), 2.0),
         (RankOne(2.0, relation="replace"), Symmetric(3, 2.0), 2.0 * np.sqrt(2)),
         (RankOne(2.0), Symmetric(3, 2.0, 1.0), 4 * np.sqrt((1 / 3) + (2 / 3) / 4)),

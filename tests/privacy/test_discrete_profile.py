@@ -262,6 +262,39 @@ def test_two_directions_are_equal():
         assert ahead == pytest.approx(back, rel=1e-12)
 
 
+# --- one entry, in closed form ---
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_entry_never_below_the_truth(seed):
+    """Discrete Laplace and any shift, with 50 digits: the best of all events {K <= c} next to the best real c."""
+    rng = np.random.default_rng(seed)
+    with mp.workdps(50):
+        for _ in range(60):
+            shift = int(rng.choice([1, 2, 3, 7, 1025, 10**6, 3 * 10**8]))
+            scale = float(shift * np.exp(rng.uniform(-3, 4)))
+            share = float(rng.choice([rng.uniform(0, 1), 1 - 10 ** rng.uniform(-12, -1), 10 ** rng.uniform(-9, 0)]))
+            if not 2.0**-10 <= scale <= 2.0**40:
+                continue
+            epsilon = shift / scale * share
+            if rng.random() < 0.3 and shift > 2:  # where two events are equally good
+                epsilon = (shift - 2 * int(rng.integers(1, min(shift // 2 + 1, 1000)))) / scale
+            q = mp.exp(-1 / mp.mpf(scale))
+            middle = int(mp.floor((shift - mp.mpf(epsilon) * mp.mpf(scale)) / 2))
+            truth = max(
+                (1 + q - q ** (c + 1) - mp.exp(mp.mpf(epsilon)) * q ** (shift - c)) / (1 + q)
+                for c in range(max(middle - 2, 0), min(middle + 3, shift))
+            )
+            found = DiscreteProfile(1.0, scale, shift).delta(epsilon)
+            assert truth <= found, (scale, shift, epsilon)
+            lower = mp.mpf(epsilon) * (1 - mp.mpf("1e-14"))
+            nearby = max(
+                (1 + q - q ** (c + 1) - mp.exp(lower) * q ** (shift - c)) / (1 + q)
+                for c in range(max(middle - 2, 0), min(middle + 3, shift))
+            )
+            assert found <= nearby * (1 + mp.mpf("1e-12")) + mp.mpf("1e-300")
+
+
 # --- scales and exponents ---
 
 REACH = [

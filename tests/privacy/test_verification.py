@@ -238,7 +238,7 @@ def test_a_release_pickles():
     back = pickle.loads(pickle.dumps(out))
     np.testing.assert_array_equal(back.value, out.value)
     assert back.certificate.verify()
-    assert back.noise.std == out.noise.std
+    assert back.noise.root_mean_square == out.noise.root_mean_square
 
 
 def test_seeded_noise_says_so():

@@ -92,6 +92,7 @@ EVERY = {
     "mean": lambda records: queries.mean(records, adjacency="replace", norm=1.0),
     "second_moment": lambda records: queries.second_moment(records, norm=1.0),
     "covariance": lambda records: queries.covariance(records, adjacency="replace", norm=1.0),
+    "sparse_sum": lambda records: queries.sparse_sum(records, radius=2.0),
     "histogram": lambda records: queries.histogram(records, edges=([0, 1], [0, 1])),
 }
 

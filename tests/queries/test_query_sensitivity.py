@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matrixdp import Budget, queries, release
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne
 
 ADD, REPLACE = "add/remove", "replace"
 NORM = 1.5
@@ -41,6 +41,9 @@ QUERIES = {
     "covariance add": (lambda X: queries.covariance(X, norm=NORM, relation=ADD, size=7), ADD),
     "covariance center": (lambda X: queries.covariance(X, adjacency="replace", norm=NORM, center=CENTER), REPLACE),
     "covariance center add": (lambda X: queries.covariance(X, norm=NORM, center=CENTER, relation=ADD, size=7), ADD),
+    "sparse sum": (lambda X: queries.sparse_sum(X, radius=4.0, step=0.5), ADD),
+    "sparse sum replace": (lambda X: queries.sparse_sum(X, radius=4.0, step=0.5, relation=REPLACE), REPLACE),
+    "sparse sum largest": (lambda X: queries.sparse_sum(X, radius=6, largest_entry=2, step=2.0**-10), ADD),
     "histogram": (lambda X: queries.histogram(X, columns=[0], edges=EDGES), ADD),
     "histogram replace": (lambda X: queries.histogram(X, columns=[0], edges=EDGES, relation=REPLACE), REPLACE),
     "histogram pair": (lambda X: queries.histogram(X, columns=[0, 2], edges=(EDGES, EDGES[1:])), ADD),
@@ -71,6 +74,8 @@ def shrunk(sensitivity, factor):
         return Frobenius(sensitivity.radius * factor, relation)
     if isinstance(sensitivity, Entrywise):
         return Entrywise(sensitivity.bound * factor, relation)
+    if isinstance(sensitivity, L1):
+        return L1(sensitivity.radius * factor, sensitivity.bound, relation)
     if isinstance(sensitivity, RankOne):
         return RankOne(sensitivity.radius * factor, relation)
     if isinstance(sensitivity, Counts):
@@ -164,6 +169,7 @@ SETS = {
     "sum norm": Frobenius,
     "sum box": Entrywise,
     "second moment": RankOne,
+    "sparse sum": L1,
     "covariance": RankOne,
     "histogram": Counts,
 }

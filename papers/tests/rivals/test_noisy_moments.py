@@ -34,7 +34,9 @@ def test_what_the_certificate_says_at_the_size_of_a_study():
     budget = Budget(1.0, 1e-7)
     std = published_std(784, budget)
     assert 7.1e-4 < modsulq_certificate(784, std, RankOne(1.0, "replace")).epsilon(1e-7) < 7.3e-4
-    needed = calibrate("analytic", shape=(784, 784), sensitivity=RankOne(1.0, "replace"), budget=budget).std
+    needed = calibrate(
+        "analytic", shape=(784, 784), sensitivity=RankOne(1.0, "replace"), budget=budget
+    ).root_mean_square
     assert 850 < std / needed < 900
 
 

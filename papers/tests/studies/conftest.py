@@ -33,8 +33,8 @@ def small_mvg(rng):
 def small_map(rng):
     rows, columns = np.mgrid[:18, :18]
     intensity = 8 * np.exp(-((rows - 6) ** 2 + (columns - 9) ** 2) / 12)
-    counts, other = (rng.poisson(intensity).astype(float) for _ in range(2))
-    return uber_map.Data(counts, other, intensity > 0.001, int(counts.sum()))
+    counts, *other = (rng.poisson(intensity).astype(float) for _ in range(3))
+    return uber_map.Data(counts, tuple(other), intensity > 0.001, int(counts.sum()))
 
 
 @pytest.fixture

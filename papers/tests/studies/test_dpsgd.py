@@ -193,7 +193,7 @@ def test_what_is_proposed_layer_by_layer():
     laws = imgm_gradients.published_laws(shapes, Budget(0.5, 1e-6))
     assert set(laws) == {*imgm_gradients.BY_LAYER, "r1smg"}
     assert all(law.shape == (52,) for law in laws.values())
-    std = {name: law.std for name, law in laws.items()}
+    std = {name: law.root_mean_square for name, law in laws.items()}
     assert std["r1smg"] < std["analytic"] < std["classic"] < std["udn"] < std["mgm"] < std["mvg"]
     assert isinstance(imgm_gradients.published_laws(shapes, Budget(1.5, 1e-6))["classic"], NotApplicable)
 
@@ -202,8 +202,8 @@ def test_laws_that_are_alike_are_one_noise_at_equal_guarantees(rng):
     toy, budget = task(rng), Budget(1.0, 1e-5)
     laws = imgm_gradients.exact_laws(toy, budget, 2)
     for name in ("classic", "mgm", "udn", "idn"):
-        assert laws[name].std == pytest.approx(laws["analytic"].std, rel=1e-9)
-    assert laws["mvg"].std > 1.2 * laws["analytic"].std
+        assert laws[name].root_mean_square == pytest.approx(laws["analytic"].root_mean_square, rel=1e-9)
+    assert laws["mvg"].root_mean_square > 1.2 * laws["analytic"].root_mean_square
     for name, law in laws.items():
         true = imgm_gradients.truth(law, 1.0, toy.steps(2), toy.sampling_rate)
         assert 0.98 <= true.epsilon <= 1.0, name

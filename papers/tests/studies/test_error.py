@@ -21,7 +21,7 @@ def test_it_runs_and_says_what_it_found():
 def test_the_papers_gaussian_spends_a_share_on_every_entry():
     law = error.laws((2, 3), 0.5)["Gaussian, entry by entry"]
     std = 1.0 * math.sqrt(2 * math.log(1.25 / (1e-5 / 6))) / (1 / 6)
-    assert law.std == pytest.approx(std)
+    assert law.root_mean_square == pytest.approx(std)
 
 
 def test_all_but_the_analytic_gaussian_are_loose():
@@ -63,7 +63,7 @@ def test_honest_noise_keeps_the_budget_and_wastes_nothing(mechanism, options):
     assert 1e-6 * (1 - 1e-6) <= delta <= 1e-6
     if mechanism in ("classic", "mvg", "mgm"):
         analytic = calibrate("analytic", shape=(3, 4), sensitivity=sensitivity, budget=budget)
-        assert true.std == pytest.approx(analytic.std, rel=1e-9)
+        assert true.root_mean_square == pytest.approx(analytic.root_mean_square, rel=1e-9)
 
 
 def test_honest_keeps_the_shape_of_directional_noise():

@@ -85,7 +85,7 @@ def test_the_papers_accounting_by_hand():
     assert laws["classic"] is None
     # all entries change by 2: 2 sqrt(mn) = 640; one record by 2 sqrt(n) = 40, a sixteenth
     analytic = certify(laws["analytic"], features.RECORD)
-    assert analytic.mu == pytest.approx(40 / laws["analytic"].std)
+    assert analytic.mu == pytest.approx(40 / laws["analytic"].root_mean_square)
     assert certify(laws["analytic"], features.WHOLE_BATCH).mu == pytest.approx(16 * analytic.mu)
     # the claim of epsilon 1 is false for i.i.d. noise, whose true epsilon is 4.61, and true for IDN
     assert analytic.epsilon(1e-5) == pytest.approx(4.609, abs=2e-3)

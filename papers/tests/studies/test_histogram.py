@@ -12,7 +12,21 @@ def test_it_runs_on_a_small_map(small_map):
     assert set(found.figures) == {"figure-4", "figure-5", "equal-guarantees"}
     verdicts = {row[0]: row[3] for row in found.tables[0].rows}
     assert verdicts == {"r1smg": "violated", "classic": "loose", "analytic": "exact", "mvg": "loose", "mgm": "loose"}
-    assert "chosen on the map of other days" in found.found
+    assert "| quantity | paper | ours | why |" in found.found
+    assert found.found.count("matrixdp against the best rival") == 1
+
+
+def test_every_group_has_the_same_number_of_variants(small_map):
+    tried = equal_guarantees.methods(small_map.counts.shape, "replace").values()
+    for group in equal_guarantees.GROUPS:
+        assert sorted(method.block for method in tried if method.group == group) == sorted(equal_guarantees.BLOCKS * 3)
+
+
+def test_a_difference_within_the_intervals_is_none():
+    own, near, far = (equal_guarantees.Choice("m", "p", Mean(value, 1.0, 9)) for value in (10.0, 11.0, 20.0))
+    assert histogram._verdict(own, [near, far]) == "no difference"
+    assert histogram._verdict(own, [far]) == "better, x 0.50"
+    assert histogram._verdict(far, [own]) == "worse, x 2.00"
 
 
 def test_the_moments_of_the_loss_are_those_of_the_paper(small_map, rng):
@@ -36,13 +50,15 @@ def test_the_valid_cells_do_not_hang_on_the_private_records(folder):
 @pytest.mark.parametrize("relation", uber_map.RELATIONS)
 def test_additive_noise_has_the_error_that_its_guarantee_needs(small_map, relation, rng):
     size = small_map.counts.size
-    for name in ("analytic", "laplace"):
+    for name in ("analytic", "laplace", "discrete"):
         method = equal_guarantees.methods(small_map.counts.shape, relation)[name]
         errors = [np.sum((method.draw(small_map.counts, rng) - small_map.counts) ** 2) for _ in range(40)]
         # 12,960 squares: 10 % is 5 standard errors for Laplace noise and 8 for Gaussian, less than one in a million
         assert np.mean(errors) == pytest.approx(size * method.std**2, rel=0.1)
         assert np.mean(errors) != pytest.approx(size * (0.9 * method.std) ** 2, rel=0.1)
-    assert {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[relation] == pytest.approx(method.std)
+    # of pure Laplace noise, which needs a little more; delta and the discrete grid save 2 %
+    pure = {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[relation]
+    assert 0.98 * pure < method.std < pure
 
 
 def test_blocks_are_added_up_and_spread_evenly(rng):
@@ -69,8 +85,9 @@ def test_sums_over_rectangles(rng):
 
 def test_the_choice_is_made_on_the_other_table():
     columns = ("mechanism", "x", "y")
-    other = Table("o", columns, (("a", Mean(3.0, 0, 2), Mean(2.0, 0, 2)), ("b", Mean(1.0, 0, 2), None)))
-    table = Table("t", columns, (("a", Mean(5.0, 0, 2), Mean(9.0, 0, 2)), ("b", Mean(7.0, 0, 2), None)))
+    last = Mean(8.0, 0, 2)
+    other = Table("o", columns, (("a", Mean(3.0, 0, 2), Mean(2.0, 0, 2)), ("b", Mean(1.0, 0, 2), last)))
+    table = Table("t", columns, (("a", Mean(5.0, 0, 2), Mean(9.0, 0, 2)), ("b", Mean(7.0, 0, 2), last)))
     assert equal_guarantees.choose(other, table, ["a", "b"])[:2] == ("b", "x")
     assert equal_guarantees.choose(other, table, ["a"]) == ("a", "y", Mean(9.0, 0, 2))
 

@@ -106,15 +106,19 @@ def test_sampling_by_hand():
 def test_the_paper_s_gaussian_by_hand():
     element, each = Budget(1.0, 1e-5), Budget(2.0, 1e-6)
     per_element = federated_noise.published(federated_noise.PER_ELEMENT, (12, 105), 0.03, each, element)
-    assert per_element.std == pytest.approx(0.03 * math.sqrt(2 * math.log(1.25e5)), rel=1e-12)
+    assert per_element.root_mean_square == pytest.approx(0.03 * math.sqrt(2 * math.log(1.25e5)), rel=1e-12)
     added_up = federated_noise.published(federated_noise.ADDED_UP, (12, 105), 0.03, each, element)
-    assert added_up.std == pytest.approx(0.03 * math.sqrt(2 * math.log(1.25e6 * 1260)) * 1260 / 2, rel=1e-12)
+    assert added_up.root_mean_square == pytest.approx(
+        0.03 * math.sqrt(2 * math.log(1.25e6 * 1260)) * 1260 / 2, rel=1e-12
+    )
     # table 4: IDN has less noise than that, and more than Gaussian noise for the matrix as a whole
-    idn, whole = (federated_noise.published(name, (12, 105), 0.03, each, element).std for name in ("idn", "analytic"))
-    assert whole < idn < added_up.std
+    idn, whole = (
+        federated_noise.published(name, (12, 105), 0.03, each, element).root_mean_square for name in ("idn", "analytic")
+    )
+    assert whole < idn < added_up.root_mean_square
     # the matrix mechanism is Gaussian noise on each element
     mm = federated_noise.published("matrix-mechanism", (12, 105), 0.03, Budget(1.0, 1e-5), element)
-    assert 0.7 < mm.std / per_element.std < 1
+    assert 0.7 < mm.root_mean_square / per_element.root_mean_square < 1
 
 
 def test_the_claims_and_the_truth(uploads):
@@ -127,7 +131,7 @@ def test_the_claims_and_the_truth(uploads):
     assert all(0.99 < point.truth <= 1.0 for point in exact)
     assert all(ratios[name] == pytest.approx(1) for name in ("classic", "mgm", "udn", "idn"))
     # all layers and rounds, by hand: every entry changes by up to two clip values
-    size, std = uploads.size, exact[0].noise.law.std
+    size, std = uploads.size, exact[0].noise.law.root_mean_square
     mu = 2 * uploads.clip * math.sqrt(size * uploads.rounds) / std
     assert federated_noise.composed(exact[0].noise.certificate, 10, 1e-5) == pytest.approx(
         float(federated_noise.gaussian.epsilon(mu, 1e-5)), rel=1e-9
@@ -204,13 +208,13 @@ def test_the_mean_of_the_uploads_has_the_noise_of_the_law():
         squares = float((drawn.double() / std).square().mean())
         return abs(squares - 1) < 5 * math.sqrt(2 / uploads.size)  # false alarms below 1e-6
 
-    assert fits(point.noise.law.std / math.sqrt(5))
-    assert not fits(0.95 * point.noise.law.std / math.sqrt(5))
+    assert fits(point.noise.law.root_mean_square / math.sqrt(5))
+    assert not fits(0.95 * point.noise.law.root_mean_square / math.sqrt(5))
 
 
 def test_rounds_that_are_run(uploads):
     (point,), _ = federated_noise.exact_points(uploads, ("analytic",), 1.0)
-    std = point.noise.law.std
+    std = point.noise.law.root_mean_square
     for relative, rounds in [(101, 1), (99, 10), (0.011, 10), (0.009, 0)]:
         experiment = horizontal.EXPERIMENTS[1]._replace(clip=std / relative, rounds=10)
         assert horizontal.rounds_run(point, experiment) == rounds

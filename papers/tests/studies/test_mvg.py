@@ -41,7 +41,7 @@ def test_the_known_variance_is_taken_off_the_covariance(small_mvg):
     heart = np.tile(small_mvg.cardiotocography, (200, 1))
     trial = trials(mvg.covariance(heart))["analytic"]
     distance = np.mean([trial.score(trial.answer.value + trial.law.sample(rng)) for _ in range(5)])
-    assert distance < 0.5 * 6 * trial.law.std**4
+    assert distance < 0.5 * 6 * trial.law.root_mean_square**4
 
 
 def test_equal_guarantees_are_equal(small_mvg, rng):

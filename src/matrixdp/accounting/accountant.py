@@ -121,7 +121,7 @@ def noise_multiplier_for(
         steps: how many releases.
         adjacency: which data sets are neighbours; the sensitivity is that of the query without sampling.
     """
-    budget, rate = Budget(epsilon, delta), check_sampling_rate(sampling_rate)
+    budget, rate = Budget(epsilon, delta).with_delta("Gaussian noise"), check_sampling_rate(sampling_rate)
     steps, adjacency = _check.count("steps", steps), checked(adjacency)
     if rate < 1.0 and not steps <= MOST_STEPS:
         raise InvalidInput(f"steps must be at most {MOST_STEPS} with sampling, got {steps}")

@@ -115,6 +115,8 @@ class Composition:
             raise InvalidInput("parts must be of the class Part; an Accountant collects them")
         if not isinstance(self.budget, Budget | None):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta) or None, got {_check.kind(self.budget)}")
+        if self.budget is not None:
+            self.budget.with_delta("a composition")
         if len({part.certificate.adjacency for part in self.parts}) > 1:
             raise InvalidInput("parts must share one adjacency: guarantees about different neighbours do not add up")
 

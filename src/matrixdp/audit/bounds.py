@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy import special
 
 from matrixdp._check import Array
-from matrixdp.privacy import gaussian
+from matrixdp.privacy.guarantee import GaussianProfile
 
 Scores = Mapping[str, tuple[Array, Array]]
 """By the statistic's name: the scores of outputs on the value, and of outputs on its neighbour."""
@@ -169,4 +169,5 @@ def gaussian_bounds(mu: float, epsilon: float, delta: float) -> tuple[float, flo
     """Lower bounds on epsilon and on delta from one on mu."""
     if mu == math.inf:
         return math.inf, 1.0
-    return float(gaussian.epsilon(mu, delta)), float(gaussian.delta(mu, epsilon))
+    profile = GaussianProfile(mu)
+    return profile.epsilon(delta), profile.delta(epsilon)

@@ -27,10 +27,12 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.backends import numpy
 from matrixdp.backends.numpy import TOO_LARGE
-from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Covariance, Diagonal, Isotropic, Kronecker
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy.drawing import Drawing
+from matrixdp.secure import discrete
+from matrixdp.secure.discrete import Sampler
 from matrixdp.secure.entropy import Key
 from matrixdp.secure.grid import Grid
 from matrixdp.secure.kernels import Floats, add_noise
@@ -64,7 +66,7 @@ class BlockKey:
 
 
 def checked(value: Any, sensitivity: Sensitivity) -> Any:
-    """A Dask array of real numbers of known shape, a vector or a matrix."""
+    """A Dask array of real numbers of known shape."""
     if not isinstance(value, dask.array.Array):
         raise InvalidInput(f"value must be a Dask array, got {type(value).__name__}; distributed.identity() makes one")
     if any(math.isnan(side) for side in value.shape):
@@ -92,10 +94,19 @@ def prepared(
     """
     if rng is not None:
         raise InvalidInput("rng cannot be given for a Dask array: its noise is drawn on the workers, from secure keys")
+    if isinstance(law, Product):
+        source = numpy.discrete_sampler(law, drawing)
+        noisy_steps = add_discrete_block_noise(value, law.step, source, Key())
+        return lambda: noisy_steps
     if not (isinstance(law, Gaussian) and _independent(law.covariance) and drawing.grid is not None):
         raise InvalidInput(
-            f"only Gaussian noise with independent entries can be drawn block by block, got {law.describe()}; "
-            'use mechanism="analytic", or compute() the value first'
+            f"only noise with independent entries can be drawn block by block, got {law.describe()}; use "
+            'mechanism="analytic", "laplace" or "discrete", or compute() the value first'
+        )
+    if law.value_shape is not None and not isinstance(law.covariance, Isotropic):
+        raise InvalidInput(
+            "noise that differs between entries is drawn block by block on vectors and matrices, got shape "
+            f"{law.shape}; reshape() the value first"
         )
     numpy.prepare(law, drawing, _dtype(value))
     noisy = add_block_noise(value, law.covariance, drawing.grid, Key())  # tasks; no block is drawn yet
@@ -107,14 +118,26 @@ def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) 
 
     The name of the array is random and reveals nothing about the key.
     """
+    return _block_by_block(values, key, noisy_block, lambda place: (*_scale(covariance, place), grid))
+
+
+def add_discrete_block_noise(values: Any, step: float, source: Sampler, key: Key) -> Any:
+    """The same with discrete noise, on values that are floored to the grid."""
+    return _block_by_block(values, key, noisy_discrete_block, lambda place: (step, source))
+
+
+def _block_by_block(
+    values: Any, key: Key, draw: Callable[..., Floats], arguments: Callable[[tuple[slice, ...]], tuple[Any, ...]]
+) -> Any:
+    """One task per block: draw(block, *arguments(place), key of the block, index, shape)."""
     name = f"released-{secrets.token_hex(16)}"
     tasks = {}
     indices = itertools.product(*map(range, values.numblocks))
     for index, place in zip(indices, slices_from_chunks(values.chunks), strict=True):
-        block_key = BlockKey(f"{name}-{index}", key.derive(*index).expose())
+        block_key = BlockKey(f"{name}-{index}", key.derive(*(index or (0,))).expose())  # of a scalar, block 0
         shape = tuple(side.stop - side.start for side in place)
         tasks[(name, *index)] = (
-            noisy_block, (values.name, *index), *_scale(covariance, place), grid, block_key, index, shape,
+            draw, (values.name, *index), *arguments(place), block_key, index, shape,
         )  # fmt: skip
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[values])
     return dask.array.Array(graph, name, values.chunks, dtype=_dtype(values))
@@ -124,10 +147,7 @@ def noisy_block(
     block: Any, std: float, factors: list[Array], grid: Grid, key: BlockKey, index: Shape, shape: Shape
 ) -> Floats:
     """One block with noise of standard deviation std times all factors; runs on a worker."""
-    if np.shape(block) != shape:
-        raise InvalidInput(f"block {index} of value: has shape {np.shape(block)} where {shape} was declared")
-    plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
-    values: Floats = block if plain else _check.finite(f"block {index} of value", block)
+    values = _values(block, index, shape)
     if not values.size > 0:
         return values
     white = values
@@ -137,10 +157,34 @@ def noisy_block(
         try:
             noisy = add_noise(white, std, grid, key.open(), threads=1)
         except InvalidInput:
-            raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
+            raise _refused(index) from None
         for factor in factors:
             noisy *= factor
         return noisy.astype(values.dtype, copy=False)
+
+
+def noisy_discrete_block(block: Any, step: float, source: Sampler, key: BlockKey, index: Shape, shape: Shape) -> Floats:
+    """One block, floored to the grid, with discrete noise; runs on a worker."""
+    values = _values(block, index, shape)
+    if not values.size > 0:
+        return values
+    try:
+        steps = discrete.add_noise(values, step, source, key.open(), threads=1)
+    except InvalidInput:
+        raise _refused(index) from None
+    return np.multiply(steps, step, dtype=np.float64).astype(values.dtype, copy=False)
+
+
+def _values(block: Any, index: Shape, shape: Shape) -> Floats:
+    """The floats of a block, which must have the shape that was declared."""
+    if np.shape(block) != shape:
+        raise InvalidInput(f"block {index} of value: has shape {np.shape(block)} where {shape} was declared")
+    plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
+    return block if plain else _check.finite(f"block {index} of value", block)
+
+
+def _refused(index: Shape) -> InvalidInput:
+    return InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent")
 
 
 def _dtype(values: Any) -> np.dtype[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from matrixdp.privacy.laws import added_law
 from matrixdp.secure.grid import Grid
 from matrixdp.sensitivity import RankOne, Sensitivity
 
+if TYPE_CHECKING:
+    from matrixdp.secure.discrete import Sampler
+
 # How far a value for a RankOne set may be from symmetric: the rounding of a sum of x x^T in single precision.
 SYMMETRY = 1e-5
 
@@ -29,7 +32,7 @@ TOO_LARGE = (
 
 def checked(value: Any, sensitivity: Sensitivity) -> Array:
     """A finite array; symmetric where the set says so, for symmetric noise hides only that."""
-    array = _check.finite("value", value, copy=False)
+    array = _check.finite("value", value, ndim=None, copy=False)
     if isinstance(sensitivity, RankOne):
         sensitivity.fits(array.shape)
         return symmetric(array)
@@ -65,9 +68,9 @@ def prepared(
     if added is not None and rng is None:
         return lambda: added.add_noise(law, value)
     if isinstance(law, Product) and rng is None:
-        return _prepared_discrete(value, law)
+        return _prepared_discrete(value, law, drawing)
     if grid is None or not isinstance(law, Gaussian):
-        return lambda: value + law.sample(rng)
+        return lambda: np.asarray(value + law.sample(rng))
     from matrixdp.secure import kernels  # numba, when it is needed
 
     prepare(law, drawing)
@@ -78,18 +81,26 @@ def prepared(
     if too_long or not kernels.largest(white) < kernels.limit(std, grid, white.dtype):
         raise InvalidInput(TOO_LARGE)
     noisy = np.empty(white.shape) if isinstance(covariance, Isotropic) else white  # a new array, not the caller's value
-    return lambda: _noisy(white, std, covariance, grid, noisy)
+    return lambda: _noisy(white, std, covariance, grid, noisy).reshape(value.shape)
 
 
-def _prepared_discrete(value: Array, law: Product) -> Callable[[], Array]:
-    """Whole multiples of the step, drawn from tables that are built and compiled here."""
+def _prepared_discrete(value: Array, law: Product, drawing: Drawing) -> Callable[[], Array]:
+    """Whole multiples of the step."""
     from matrixdp.secure import discrete, kernels
 
-    source = discrete.Tabled(law.exponent, law.scale_in_steps)
-    discrete.add_noise(np.zeros(1), law.step, source)
+    source = discrete_sampler(law, drawing)
     if not kernels.largest(value) < discrete.LIMIT * law.step:
         raise InvalidInput(TOO_LARGE)
-    return lambda: np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64)
+    return lambda: np.asarray(np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64))
+
+
+def discrete_sampler(law: Product, drawing: Drawing) -> Sampler:
+    """What draws a law of independent discrete noise; its tables are built, and its kernels compiled."""
+    from matrixdp.secure import discrete  # numba, when it is needed
+
+    source = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(drawing.exact))
+    discrete.add_noise(np.zeros(1), law.step, source)
+    return source
 
 
 def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None) -> Array:
@@ -99,11 +110,12 @@ def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator
     if drawing.grid is None or not isinstance(law, Gaussian):
         return value + law.sample(rng)
     std, white = _whitened(value, law.covariance)
-    return _noisy(white, std, law.covariance, drawing.grid, np.empty(white.shape))
+    return _noisy(white, std, law.covariance, drawing.grid, np.empty(white.shape)).reshape(value.shape)
 
 
 def _whitened(value: Array, covariance: Covariance) -> tuple[float, Array]:
     """The standard deviation of the noise on the grid, and the coordinates that it is added to."""
+    value = value.reshape(covariance.shape)
     if isinstance(covariance, Isotropic):
         return covariance.std, value
     symmetric_only = not isinstance(covariance, FullCovariance)

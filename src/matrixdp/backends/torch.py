@@ -24,12 +24,12 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def checked(value: Tensor, sensitivity: Sensitivity) -> Tensor:
-    """A tensor without its gradient; float32 or float64, finite, a vector or a matrix, symmetric where it must be."""
+    """A tensor without its gradient; float32 or float64, finite, symmetric where it must be."""
     tensor = value.detach().clone()
     if tensor.dtype not in FLOATS:
         raise InvalidInput(f"value must be a float32 or float64 tensor, got {tensor.dtype}; convert it first")
-    if tensor.ndim not in (1, 2) or tensor.numel() == 0:
-        raise InvalidInput(f"value must be a vector or a matrix and not empty, got shape {tuple(tensor.shape)}")
+    if tensor.numel() == 0:
+        raise InvalidInput(f"value must not be empty, got shape {tuple(tensor.shape)}")
     if not bool(torch.isfinite(tensor).all()):
         raise InvalidInput("value must be finite; drop or fill the records that are not before the query")
     if isinstance(sensitivity, RankOne):

@@ -18,13 +18,14 @@ from matrixdp.cli.audit import audit
 from matrixdp.cli.calibrate import calibrate
 from matrixdp.cli.compare import compare
 from matrixdp.cli.demo import demo
+from matrixdp.cli.domain import domain
 from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
 from matrixdp.cli.verify import verify
 from matrixdp.errors import MatrixDPError
 
-COMMANDS = (demo, compare, calibrate, release, verify, audit)
+COMMANDS = (demo, compare, calibrate, domain, release, verify, audit)
 
 
 class _Commands(TyperGroup):

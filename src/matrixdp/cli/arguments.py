@@ -8,7 +8,7 @@ import typer
 
 from matrixdp.cli.specs import FORMS
 
-Shape = Annotated[str, typer.Option(help="Shape of the value to release: 89x89, or 100 for a vector.")]
+Shape = Annotated[str, typer.Option(help="Shape of the value to release: 89x89, 100 for a vector, 12x24x7, or scalar.")]
 Sensitivity = Annotated[str, typer.Option(help=f"What one record can change: {FORMS}.")]
 Epsilon = Annotated[float, typer.Option(help="The epsilon of the budget, above 0.")]
 Delta = Annotated[float, typer.Option(help="The delta of the budget, between 0 and 1; well below 1/records.")]

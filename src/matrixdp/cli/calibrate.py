@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from matrixdp.cli import arguments, show, specs
+
+if TYPE_CHECKING:
+    from matrixdp.distributions import NoiseLaw
 
 
 def calibrate(
@@ -26,18 +29,21 @@ def calibrate(
     Example: matrixdp calibrate analytic --shape 6x248 --sensitivity frobenius:2.449 --epsilon 1 --delta 1e-6
     """
     from matrixdp.budget import Budget
+    from matrixdp.privacy.certificate import between
     from matrixdp.privacy.drawing import has_safe_sampler
 
     budget = Budget(epsilon, delta)
     certificate = specs.certificate(mechanism, shape, specs.sensitivity(sensitivity, adjacency), budget, option)
     noise = certificate.law
     kept, error = certificate.meets(budget), noise.expected_squared_error()
-    safe = has_safe_sampler(noise, certificate.mu)
+    safe, bars, half = has_safe_sampler(noise, certificate.mu), certificate.standard_error_range, _half_width(noise)
     if json:
         show.document(
             {
                 "mechanism": mechanism,
-                "std": noise.std,
+                "standard_error": None if bars is None else list(bars),
+                "half_width_95": None if half is None else list(half),
+                "root_mean_square": noise.root_mean_square,
                 "expected_squared_error": error,
                 "keeps_budget": kept,
                 "has_float_safe_sampler": safe,
@@ -46,12 +52,25 @@ def calibrate(
         )
         return
     console = show.console()
-    console.print(
-        f"Noise: {noise.describe()}; std {noise.std:.6g}, E||Z||^2 = {error:.6g}", markup=False, soft_wrap=True
-    )
+    console.print(f"Noise: {noise.describe()}; E||Z||^2 = {error:.6g}", markup=False, soft_wrap=True)
+    if half is not None:
+        console.print(f"95 % of the noise lies within +-{between(*half)}", markup=False, soft_wrap=True)
     console.print(str(certificate), markup=False, soft_wrap=True)
     if not kept:
         true_delta = certificate.delta(epsilon)
         console.print(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta:.3g}.", style="red")
     elif not safe:
         console.print("`matrixdp release` refuses this noise: it is not floating-point-safe.", style="red")
+
+
+def _half_width(noise: NoiseLaw) -> tuple[float, float] | None:
+    """The least and the largest half-width of an interval that covers an entry's noise in 95 %, if it is known."""
+    import numpy as np
+
+    from matrixdp.errors import NotApplicable
+
+    try:
+        sizes = noise.margin(0.95).size
+    except NotApplicable:
+        return None
+    return float(np.min(sizes)), float(np.max(sizes))

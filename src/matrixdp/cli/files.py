@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -56,8 +56,16 @@ def _names(output: Path) -> tuple[Path, Path, Path]:
     return output, beside, arrays_path(beside)
 
 
+@dataclass(frozen=True)
+class Content:
+    """How a released value is written: the most bytes that it takes, and what writes it."""
+
+    size: int
+    write: Callable[[BinaryIO, Any], None]
+
+
 @contextmanager
-def reserved(output: Path, certificate: Certificate) -> Iterator[Place]:
+def reserved(output: Path, certificate: Certificate, content: Content | None = None) -> Iterator[Place]:
     """Reserves the names and the space of a matrix and its certificate, until it has been published or has failed.
 
     The names are reserved by empty files, which only one of several writers can create; the space by drafts of full
@@ -67,13 +75,19 @@ def reserved(output: Path, certificate: Certificate) -> Iterator[Place]:
     Args:
         output: where the matrix goes.
         certificate: what it will guarantee.
+        content: how the value is written; as a matrix by default.
 
     Raises:
         InvalidInput: if a name is taken, or the file cannot be written.
     """
     check_free(output)
+    if len(certificate.shape) not in (1, 2) and output.suffix != ".npy":
+        raise InvalidInput(
+            f"output must end in .npy for a value of {len(certificate.shape)} dimensions, got {str(output)!r}"
+        )
     text, arrays = written(replace(certificate, released=_released(output, b"")))
-    sizes = {output: _matrix_size(output.suffix, certificate.shape)}
+    content = content or _matrix(output.suffix, certificate.shape)
+    sizes = {output: content.size}
     sizes |= {
         path: len(content) for path, content in zip(_names(output)[1:], (text.encode(), arrays), strict=True) if content
     }
@@ -84,7 +98,7 @@ def reserved(output: Path, certificate: Certificate) -> Iterator[Place]:
         except OSError as reason:
             raise _not_writable(output, reason) from None
         with drafts as folder:
-            place = Place(output, certificate, {path: Path(folder, path.name) for path in sizes})
+            place = Place(output, certificate, {path: Path(folder, path.name) for path in sizes}, content.write)
             try:
                 for path, size in sizes.items():
                     _fill(place.drafts[path], size)
@@ -108,8 +122,9 @@ class Place:
     output: Path
     certificate: Certificate
     drafts: dict[Path, Path]
+    write: Callable[[BinaryIO, Any], None]
 
-    def publish(self, value: Array) -> Certificate:
+    def publish(self, value: Any) -> Certificate:
         """Writes the matrix and its certificate, to which it adds the matrix's file name and SHA-256.
 
         All are drafted and then renamed, the matrix last: a matrix never exists without its certificate.
@@ -119,7 +134,7 @@ class Place:
         """
         try:
             with _rewritten(self.drafts[self.output]) as file:
-                _write_matrix(file, self.output.suffix, value)
+                self.write(file, value)
             content = self.drafts[self.output].read_bytes()
             complete = replace(self.certificate, released=_released(self.output, content))
             text, arrays = written(complete)
@@ -164,10 +179,11 @@ def _not_writable(output: Path, reason: OSError) -> InvalidInput:
     )
 
 
-def _matrix_size(suffix: str, shape: Sequence[int]) -> int:
-    """Bytes of the matrix in its file, from above."""
+def _matrix(suffix: str, shape: Sequence[int]) -> Content:
+    """How a matrix is written."""
     columns = shape[1] if suffix == ".parquet" and len(shape) == 2 else 1
-    return math.prod(shape) * FORMATS[suffix] + _MORE * (1 + columns)
+    size = math.prod(shape) * FORMATS[suffix] + _MORE * (1 + columns)
+    return Content(size, lambda file, value: _write_matrix(file, suffix, value))
 
 
 def _is_reserved(path: Path) -> bool:

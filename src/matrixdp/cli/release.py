@@ -22,14 +22,24 @@ QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity"
 
 def release(
     records: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Records, one per row: CSV, NPY, Parquet, or a folder of it.")
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Records, one per row: CSV, NPY, Parquet, or a folder of it; with --domain also a database, or - for "
+            "CSV from a pipe.",
+        ),
     ],
-    query: Annotated[str, typer.Option(help=f"What to release: {', '.join(QUERIES)}.")],
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
     output: Annotated[
-        Path, typer.Option(help="Where the noisy matrix goes (.csv, .npy, .parquet); the certificate lies next to it.")
+        Path,
+        typer.Option(
+            "--output", "--out", help="Where it goes (.csv, .npy, .parquet); the certificate lies next to it."
+        ),
     ],
+    query: Annotated[
+        str | None, typer.Option(help=f"What to release: {', '.join(QUERIES)}.", show_default="with --domain, counts")
+    ] = None,
     norm: Annotated[float | None, typer.Option(help="Clip every record to this norm.")] = None,
     low: Annotated[str | None, typer.Option(help="Clip entries from below: a number, or one per column.")] = None,
     high: Annotated[str | None, typer.Option(help="Clip entries from above: a number, or one per column.")] = None,
@@ -53,13 +63,30 @@ def release(
     scheduler: Annotated[
         str | None, typer.Option(help="Read Parquet on the workers of this Dask scheduler.", show_default="none")
     ] = None,
+    domain: Annotated[
+        Path | None,
+        typer.Option(help="A table of people's data: what its columns can say (TOML).", show_default="none"),
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Count rows by these columns, separated by commas.")] = None,
+    cell_states: Annotated[
+        bool, typer.Option("--cell-states", help="Instead of counts: how many cells were clipped, unexpected, missing.")
+    ] = False,
+    unit: Annotated[str | None, typer.Option(help="The column of ids whose owners are protected.")] = None,
+    contributions: Annotated[int | None, typer.Option(help="How many rows of a unit count.")] = None,
+    sql: Annotated[str | None, typer.Option(help="The SELECT whose rows are used, for a database.")] = None,
+    separator: Annotated[str | None, typer.Option(help="What separates cells of text.", show_default=",")] = None,
+    statement: Annotated[Path | None, typer.Option(help="Also write one page in plain language (.html, .md).")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw the table (.png).")] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Release a query on a file of records: a noisy matrix, and next to it the certificate of what it guarantees.
+    """Release a query on records, and next to it the certificate of what it guarantees.
 
-    The bounds, edges and sizes given here are published with the release: choose them without looking at the records.
+    With --query a noisy matrix of numbers; with --domain a labelled table of people's data, with error bars. Bounds,
+    edges, sizes and domains are published with the release: choose them without looking at the records.
 
     Example: matrixdp release people.csv --query second-moment --norm 1 --epsilon 1 --delta 1e-6 --output moment.csv
+
+    Example: matrixdp release patients.csv --domain domain.toml --by region --epsilon 1 --delta 1e-6 --out table.csv
     """
     from matrixdp.accounting.ledger.ledger import Ledger
     from matrixdp.budget import Budget
@@ -86,18 +113,42 @@ def release(
         "records_are": records_are,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    with _cluster(scheduler):
-        answer = _query(query, chosen, on_dask=records.is_dir() or scheduler is not None)(records, **chosen)
     chosen_options = specs.mechanism_options(option or [])
-    prepared = prepare(answer.value, answer.sensitivity, budget, mechanism, query=answer.query, **chosen_options)
-    with files.reserved(output, prepared.certificate) as place:
-        certificate = place.publish(prepared.release(account, note=query).value)
+    about_tables: dict[str, Any] = {
+        "by": by, "cell_states": cell_states or None, "unit": unit, "contributions": contributions, "sql": sql,
+        "separator": separator, "statement": statement, "figure": figure,
+    }  # fmt: skip
+    wanted = {name: value for name, value in about_tables.items() if value is not None}
+    if domain is not None:
+        unused = [name for name in chosen if name != "adjacency"]
+        unused += [name for name, value in (("query", query), ("scheduler", scheduler)) if value is not None]
+        if unused:
+            raise InvalidInput(f"a table with --domain has no use for {', '.join(map(_flag, unused))}")
+        from matrixdp.cli.tables import release_table
+
+        certificate, also = release_table(
+            records, domain, output, budget, account, mechanism, chosen_options, adjacency=adjacency, **wanted
+        )
+    else:
+        if wanted:
+            raise InvalidInput(f"{', '.join(map(_flag, wanted))}: for tables of people's data, which need --domain")
+        if query is None:
+            raise InvalidInput("say what to release: --query for a matrix, or --domain for a table of people's data")
+        place_of_records = Path(records)
+        with _cluster(scheduler):
+            on_dask = place_of_records.is_dir() or scheduler is not None
+            answer = _query(query, chosen, on_dask=on_dask)(place_of_records, **chosen)
+        prepared = prepare(answer.value, answer.sensitivity, budget, mechanism, query=answer.query, **chosen_options)
+        with files.reserved(output, prepared.certificate) as place:
+            certificate = place.publish(prepared.release(account, note=query).value)
+        also = []
     if json:
         show.document(certificate.to_dict())
         return
     console = show.console()
     console.print(str(certificate), markup=False, soft_wrap=True)
-    console.print(f"Written: {output} and {files.certificate_path(output)}", markup=False, soft_wrap=True)
+    written = ", ".join(str(path) for path in (output, files.certificate_path(output), *also))
+    console.print(f"Written: {written}", markup=False, soft_wrap=True)
 
 
 def _cluster(scheduler: str | None) -> AbstractContextManager[object]:

@@ -11,11 +11,16 @@ import numpy as np
 
 from matrixdp._check import Shape
 from matrixdp.errors import InvalidInput
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 if TYPE_CHECKING:
     from matrixdp.budget import Budget
     from matrixdp.privacy.certificate import Certificate
+
+
+def _l1(radius: float, largest_entry: float | None = None, step: float | None = None, **adjacency: Any) -> L1:
+    return L1(radius, largest_entry, step=step, **adjacency)
+
 
 SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "frobenius": (Frobenius, ("RADIUS",)),
@@ -23,6 +28,7 @@ SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
     "onecolumn": (OneColumn, ("NORM", "LOW,HIGH")),
     "onerow": (OneRow, ("NORM", "LOW,HIGH")),
     "counts": (Counts, ("CELLS", "CELLS,BOUND")),
+    "l1": (_l1, ("RADIUS", "RADIUS,LARGEST_ENTRY", "RADIUS,LARGEST_ENTRY,STEP")),
     "rankone": (RankOne, ("NORM",)),
     "vertices": (Vertices, ("FILE.npy",)),
 }
@@ -32,10 +38,12 @@ FORMS = ", ".join(f"{kind}:{' or '.join(forms)}" for kind, (_, forms) in SETS.it
 
 
 def shape(text: str) -> Shape:
-    """A shape: `89x89`, or `100` for a vector."""
+    """A shape: `89x89`, `100` for a vector, `12x24x7`, or `scalar`."""
+    if text.strip().lower() == "scalar":
+        return ()
     sides = text.lower().split("x")
-    if not (1 <= len(sides) <= 2 and all(side.strip().isdecimal() for side in sides)):
-        raise InvalidInput(f"shape must look like 89x89, or 100 for a vector, got {text!r}")
+    if not all(side.strip().isdecimal() for side in sides):
+        raise InvalidInput(f"shape must look like 89x89, 100 for a vector, 12x24x7, or scalar, got {text!r}")
     return tuple(int(side) for side in sides)
 
 

@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from matrixdp._check import Array, Shape
-from matrixdp.errors import InvalidInput
+from matrixdp.distributions.margins import LinearNoise, Margin, as_weights
+from matrixdp.errors import InvalidInput, NotApplicable
 
 
 class NoiseLaw(ABC):
@@ -41,10 +42,52 @@ class NoiseLaw(ABC):
         """The same law with this source."""
         return replace(self, source=source)  # type: ignore[type-var]
 
+    def reshaped(self, shape: Shape) -> Self:
+        """The same noise on values of another shape, whose entries come in the same order."""
+        return replace(self, shape=shape)  # type: ignore[type-var]
+
     @property
-    def std(self) -> float:
-        """The root mean square of the noise over its entries."""
+    def root_mean_square(self) -> float:
+        """The root of the mean variance over all entries; `standard_error` has that of each."""
         return math.sqrt(self.expected_squared_error() / math.prod(self.shape))
+
+    # --- error bars; a law from outside the package has those that it overrides ---
+
+    @property
+    def standard_error(self) -> Array:
+        """The standard deviation of the noise in every entry, in the shape of the value."""
+        raise NotApplicable(f"the standard error of single entries is not known for {self.describe()}")
+
+    @property
+    def standard_error_range(self) -> tuple[float, float]:
+        """The least and the largest standard error of an entry."""
+        found = self.standard_error
+        found = found[tuple(slice(None) if stride else 0 for stride in found.strides)]  # what repeats is looked at once
+        return float(np.min(found)), float(np.max(found))
+
+    def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
+        """Margins that the noise stays inside with this probability: in each entry, or in all of them at once."""
+        raise NotApplicable(f"intervals are not known for {self.describe()}")
+
+    def half_width(self, level: float = 0.95, *, simultaneous: bool = False) -> Array:
+        """How far the noise may move each entry with this probability: half the width of an interval.
+
+        It is for the noise alone. The interval of a release adds how far its value was moved to reach a grid.
+        """
+        return np.broadcast_to(self.margin(level, simultaneous=simultaneous).size, self.shape)
+
+    def linear(self, weights: Any) -> LinearNoise:
+        """The noise of linear functions W vec(Z); a row of weights, or an array of the value's shape, for each."""
+        checked = as_weights(weights, self.shape)
+        return LinearNoise(self, checked, self.linear_covariance(checked))
+
+    def linear_covariance(self, weights: Array) -> Array:
+        """W cov(Z) W^T, for weights of shape (functions, entries)."""
+        raise NotApplicable(f"linear functions are not known for {self.describe()}")
+
+    def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
+        """As `margin`, for linear functions."""
+        raise NotApplicable(f"intervals are not known for {self.describe()}")
 
 
 def generator(rng: np.random.Generator | None) -> np.random.Generator:

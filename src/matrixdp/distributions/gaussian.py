@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.covariance import Covariance, Isotropic
+from matrixdp.distributions.margins import Margin, error_rate, sidak
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.grid import Grid
 
@@ -21,11 +24,20 @@ LEVELS = 4
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(NoiseLaw):
-    """Gaussian noise with mean zero and this covariance."""
+    """Gaussian noise with mean zero and this covariance.
+
+    Attributes:
+        covariance: of the entries of a vector or a matrix.
+        source: who proposed it.
+        note: what else a certificate should say.
+        value_shape: the shape of the value, where it is not that of the covariance: its entries, in the same order, are
+            those of the vector or matrix.
+    """
 
     covariance: Covariance
     source: str = "covariance given by the caller"
     note: str = ""
+    value_shape: Shape | None = None
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,15 +46,56 @@ class Gaussian(NoiseLaw):
                 "covariance must come from matrixdp.distributions.covariance (Isotropic, ...), got "
                 f"{type(self.covariance).__name__}"
             )
-        object.__setattr__(self, "shape", self.covariance.shape)
+        own = self.covariance.shape
+        shape = own if self.value_shape is None else _check.any_shape(self.value_shape)
+        if math.prod(shape) != math.prod(own):
+            raise InvalidInput(f"value_shape must have {math.prod(own)} entries, as the covariance has, got {shape}")
+        object.__setattr__(self, "value_shape", None if shape == own else shape)
+        object.__setattr__(self, "shape", shape)
 
     def expected_squared_error(self, weights: Any = None) -> float:
-        return self.covariance.trace() if weights is None else self.covariance.weighted_trace(weights)
+        if weights is None:
+            return self.covariance.trace()
+        counted = _check.broadcast("weights", weights, self.shape)
+        return self.covariance.weighted_trace(counted.reshape(self.covariance.shape))
+
+    @property
+    def entry_std(self) -> Any:
+        """The standard deviation of every entry, in the shape of the value; one number if it is the same for all."""
+        if isinstance(self.covariance, Isotropic):
+            return self.covariance.std
+        return np.sqrt(self.covariance.variances()).reshape(self.shape)
+
+    @property
+    def standard_error(self) -> Array:
+        return np.broadcast_to(self.entry_std, self.shape)
+
+    @property
+    def standard_error_range(self) -> tuple[float, float]:
+        """The least and the largest standard error of an entry, without an array as large as the value."""
+        least, largest = self.covariance.variance_range()
+        return math.sqrt(least), math.sqrt(largest)
+
+    def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
+        """Quantiles of the normal law; by Sidak's inequality for all entries at once."""
+        entries = math.prod(self.shape) if simultaneous else 1
+        return Margin(self.entry_std * normal_quantile(sidak(error_rate(level), entries)), float(level))
+
+    def linear_covariance(self, weights: Array) -> Array:
+        shape = self.covariance.shape
+        colored = np.stack([self.covariance.times(row.reshape(shape)).ravel() for row in weights])
+        covariance = weights @ colored.T
+        return np.asarray((covariance + covariance.T) / 2)
+
+    def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
+        stds = np.sqrt(np.maximum(np.diagonal(self.linear_covariance(weights)), 0.0))
+        alpha = sidak(error_rate(level), len(weights) if simultaneous else 1)
+        return Margin(stds * normal_quantile(alpha), float(level))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
-        if rng is None:
-            return self.covariance.color(secure_normal(self.shape))
-        return self.covariance.color(generator(rng).standard_normal(self.shape))
+        own = self.covariance.shape
+        normal = secure_normal(own) if rng is None else generator(rng).standard_normal(own)
+        return self.covariance.color(normal).reshape(self.shape)
 
     def describe(self) -> str:
         return self.covariance.describe()
@@ -68,9 +121,18 @@ class Gaussian(NoiseLaw):
         chunks = kernels.stream(source, self.covariance.std, Grid(LEVELS), rows=_check.count("chunk_rows", chunk_rows))
         return (np.asarray(chunk, dtype=np.float64) for chunk in chunks)
 
+    def reshaped(self, shape: Shape) -> Gaussian:
+        """The same noise on values of another shape, whose entries come in the same order."""
+        return replace(self, value_shape=shape)
+
     def scaled(self, factor: float) -> Gaussian:
         """The same law with every standard deviation multiplied by the factor."""
         return replace(self, covariance=self.covariance.scaled(factor))
+
+
+def normal_quantile(alpha: float) -> float:
+    """The number that the size of a standard normal variable passes with probability alpha."""
+    return -float(scipy.special.ndtri(alpha / 2)) * (1 + 1e-14)
 
 
 def secure_normal(shape: Shape) -> Array:

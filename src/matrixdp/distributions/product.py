@@ -11,7 +11,9 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp.distributions import sums
 from matrixdp.distributions.base import NoiseLaw, generator
+from matrixdp.distributions.margins import Margin, attained, error_rate, sidak
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.tables import LEAST_SCALE, largest_scale
 
@@ -41,7 +43,7 @@ class Product(NoiseLaw):
     note: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _check.shape(self.shape))
+        object.__setattr__(self, "shape", _check.any_shape(self.shape))
         object.__setattr__(self, "step", _check.length("step", self.step))
         object.__setattr__(self, "scale", _check.length("scale", self.scale))
         object.__setattr__(self, "exponent", checked_exponent(self.exponent))
@@ -62,6 +64,27 @@ class Product(NoiseLaw):
         if weights is None:
             return math.prod(self.shape) * self.variance
         return self.variance * float(np.sum(_check.weights(weights, self.shape)))
+
+    @property
+    def standard_error(self) -> Array:
+        return np.broadcast_to(math.sqrt(self.variance), self.shape)
+
+    def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
+        """A whole number of steps, so that the level attained is at least the one asked for, and often more."""
+        entries = math.prod(self.shape) if simultaneous else 1
+        steps, beyond = sums.quantile(self.exponent, self.scale_in_steps, sidak(error_rate(level), entries))
+        return Margin(self.step * steps, attained(level, math.exp(entries * math.log1p(-beyond))))
+
+    def linear_covariance(self, weights: Array) -> Array:
+        return np.asarray(self.variance * (weights @ weights.T))
+
+    def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
+        """By convolution (`sums`); for several at once by Bonferroni, for they depend on each other."""
+        alpha = error_rate(level) / (len(weights) if simultaneous else 1)
+        found = [sums.margin(self.exponent, self.scale_in_steps, row, alpha) for row in weights]
+        steps, beyond = np.transpose(found)
+        passed = np.sum(beyond) if simultaneous else np.max(beyond)
+        return Margin(self.step * steps, attained(level, 1 - float(passed)))
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws the noise; whole multiples of the step."""

@@ -14,6 +14,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.gaussian import secure_normal
+from matrixdp.distributions.margins import Margin, error_rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Spherical(NoiseLaw):
     note: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _check.shape(self.shape))
+        object.__setattr__(self, "shape", _check.any_shape(self.shape))
         for name in ("k", "p", "scale"):
             object.__setattr__(self, name, _check.positive(name, getattr(self, name)))
 
@@ -44,6 +45,55 @@ class Spherical(NoiseLaw):
         """E ||Z||_F^2, or weighted; every entry has the same variance."""
         total = self.radius_moment(2)
         return total if weights is None else total * float(np.mean(_check.weights(weights, self.shape)))
+
+    @property
+    def standard_error(self) -> Array:
+        return np.broadcast_to(self.root_mean_square, self.shape)
+
+    def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
+        """Quantiles of one coordinate, by integration over the radius; by Bonferroni for all entries at once."""
+        alpha = error_rate(level) / (math.prod(self.shape) if simultaneous else 1)
+        return Margin(self._coordinate(alpha), float(level))
+
+    def linear_covariance(self, weights: Array) -> Array:
+        return np.asarray(self.root_mean_square**2 * (weights @ weights.T))
+
+    def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
+        """A linear function has the law of one coordinate times the length of its weights."""
+        alpha = error_rate(level) / (len(weights) if simultaneous else 1)
+        return Margin(np.linalg.norm(weights, axis=1) * self._coordinate(alpha), float(level))
+
+    def _coordinate(self, alpha: float) -> float:
+        """The number that the size of one coordinate passes with probability alpha, to 1e-9 from above.
+
+        The square of a coordinate of a uniform direction has the law Beta(1/2, (M - 1)/2). The upper tail of the radius
+        is e^-t with t exponential, so that it is integrated over with all its digits.
+        """
+        power, others = self.k / self.p, (math.prod(self.shape) - 1) / 2
+
+        def beyond(height: float) -> float:
+            """The probability that a coordinate passes this many scales."""
+            tail = float(scipy.special.gammaincc(power, height**self.p))
+            if not (tail > 0 and others):
+                return tail
+
+            def density(t: float) -> float:
+                radius = scipy.special.gammainccinv(power, tail * math.exp(-t)) ** (1 / self.p)
+                share = min(1.0, (height / radius) ** 2) if radius > 0 else 1.0
+                return float(math.exp(-t) * scipy.special.betainc(others, 0.5, 1 - share))
+
+            return tail * float(scipy.integrate.quad(density, 0, 60, epsabs=0, epsrel=1e-11, limit=500)[0])
+
+        high = 1.0
+        while beyond(high) > alpha:
+            high *= 2
+        low = high
+        while beyond(low) <= alpha:
+            low /= 2
+        found = scipy.optimize.brentq(
+            lambda height: math.log(max(beyond(height), 1e-300) / alpha), low, high, xtol=1e-300, rtol=1e-11
+        )
+        return self.scale * float(found) * (1 + 1e-9)
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
         """Draws a direction and a radius."""

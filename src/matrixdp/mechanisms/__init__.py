@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
@@ -13,7 +15,7 @@ from matrixdp.mechanisms.analytic import analytic
 from matrixdp.mechanisms.base import Recipe, recipe
 from matrixdp.mechanisms.choice import expected_error, least_error
 from matrixdp.mechanisms.classic import classic
-from matrixdp.mechanisms.discrete import discrete, laplace
+from matrixdp.mechanisms.discrete import discrete, discrete_gaussian, laplace
 from matrixdp.mechanisms.imgm import imgm
 from matrixdp.mechanisms.matrix_mechanism import matrix_mechanism
 from matrixdp.mechanisms.mgm import idn, mgm, udn
@@ -51,7 +53,7 @@ def register(mechanism: Recipe) -> Recipe:
 
 for _own in (
     *(classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, l2, spherical),
-    *(laplace, discrete, optimal, matrix_mechanism),
+    *(laplace, discrete, discrete_gaussian, optimal, matrix_mechanism),
 ):
     register(_own)
 
@@ -64,7 +66,8 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
             Gaussian noise that is floating-point-safe, and composes exactly (`choice` says how it is found). With few
             entries the ideal laws of "l2" and "spherical" have less error, but no floating-point-safe sampler is known
             for them.
-        shape: the shape of the value to release.
+        shape: the shape of the value to release, of any number of dimensions. Recipes are for vectors and matrices:
+            they see a value of another kind as `sensitivity.matrix_shape` reads it.
         sensitivity: what a neighbour can change.
         budget: the budget to keep.
         **options: the recipe's own options; an unknown one is an error. "auto" gives each to the recipes that know it.
@@ -73,12 +76,17 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         A noise law; `certify` says what it guarantees.
     """
     _check.choice("mechanism", mechanism, [*RECIPES, "auto"])
-    shape = _check.shape(shape)
+    shape = _check.any_shape(shape)
     if not isinstance(sensitivity, Sensitivity):
         raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)
+    matrix = sensitivity.matrix_shape(shape)
+    if matrix != shape:
+        read = {name: np.reshape(o, matrix) if shape and np.shape(o) == shape else o for name, o in options.items()}
+        same = sensitivity.read_as(shape, matrix)
+        return calibrate(mechanism, shape=matrix, sensitivity=same, budget=budget, **read).reshaped(shape)
     if mechanism == "auto":
         _check_options(options, RECIPES.values())
         return least_error(RECIPES, shape, sensitivity, budget, options)

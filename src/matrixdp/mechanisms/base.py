@@ -11,7 +11,7 @@ from typing import Any
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.sensitivity import Sensitivity
 
 # Recipes that are tight leave this much room for the certificate, which rounds mu up.
@@ -28,6 +28,7 @@ class Recipe:
         propose: (shape, sensitivity, budget, **options) -> noise law; raises NotApplicable where it has no theorem.
         slow: takes seconds, so that "auto" and a comparison of all mechanisms leave it out unless it is named.
         refuted: its theorem is false; `release` refuses it even where its noise happens to suffice.
+        pure: it can keep a budget with delta = 0.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Recipe:
     propose: Callable[..., NoiseLaw]
     slow: bool = False
     refuted: bool = False
+    pure: bool = False
 
     @cached_property
     def options(self) -> Mapping[str, inspect.Parameter]:
@@ -58,14 +60,18 @@ class Recipe:
                 raise InvalidInput(f"{self.name} has no option {name!r}; its options: {known}")
         for name in self.missing(options):
             raise InvalidInput(f"{self.name} needs the option {name!r}: {_summary(self.propose, name)}")
+        if budget.delta == 0 and not self.pure:
+            raise NotApplicable(
+                f"{self.name} is not for delta = 0, pure differential privacy; use 'laplace', or a delta above 0"
+            )
         return self.propose(shape, sensitivity, budget, **options).attributed_to(f"{self.name} [{self.source}]")
 
 
 def recipe(
-    name: str, *, source: str, slow: bool = False, refuted: bool = False
+    name: str, *, source: str, slow: bool = False, refuted: bool = False, pure: bool = False
 ) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
     """Makes a Recipe of the function that follows."""
-    return lambda propose: Recipe(name, source, propose, slow, refuted)
+    return lambda propose: Recipe(name, source, propose, slow, refuted, pure)
 
 
 def _summary(function: Callable[..., Any], argument: str) -> str:

@@ -1,15 +1,16 @@
 """Which mechanism "auto" takes: the least expected error, by a theorem wherever one decides.
 
 Write B for `gaussian.mu(epsilon, delta)`, s for the Frobenius radius of the set K, and P for the Gram matrix of the
-task: the identity, diag(weights), or W^T W for a workload W. Noise N(0, S) keeps the budget on K if v^T S^-1 v <= B^2
-for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs (s/B)^2 tr(P).
+task: the identity, diag(weights), W^T W for a workload W, or that of two utilities. Noise N(0, S) keeps the budget on K
+if v^T S^-1 v <= B^2 for every v in K, and costs the task tr(P S). The noise of "analytic" is (s/B)^2 I, and costs
+(s/B)^2 tr(P).
 
 **Where "analytic" is the optimum**, nothing that is certified to keep the budget has less error, and nothing else is
 calibrated (docs/optimal-noise.md has the proofs of the first three):
 
 1. Frobenius, every task: the constraint is S >= (s/B)^2 I.
-2. Counts, all entries alike; OneRow and OneColumn by norm, all entries alike: only multiples of the identity commute
-   with the symmetries of the set.
+2. Counts, all entries alike: only multiples of the identity commute with the symmetries of the set. OneRow and
+   OneColumn by norm, weights or utilities that do not mix these lines: each line has a constraint of its own.
 3. Entrywise with one bound, OneRow and OneColumn with one width, all entries alike: equality in the Cauchy-Schwarz
    inequality.
 4. Counts(1) and a diagonal P: weights, or a workload whose Gram matrix is diagonal. The constraint is
@@ -30,8 +31,9 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
     a phi^2 + b phi = 2 epsilon with a >= s^2 and b >= 2 z s (since gamma >= s/2, z >= 1 and the harmonic sums are at
     least 1), so s phi <= x.
 
-**What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices),
-"matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms from outside the package.
+**What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices, tasks
+that theorems 1 to 4 do not settle), "matrix-mechanism" for a workload on Counts, idn with row_utility, and mechanisms
+from outside the package.
 
 "auto" takes Gaussian noise only, which composes exactly, also where noise is chosen in view of earlier answers, and is
 floating-point-safe. "laplace" and "discrete" have less error where few entries change, and are asked for by name: a
@@ -54,15 +56,18 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms.base import Recipe
 from matrixdp.mechanisms.matrix_mechanism import as_workload, workload_error
-from matrixdp.mechanisms.optimal import checked_weights, isotropic_is_optimal
+from matrixdp.mechanisms.optimal import isotropic_is_optimal
+from matrixdp.mechanisms.task import task_error, task_of
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
 from matrixdp.sensitivity import Counts, Frobenius, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
+# Options that say what the error is counted on, where no workload does.
+_TASK = ("weights", "row_utility", "column_utility")
 # Not Gaussian: the first two are not floating-point-safe, and no filter for adaptive use is known for the others.
-_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete")
+_BY_NAME_ONLY = ("l2", "spherical", "laplace", "discrete", "discrete-gaussian")
 
 
 def least_error(
@@ -104,16 +109,19 @@ def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> bool:
 
 
 def expected_error(law: NoiseLaw, options: Mapping[str, Any]) -> float:
-    """What the noise costs the task that the options name: a workload, weights, or all entries alike."""
+    """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike."""
     if options.get("workload") is not None:
         return workload_error(options["workload"], law)
-    return law.expected_squared_error(options.get("weights"))
+    weights, *utilities = (options.get(name) for name in _TASK)
+    if weights is not None or all(utility is None for utility in utilities):
+        return law.expected_squared_error(weights)
+    shape = law.covariance.shape if isinstance(law, Gaussian) else law.shape  # as in `workload_error`
+    return task_error(task_of(shape, None, *utilities), law)
 
 
 def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with a workload as an object, which is slow to build; whether weights make sense is checked too."""
-    if options.get("weights") is not None:
-        checked_weights(options["weights"], shape)
+    task_of(shape, *(options.get(name) for name in _TASK))
     if options.get("workload") is None:
         return options
     return {**options, "workload": as_workload(options["workload"], shape)}
@@ -122,7 +130,7 @@ def _with_task(shape: Shape, options: Mapping[str, Any]) -> Mapping[str, Any]:
 def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
     """Theorems 1 to 5."""
     if options.get("workload") is None:
-        return isotropic_is_optimal(sensitivity, options.get("weights"))
+        return _isotropic_is_optimal(sensitivity, options)
     if not isinstance(sensitivity, Counts):
         return isinstance(sensitivity, Frobenius)
     grams = [gram for term in options["workload"].terms for gram in term]
@@ -130,12 +138,16 @@ def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mappin
     return diagonal and (sensitivity.cells == 1 or all(np.ptp(np.diagonal(gram)) == 0 for gram in grams))
 
 
+def _isotropic_is_optimal(sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
+    return isotropic_is_optimal(sensitivity, *(options.get(name) for name in _TASK))
+
+
 def _may_win(recipe: Recipe, shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
     """Whether neither theorems 6 to 10 nor what the recipe is rules it out."""
     if recipe.refuted or recipe.slow or recipe.name in _BY_NAME_ONLY:
         return False
     if recipe.name == "optimal":
-        return not isotropic_is_optimal(sensitivity, options.get("weights"))
+        return not _isotropic_is_optimal(sensitivity, options)
     if recipe.name == "idn":
         return options.get("row_utility") is not None
     if recipe.name == "mvg":

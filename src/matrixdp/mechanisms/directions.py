@@ -58,9 +58,13 @@ def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
 
 
 def roots_of(weights: Array, bounds: Array) -> Array:
-    """Roots of the weights, with those of weight 0 set so that they cost a share UNSEEN_SHARE of the error."""
+    """Roots of the weights, with those of weight 0 set so that they cost a share UNSEEN_SHARE of the error.
+
+    Along the last axis; the others are tasks of their own.
+    """
     roots, unseen = np.sqrt(weights), (weights == 0) & (bounds > 0)
     if not np.any(unseen):
         return roots
-    level = UNSEEN_SHARE * float(np.sum(bounds * roots)) / float(np.sum(bounds[unseen]))
+    spent, hidden = (np.sum(bounds * part, axis=-1, keepdims=True) for part in (roots, unseen))
+    level = UNSEEN_SHARE * np.divide(spent, hidden, out=np.zeros_like(spent), where=hidden > 0)
     return np.where(unseen, level, roots)

@@ -11,7 +11,15 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
-from matrixdp.distributions.covariance import Dense, FullCovariance, Isotropic, Kronecker, Spectrum, Symmetric
+from matrixdp.distributions.covariance import (
+    Dense,
+    FullCovariance,
+    Isotropic,
+    Kronecker,
+    Spectrum,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.solvers import design, workloads
@@ -88,27 +96,32 @@ def _solve(task: Workload, shape: Shape, tolerance: float) -> tuple[FullCovarian
 
 def workload_error(workload: Any, law: NoiseLaw) -> float:
     """tr(P S): the total expected squared error over the workload's answers, computed from a value with this noise."""
-    task = as_workload(workload, law.shape)
     covariance = law.covariance if isinstance(law, Gaussian) else None
+    shape = law.shape if covariance is None else covariance.shape  # a value of more dimensions is read as a matrix
+    task = as_workload(workload, shape)
     if covariance is None or isinstance(covariance, Isotropic):
-        return law.std**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
-    if isinstance(covariance, Kronecker) and task.shape == law.shape:
+        return law.root_mean_square**2 * sum(math.prod(float(np.trace(gram)) for gram in term) for term in task.terms)
+    if isinstance(covariance, Kronecker) and task.shape == shape:
         return sum(
-            _trace_product(rows, covariance.rows) * _trace_product(columns, covariance.columns)
+            trace_product(rows, covariance.rows) * trace_product(columns, covariance.columns)
             for rows, columns in task.terms
         )
-    if isinstance(covariance, Symmetric) and task.shape == law.shape:
+    if isinstance(covariance, Symmetric) and task.shape == shape:
         return sum(_symmetric_error(rows, columns, covariance) for rows, columns in task.terms)
+    if isinstance(covariance, SymmetricEntries) and task.shape == shape:
+        return sum(covariance.task_error(rows, columns) for rows, columns in task.terms)
     if isinstance(covariance, FullCovariance) and covariance.independent:
         return float(task.diagonal() @ covariance.variances().ravel())
     if isinstance(covariance, Dense):
-        return _trace_product(task.gram(), covariance.matrix)
-    factor = np.stack([covariance.color(row.reshape(law.shape)).ravel() for row in np.eye(task.cells)])
+        return trace_product(task.gram(), covariance.matrix)
+    factor = np.stack([covariance.color(row.reshape(shape)).ravel() for row in np.eye(task.cells)])
     return float(np.sum((factor @ task.gram()) * factor))
 
 
-def _trace_product(gram: Array, covariance: Spectrum) -> float:
-    """tr(P S) for S by its spectrum."""
+def trace_product(gram: Array, covariance: Spectrum) -> float:
+    """tr(P S) for S by its spectrum, and P a matrix or the diagonal of a diagonal one."""
+    if gram.ndim == 1:
+        return float(gram @ covariance.diagonal(covariance.variances))
     if covariance.directions is None:
         return float(np.diag(gram) @ covariance.variances)
     return float(np.sum(covariance.directions * (gram @ covariance.directions), axis=0) @ covariance.variances)

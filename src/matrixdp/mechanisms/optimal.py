@@ -1,128 +1,276 @@
-"""The least Gaussian noise for a sensitivity set and a task."""
+"""The least Gaussian noise for a sensitivity set and a task; docs/optimal-noise.md has the proofs."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import REPLACE
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
-from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import (
+    Covariance,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import HEADROOM, recipe
-from matrixdp.mechanisms.directions import roots_of
-from matrixdp.mechanisms.solvers import design
+from matrixdp.mechanisms.directions import UNSEEN_SHARE, roots_of
+from matrixdp.mechanisms.solvers import design, second_moments
+from matrixdp.mechanisms.task import Task, couples, square, task_error, task_of
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.privacy.suprema import supremum
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 # Entries that no neighbour can change get this share of the least noise elsewhere.
 LEAST_STD = 1e-6
+# On a box, independent entries are within this of the least error for any task (docs/optimal-noise.md).
+BOX_GAP = math.pi / 2 - 1
+
+# Above this many a task on second moments takes long.
+MOST_DIMENSIONS = 128
+
+# Noise for the unit budget, and what is proven about its error where it is not the least.
+Found = tuple[Covariance, str]
 
 
 @recipe("optimal", source="matrixdp, docs/optimal-noise.md")
-def optimal(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, weights: Any = None) -> Gaussian:
-    """Minimises the expected (weighted) squared error over all Gaussian noise that keeps the budget.
+def optimal(
+    shape: Shape,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    *,
+    weights: Any = None,
+    row_utility: Any = None,
+    column_utility: Any = None,
+) -> Gaussian:
+    """Minimises the expected squared error of a task over all Gaussian noise that keeps the budget.
 
     Args:
         weights: how much the squared error of each entry counts, a public array of the value's shape; all alike by
             default.
+        row_utility: W1 for the task W1 A W2^T (one column per row of the value), or a weight for each row; public. It
+            has no effect beside weights.
+        column_utility: W2, likewise for columns.
     """
     bound = float(gaussian.mu(budget.epsilon, budget.delta)) / HEADROOM
-    counted = checked_weights(weights, shape)
-    if isotropic_is_optimal(sensitivity, weights):
+    task = task_of(shape, weights, row_utility, column_utility)
+    if isotropic_is_optimal(sensitivity, weights, row_utility, column_utility):
         return Gaussian(Isotropic(shape, sensitivity.frobenius_radius(shape) / bound))
-    if isinstance(sensitivity, Vertices):
-        return _vertices(sensitivity, counted, bound)
-    if isinstance(sensitivity, Entrywise):
-        return Gaussian(_entrywise(sensitivity.bounds(shape), counted, bound))
-    if isinstance(sensitivity, (OneColumn, OneRow)) and weights is None:
-        return Gaussian(_one_box(shape, sensitivity, bound))
-    if isinstance(sensitivity, RankOne) and weights is None:
-        covariance = _rank_one(shape[0], sensitivity, bound)
-        return Gaussian(covariance.scaled(1 + covariance.slack))
-    raise NotApplicable(f"optimal has no closed form for {type(sensitivity).__name__} with weights; use 'analytic'")
+    covariance, note = _least(shape, sensitivity, task)
+    return Gaussian(covariance.scaled((1 + covariance.slack) / bound), note=note)
 
 
-def checked_weights(weights: Any, shape: Shape) -> Array:
-    """The weights of all entries, or ones."""
-    if weights is None:
-        return np.broadcast_to(1.0, shape)
-    given = _check.broadcast("weights", weights, shape)
-    if not (np.all(given >= 0) and np.any(given > 0)):
-        raise InvalidInput("weights must be 0 or above everywhere and above 0 somewhere")
-    return given
-
-
-def isotropic_is_optimal(sensitivity: Sensitivity, weights: Any) -> bool:
-    """Whether i.i.d. noise is known to be the optimum: by symmetry, or because all bounds are equal."""
+def isotropic_is_optimal(
+    sensitivity: Sensitivity, weights: Any, row_utility: Any = None, column_utility: Any = None
+) -> bool:
+    """Whether i.i.d. noise is known to be the optimum for this task: by a theorem of docs/optimal-noise.md."""
     if isinstance(sensitivity, Frobenius):
         return True
-    if isinstance(sensitivity, Counts) and sensitivity.cells == 1:
-        return True
-    if weights is not None:
+    rows, columns = (weights is None and couples(utility) for utility in (row_utility, column_utility))
+    if _is_one_cell(sensitivity):
+        return not (rows or columns)
+    if isinstance(sensitivity, (OneColumn, OneRow)) and sensitivity.radius is not None:
+        return not (rows if isinstance(sensitivity, OneRow) else columns)
+    if not (weights is None and row_utility is None and column_utility is None):
         return False
     if isinstance(sensitivity, (OneColumn, OneRow)):
-        return sensitivity.radius is not None or float(np.ptp(sensitivity.width)) == 0
+        return float(np.ptp(sensitivity.width)) == 0
     if isinstance(sensitivity, Entrywise):
         return float(np.ptp(sensitivity.bound)) == 0
-    return isinstance(sensitivity, Counts)
+    return isinstance(sensitivity, (Counts, L1))
 
 
-def _one_box(shape: Shape, sensitivity: OneColumn | OneRow, bound: float) -> Kronecker:
-    """Lines can be exchanged, so each place along the line has one scale: as for Entrywise on a single line."""
-    along = _entrywise(sensitivity.widths(shape), np.ones(shape[1 - sensitivity.axis]), bound).variances()
-    lines = np.ones(shape[sensitivity.axis])
-    return Kronecker(lines, along) if sensitivity.axis == 0 else Kronecker(along, lines)
+def _is_one_cell(sensitivity: Sensitivity) -> bool:
+    """Whether the extreme points of the set change one entry each."""
+    if isinstance(sensitivity, L1):
+        return (sensitivity.bound or sensitivity.radius) >= sensitivity.radius
+    return isinstance(sensitivity, Counts) and sensitivity.cells == 1
 
 
-def _vertices(sensitivity: Vertices, weights: Array, bound: float) -> Gaussian:
+def _least(shape: Shape, sensitivity: Sensitivity, task: Task) -> Found:
+    """The noise of least error for the unit budget."""
+    if isinstance(sensitivity, Vertices):
+        return _vertices(sensitivity, task)
+    if isinstance(sensitivity, Entrywise):
+        bounds, weights = sensitivity.bounds(shape), task.weights
+        if not np.any(bounds * weights > 0):
+            raise InvalidInput(
+                "weights must be above 0 for some entry that can change; this task needs no noise at all"
+            )
+        std = _box(bounds.ravel(), weights.ravel()).reshape(shape)
+        return Diagonal(std), _within(BOX_GAP) if task.grams else ""
+    if isinstance(sensitivity, (OneColumn, OneRow)):
+        return _one_line(shape, sensitivity, task)
+    if isinstance(sensitivity, L1) and _is_one_cell(sensitivity):
+        sensitivity = Counts(1, sensitivity.radius)
+    if isinstance(sensitivity, Counts):
+        return _counts(sensitivity, task)
+    if isinstance(sensitivity, RankOne):
+        return _rank_one(shape[0], sensitivity, task)
+    raise NotApplicable(f"optimal knows no least noise for the set {type(sensitivity).__name__}; use 'analytic'")
+
+
+def _within(gap: float) -> str:
+    return f"within {gap:.1g} of the least error there is"
+
+
+def _vertices(sensitivity: Vertices, task: Task) -> Found:
     """The convex program of mechanisms/solvers/design.py."""
     vertices = np.stack([v.ravel() for v in sensitivity.differences])
-    found = design.solve(np.diag(weights.ravel()), vertices)
-    covariance = Dense(Spectrum(found.variances, found.directions), weights.shape)
-    return Gaussian(
-        covariance.scaled((1 + covariance.slack) / bound), note=f"within {found.gap:.1g} of the least error there is"
-    )
+    gram = np.kron(*map(square, task.grams)) if task.grams else np.diag(task.weights.ravel())
+    found = design.solve(gram, vertices)
+    return Dense(Spectrum(found.variances, found.directions), task.weights.shape), _within(found.gap)
 
 
-def _entrywise(bounds: Array, weights: Array, bound: float) -> Diagonal:
-    """Variances (R_i/w_i)(sum_j R_j w_j)/B^2 with w the roots of the weights, by the Cauchy-Schwarz inequality.
+def _box(bounds: Array, weights: Array) -> Array:
+    """Standard deviations for boxes along the last axis, by equality in the Cauchy-Schwarz inequality.
 
-    A correlated covariance cannot do better: the set is unchanged when signs flip, so averaging over sign flips
-    keeps the constraint (it is convex in the covariance) and the error, and leaves a diagonal.
+    Variances are (R_i/w_i)(sum_j R_j w_j), with w the roots of the weights; if all of a line are 0 they count as equal.
     """
+    weights = np.where(np.any(weights * bounds > 0, axis=-1, keepdims=True), weights, 1.0)
+    bounds = np.broadcast_to(bounds, weights.shape)
     roots, changing = roots_of(weights, bounds), bounds > 0
-    total = float(np.sum(bounds * roots))
-    if not total > 0:
-        raise InvalidInput("weights must be above 0 for some entry that can change; this task needs no noise at all")
     std = np.divide(bounds, roots, out=np.zeros(bounds.shape), where=changing)
-    std *= total
-    std = np.sqrt(std, out=std) / bound
-    return Diagonal(np.where(changing, std, LEAST_STD * std[changing].min()))
+    std = np.sqrt(std * np.sum(bounds * roots, axis=-1, keepdims=True))
+    return np.asarray(np.where(changing, std, LEAST_STD * std[changing].min()))
 
 
-def _rank_one(dimension: int, sensitivity: RankOne, bound: float) -> Symmetric:
-    """Noise on symmetric matrices with one scale on the trace and one on the traceless part.
+def _one_line(shape: Shape, sensitivity: OneColumn | OneRow, task: Task) -> Found:
+    """The best noise for one line, times that of the matrix mechanism across the lines."""
+    across = sensitivity.axis
+    widths = np.ones(shape[1 - across]) if sensitivity.radius is not None else sensitivity.widths(shape)
+    if task.grams is None:
+        std = _box(widths, np.moveaxis(task.weights, across, 0))
+        return Diagonal(np.moveaxis(std, 0, across)), ""
+    side, along = _across(task.grams[across]), task.grams[1 - across]
+    gap = side.gap
+    if sensitivity.radius is not None:
+        line = Spectrum(np.full(len(along), sensitivity.radius**2))
+    elif along.ndim == 1:
+        line = Spectrum(np.square(_box(widths, along)))
+    else:
+        line = Spectrum(np.square(_box(widths, np.diagonal(along))))
+        gap = (1 + gap) * (1 + BOX_GAP) - 1
+    pair = Kronecker(side.spectrum, line) if across == 0 else Kronecker(line, side.spectrum)
+    return pair, _within(gap) if gap > 0 else ""
+
+
+class _Side(NamedTuple):
+    """The matrix mechanism for one axis."""
+
+    spectrum: Spectrum
+    lower_bound: float
+    gap: float
+    largest_weight: float
+
+
+def _across(gram: Array) -> _Side:
+    """When one cell changes by 1; with less noise where the task never looks than `design` gives by itself.
+
+    A diagonal Gram matrix wants i.i.d. noise, and the dual weights are its entries.
+    """
+    if gram.ndim == 1:
+        total = float(np.sum(gram))
+        return _Side(Spectrum(np.ones(len(gram))), total, 0.0, float(np.max(gram)) / total)
+    blind = np.linalg.matrix_rank(gram, hermitian=True) < len(gram)
+    found = design.solve(gram, tolerance=UNSEEN_SHARE if blind else 1e-6)
+    spectrum = Spectrum(found.variances, found.directions)
+    return _Side(spectrum, found.lower_bound, found.gap, float(found.weights.max()))
+
+
+def _counts(sensitivity: Counts, task: Task) -> Found:
+    """Independent cells, the optimum for weights; for other tasks the matrix mechanism, or the better of the two."""
+    cells = min(sensitivity.cells, task.weights.size)
+    independent = Diagonal(sensitivity.bound * _several_cells(cells, task.weights))
+    if task.grams is None:
+        return independent, ""
+    sides = [_across(gram) for gram in task.grams]
+    one_cell = Kronecker(*(side.spectrum for side in sides))
+    mechanism = one_cell.scaled(supremum(sensitivity, one_cell).mu)
+    best = min((mechanism, independent), key=lambda covariance: task_error(task, Gaussian(covariance)))
+    # random signs on cells drawn with the weights of the design, of which at most `cells` are drawn
+    drawn = min(cells, 1 / math.prod(side.largest_weight for side in sides))
+    lower_bound = sensitivity.bound**2 * drawn * math.prod(side.lower_bound for side in sides)
+    return best, _within(task_error(task, Gaussian(best)) / lower_bound - 1)
+
+
+def _several_cells(cells: int, weights: Array) -> Array:
+    """Standard deviations when at most so many cells change by 1: precisions prop. to max(sqrt(weight), level).
+
+    The level is such that the shares min(1, weight/level^2) add up to the number of cells. With fewer weights above 0
+    than that, the others are raised.
+    """
+    roots = np.sqrt(weights.ravel())
+    if np.count_nonzero(roots) < cells:
+        roots = roots_of(weights.ravel(), np.ones(weights.size))
+    squares = np.sort(np.square(roots))[::-1]
+    tails = np.cumsum(squares[::-1])[::-1]
+    left = cells - np.arange(cells)
+    above = int(np.argmax(squares[:cells] * left <= tails[:cells] * (1 + 1e-12)))
+    level = math.sqrt(tails[above] / left[above])
+    precisions = np.maximum(roots, level)
+    total = float(np.sum(np.sort(precisions)[-cells:]))
+    return np.sqrt(total / precisions).reshape(weights.shape)
+
+
+def _rank_one(dimension: int, sensitivity: RankOne, task: Task) -> Found:
+    """Noise on symmetric matrices: two scales where all entries count alike, else what `second_moments` finds.
+
+    The task is taken to the axes of both Gram matrices, on which it weighs entries if they commute. If they do not, the
+    noise is the best of this kind on these axes, and nothing is proven about other noise.
+    """
+    largest = sensitivity.radius**2
+    replaced = sensitivity.adjacency == REPLACE
+    if dimension == 1:
+        return Symmetric(1, largest), ""
+    if task.grams is None and float(np.ptp(task.weights)) == 0:
+        return _two_scales(dimension, largest, replaced), ""
+    if not dimension <= MOST_DIMENSIONS:
+        raise NotApplicable(
+            f"optimal makes noise for a task on second moments in at most {MOST_DIMENSIONS} dimensions, got "
+            f"{dimension}; leave out weights and utilities for the least noise on all entries"
+        )
+    turned, commuting = None, True
+    if task.grams is None:
+        on, off = np.diag(np.diagonal(task.weights)), (task.weights + task.weights.T) / 2
+    else:
+        rows, columns = (square(gram) / float(np.sum(np.diagonal(square(gram)))) for gram in task.grams)
+        turned = np.linalg.eigh(rows + (math.sqrt(5) - 1) / 2 * columns)[1]  # an uneven sum has the axes of both
+        rows, columns = (turned.T @ gram @ turned for gram in (rows, columns))
+        commuting = all(np.allclose(gram, np.diag(np.diagonal(gram)), rtol=0, atol=1e-9) for gram in (rows, columns))
+        on, products = rows * columns, np.outer(np.diagonal(rows), np.diagonal(columns))
+        off = np.maximum((products + products.T) / 2 + on, 0.0)
+    found = second_moments.solve(on, off, replaced=replaced)
+    kind = "there is" if dimension <= 4 else "with a sum-of-squares proof"
+    proven = f"within {found.gap:.1g} of the least error {kind}"
+    note = proven if commuting else "the best of its kind on the axes of both utilities"
+    values, vectors = np.linalg.eigh(found.precision)
+    covariance = SymmetricEntries(Spectrum(1 / values, vectors), found.off_diagonal, turned)
+    return covariance.scaled(supremum(sensitivity, covariance).mu), note
+
+
+def _two_scales(dimension: int, largest: float, replaced: bool) -> Symmetric:
+    """One scale on the trace and one on the traceless part, of dimension D.
 
     The set is unchanged by rotations x -> O x, so averaging a covariance over rotations keeps the constraint and the
-    error; what is left acts as a number on each of the two invariant parts, the multiples of the identity and the
-    traceless matrices (dimension D). With a = radius^4/B^2:
+    error; what is left acts as a number on each of the two invariant parts. With a = radius^4:
     add/remove: (1/d)/t + (1 - 1/d)/s <= 1/a, so t and s are in the ratio sqrt(1/d) : sqrt((1 - 1/d)/D).
     Replace: also 2/s <= 1/a (two orthogonal records have no trace), which is the tighter one; it leaves t = 2a/(d+1).
     """
-    d, least = dimension, sensitivity.radius**4 / bound**2
-    if d == 1:
-        return Symmetric(1, math.sqrt(least))
-    if sensitivity.adjacency == REPLACE:
-        return Symmetric(d, math.sqrt(2 * least), math.sqrt(2 * least / (d + 1)))
+    d = dimension
+    if replaced:
+        return Symmetric(d, largest * math.sqrt(2), largest * math.sqrt(2 / (d + 1)))
     traceless = d * (d + 1) / 2 - 1
     total = math.sqrt(1 / d) + math.sqrt(traceless * (1 - 1 / d))
-    trace_variance = least * math.sqrt(1 / d) * total
-    variance = least * math.sqrt((1 - 1 / d) / traceless) * total
-    return Symmetric(d, math.sqrt(variance), math.sqrt(trace_variance))
+    trace_variance = math.sqrt(1 / d) * total
+    variance = math.sqrt((1 - 1 / d) / traceless) * total
+    return Symmetric(d, largest * math.sqrt(variance), largest * math.sqrt(trace_variance))

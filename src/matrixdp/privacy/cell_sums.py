@@ -24,6 +24,7 @@ from matrixdp.privacy.cells import DEPTHS, TINY, UNIT, CellLoss, cell_loss, sum_
 _DIRECT = 4096  # atoms of a sum on a lattice that is convolved directly
 _MOST_TERMS, _FEW_TERMS = 2_000_000, 10_000  # of a sum over two or three entries; where a rougher sum is enough
 _MOST_BINS = 2**20  # of a Fourier transform
+_FEW_BINS = 2**14  # on the lattice of the losses, where a coarser grid would do
 _WIDTH = 8.5  # half the window of the transform, in standard deviations of the tilted law
 _OUTSIDE = 1e-14  # tilted mass above the window that is accepted without a wider one
 _CUT = 1e-12  # the share of delta that may be due to what was cut off
@@ -141,9 +142,9 @@ def _transformed(total: _Total, epsilon: float, tolerance: float, settle: bool) 
     if total.log_hope(epsilon) < math.log(0.1 * tolerance):
         return 1.0
     tilt = total.best_tilt(epsilon)
-    if total.spacing:
-        return total.summed(epsilon, tilt)
     spread = math.sqrt(total.tilted(tilt).variance)
+    if total.spacing and (settle or 2.0 * _WIDTH * spread <= _FEW_BINS * total.spacing):
+        return total.summed(epsilon, tilt)
     # splitting an atom raises log M by about tilt (tilt + 1) step^2 / 12; where delta is near 1 the tilt is small, and
     # what counts is how quickly the law and e^-loss change
     pace = max(tilt, 1.0, min(1.0 / max(spread, 1e-3), 8.0))

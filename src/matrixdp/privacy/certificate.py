@@ -9,6 +9,7 @@ released, or the ideal law of the noise alone. Noise of which only the ideal law
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
-from matrixdp.errors import GuaranteeViolated, InvalidInput
+from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.privacy.drawing import Drawing, has_safe_sampler
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.privacy.laws import added_law, claim, is_known
@@ -104,6 +105,23 @@ class Certificate(Guarantee):
             return "the ideal law only; seeded noise is not private"
         return "the ideal law only, not the floating-point numbers released"
 
+    @property
+    def neighbours(self) -> str:
+        """How neighbouring data sets differ, in words: by a record, or by all rows of a unit that the query names."""
+        unit = ((self.query or {}).get("parameters") or {}).get("unit")
+        words = self.adjacency.neighbours
+        return words if unit is None else words.replace("one record", f"all rows of one {unit}")
+
+    @property
+    def standard_error_range(self) -> tuple[float, float] | None:
+        """The least and the largest standard deviation of the noise in an entry, as drawn; None if it is not known."""
+        factor = 1.0 if self.drawing is None else math.sqrt(self.drawing.variance_factor)
+        try:
+            least, largest = self.law.standard_error_range
+        except NotApplicable:  # a law from outside the package, which does not say
+            return None
+        return factor * least, factor * largest
+
     def meets(self, budget: Budget) -> bool:
         """Whether the release keeps this budget, or the law if it has not been drawn; never true of unsafe floats."""
         return not self.unsafe_floats and super().meets(budget)
@@ -168,20 +186,31 @@ class Certificate(Guarantee):
 
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else USUAL.delta
-        added = added_law(self.law)
+        added, bars = added_law(self.law), self.standard_error_range
         lines = [
-            ("adjacency", f"{self.adjacency} ({self.adjacency.neighbours})"),
+            ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.profile} ({self._tightness()})"),
-            ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}"),
+            ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}{_pure(delta)}"),
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
-            ("noise", f"{self.law.describe()}, on {' x '.join(str(side) for side in self.shape)}"),
+            ("noise", f"{self.law.describe()}, on {' x '.join(map(str, self.shape)) or 'one number'}"),
+            *([("std error", between(*bars))] if bars else []),
             ("source", self.source),
             *([("drawn with", str(self.drawing))] if self.drawing else []),
         ]
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
+
+
+def _pure(delta: float) -> str:
+    return ", pure differential privacy" if delta == 0 else ""
+
+
+def between(least: float, largest: float) -> str:
+    """A range of standard errors in words, or the one number that all entries have."""
+    low, high = f"{least:.6g}", f"{largest:.6g}"
+    return f"{low} in every entry" if low == high else f"{low} to {high}, as the entry"
 
 
 def certify(

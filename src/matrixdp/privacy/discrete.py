@@ -32,9 +32,11 @@ add the error of the tables. Only the exact sampler keeps delta = 0.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache, lru_cache
 
 import numpy as np
@@ -46,13 +48,19 @@ from matrixdp._rounding import rounded_up
 from matrixdp.distributions.product import checked_exponent, checked_scale, steps_variance
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy.cell_sums import CLOSE, Cells
-from matrixdp.privacy.cells import UNIT, CellLoss, cell_loss
+from matrixdp.privacy.cells import TINY, UNIT, CellLoss, cell_loss
+from matrixdp.privacy.saddlepoint import Saddlepoint
 from matrixdp.secure.tables import LEAST_SCALE, largest_scale
+
+Groups = tuple[tuple[int, int], ...]
+"""Entries that change, as (shift in steps, number of entries)."""
 
 _ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # of a scale or an epsilon, relative; where delta is known to some digits only
 _ROUGH = 3e-4  # the error in delta while an exponent is sought
 _EXPONENTS, _NEAR = 64, 2  # exponents that are tried lie on multiples of 1/64; next to an end, at most 2 of these away
 _DISCRETE = 4.0  # below this many shifts, delta need not fall as the scale grows
+_SECANTS = 20  # steps of the secant method, before halving takes over
+_MANY = 3  # entries from which on a search for an exponent looks at the saddle point
 _LARGEST_EPSILON = 1e4
 _FINE = 48.0  # while an exponent is sought, so many atoms in a scale will do
 
@@ -94,10 +102,15 @@ class DiscreteProfile:
 
     @property
     def pure_epsilon(self) -> float:
-        """Where delta reaches 0, rounded up: the sum of all shifts over the scale for exponent 1, else infinite."""
+        """Where delta reaches 0: the sum of all shifts over the scale for exponent 1, else infinite.
+
+        The least float that is not below it, so that noise of scale m/epsilon keeps epsilon to the last digit.
+        """
         if self.exponent > 1.0:
             return math.inf
-        return sum(shift * cells for shift, cells in self._groups) / self.scale_in_steps * (1.0 + 4.0 * UNIT)
+        total, scale = _total(self._groups), Fraction(self.scale_in_steps)
+        found = total / self.scale_in_steps
+        return found if Fraction(found) * scale >= total else math.nextafter(found, math.inf)
 
     @property
     def variance(self) -> float:
@@ -135,17 +148,59 @@ class DiscreteProfile:
             raise NotCertifiable(f"the losses cannot be cut off at a mass of {floor}; use a larger floor")
         return found
 
-    def _delta(self, epsilon: float, tolerance: float | None = None, enough: float = 0.0, stride: int = 1) -> float:
-        if epsilon >= self.pure_epsilon:
-            return 0.0
-        if self.exponent == 1.0 and self.shift == 1 and not self.others:
-            found = _binomial(self.scale_in_steps, self.cells, epsilon)
-        else:
-            found = Cells(self.exponent, self.scale_in_steps, self._groups).delta(epsilon, tolerance, enough, stride)
-        return min(found, 1.0)
+    def _delta(self, epsilon: float, enough: float = 0.0) -> float:
+        return _delta(self.exponent, self.scale_in_steps, self._groups, epsilon, enough=enough)
 
     def __str__(self) -> str:
         return f"delta {rounded_up(self.delta(1.0))} at epsilon 1"
+
+
+def _total(groups: Groups) -> int:
+    return sum(shift * cells for shift, cells in groups)
+
+
+def _delta(
+    exponent: float,
+    scale: float,
+    groups: Groups,
+    epsilon: float,
+    tolerance: float | None = None,
+    enough: float = 0.0,
+    stride: int = 1,
+) -> float:
+    """(1) of cells.py, rounded up, in the quickest way; see `Cells.delta` for the last arguments."""
+    if exponent == 1.0 and _is_pure(epsilon, scale, _total(groups)):
+        return 0.0
+    shift, cells = groups[0]
+    if exponent == 1.0 and len(groups) == 1 and cells == 1:
+        found = _one_laplace(scale, shift, epsilon)
+    elif exponent == 1.0 and len(groups) == 1 and shift == 1:
+        found = _binomial(scale, cells, epsilon)
+    else:
+        found = Cells(exponent, scale, groups).delta(epsilon, tolerance, enough, stride)
+    return min(found, 1.0)
+
+
+def _is_pure(epsilon: float, scale: float, total: int) -> bool:
+    """Whether total/scale <= epsilon; where rounding could decide, fractions do."""
+    above = epsilon * scale - total
+    return above > 1e-12 * total or (above > -1e-12 * total and Fraction(epsilon) * Fraction(scale) >= total)
+
+
+def _one_laplace(scale: float, shift: int, epsilon: float) -> float:
+    """Discrete Laplace in one entry: H = sup_c P(K <= c) - e^epsilon P(K <= c - m), in closed form.
+
+    For 0 <= c < m, with a = 1/scale, q = e^-a and x = m a - epsilon, the difference is
+    (q (1 - e^(-c a)) + 1 - e^(c a - x)) / (1 + q). It is largest where 2 c a < x <= 2 (c + 1) a, and both terms are
+    positive there; on both sides of that c it is tried as well, as x is rounded, up. It increases with x.
+    """
+    rate = 1.0 / scale
+    above = shift * rate * (1.0 + 8.0 * UNIT) - epsilon * (1.0 - 4.0 * UNIT)
+    middle, best = math.ceil(0.5 * above * scale) - 1, 0.0
+    for c in range(max(middle - 1, 0), min(middle + 1, shift - 1) + 1):
+        first = -math.exp(-rate) * math.expm1(-c * rate)
+        best = max(best, first - math.expm1(c * rate * (1.0 - 4.0 * UNIT) - above))
+    return best / (1.0 + math.exp(-rate)) * (1.0 + 32.0 * UNIT) + TINY
 
 
 def _binomial(scale: float, cells: int, epsilon: float) -> float:
@@ -188,14 +243,17 @@ def _crossing(function: Callable[[float], float], low: float, high: float, toler
 # --- scales and exponents ---
 
 
-def scale_for(epsilon: float, delta: float, shift: int = 1, cells: int = 1, exponent: float = 1.0) -> float:
+def scale_for(
+    epsilon: float, delta: float, shift: int = 1, cells: int = 1, exponent: float = 1.0, others: Groups = ()
+) -> float:
     """The least scale found, in steps, at which the noise keeps the budget.
 
     For exponent 1 delta falls as the scale grows, since discrete Laplace noise of a larger scale is that of a smaller
     one plus independent noise; so this is the least scale, to about 1e-11, relative. For larger exponents delta can
     rise with the scale while that is about the shift, so smaller scales are tried there too, in steps of 2 %.
 
-    Guarantee: `DiscreteProfile(exponent, scale, shift, cells).delta(epsilon) <= delta`, evaluated at this very scale.
+    Guarantee: `DiscreteProfile(exponent, scale, shift, cells, others).delta(epsilon) <= delta`, evaluated at this very
+        scale.
 
     Args:
         epsilon: above 0, or 0 if delta is not.
@@ -203,27 +261,30 @@ def scale_for(epsilon: float, delta: float, shift: int = 1, cells: int = 1, expo
         shift: steps that an entry changes by.
         cells: entries that change.
         exponent: from 1 to 2.
+        others: more entries that change at the same time, as (shift, cells).
 
     Raises:
         NotCertifiable: delta is 0 and the exponent above 1, or the scale would be out of range.
     """
-    return _scale_for(*_budget(epsilon, delta), *_change(shift, cells), checked_exponent(exponent))
+    return _scale_for(_Asked(*_budget(epsilon, delta), _groups(shift, cells, others)), checked_exponent(exponent))
 
 
 @lru_cache(maxsize=1024)
-def _scale_for(epsilon: float, delta: float, shift: int, cells: int, exponent: float) -> float:
-    asked = _Asked(epsilon, delta, shift, cells)
+def _scale_for(asked: _Asked, exponent: float) -> float:
+    epsilon, delta = asked.epsilon, asked.delta
     if delta > 0.0:
         return asked.scale(exponent)
     if exponent > 1.0:
         raise NotCertifiable("delta = 0 needs exponent 1")
-    scale = shift * cells / epsilon
-    while not asked.profile(1.0, scale).pure_epsilon <= epsilon:
-        scale *= 1.0 + 4.0 * UNIT
+    scale = max(_total(asked.groups) / epsilon, LEAST_SCALE)
+    if not scale < largest_scale(1.0):
+        raise NotCertifiable("no scale in range keeps the budget; use a coarser grid")
+    while not _is_pure(epsilon, scale, _total(asked.groups)):
+        scale = math.nextafter(scale, math.inf)
     return scale
 
 
-def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1) -> DiscreteProfile:
+def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1, others: Groups = ()) -> DiscreteProfile:
     """The exponent and scale with the least variance among those that keep the budget, as far as a search finds.
 
     Exponents are multiples of 1/64. Laplace is always a candidate, and all there is for delta = 0. The more cells share
@@ -231,14 +292,13 @@ def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1) 
 
     Guarantee: that of `scale_for`.
     """
-    return _best_exponent(*_budget(epsilon, delta), *_change(shift, cells))
+    return _best_exponent(_Asked(*_budget(epsilon, delta), _groups(shift, cells, others)))
 
 
 @lru_cache(maxsize=1024)
-def _best_exponent(epsilon: float, delta: float, shift: int, cells: int) -> DiscreteProfile:
-    asked = _Asked(epsilon, delta, shift, cells)
-    laplace = asked.profile(1.0, _scale_for(epsilon, delta, shift, cells, 1.0))
-    if delta == 0.0:
+def _best_exponent(asked: _Asked) -> DiscreteProfile:
+    laplace = asked.profile(1.0, _scale_for(asked, 1.0))
+    if asked.delta == 0.0:
         return laplace
     found, scales = {0: laplace.variance}, {0: laplace.scale_in_steps}
 
@@ -285,8 +345,8 @@ def _budget(epsilon: float, delta: float) -> tuple[float, float]:
     return epsilon, float(delta)
 
 
-def _change(shift: int, cells: int) -> tuple[int, int]:
-    return _check.count("shift", shift), _check.count("cells", cells)
+def _groups(shift: int, cells: int, others: Groups) -> Groups:
+    return tuple((_check.count("shift", m), _check.count("cells", n)) for m, n in ((shift, cells), *others))
 
 
 @dataclass(frozen=True)
@@ -295,12 +355,21 @@ class _Asked:
 
     epsilon: float
     delta: float
-    shift: int
-    cells: int
+    groups: Groups
+
+    @property
+    def shift(self) -> int:
+        """The most steps that an entry changes by."""
+        return max(shift for shift, _ in self.groups)
+
+    def length(self, power: int) -> float:
+        """The l1 or l2 norm of the change, in steps; for 0, how many entries change."""
+        total = sum(shift**power * cells for shift, cells in self.groups)
+        return math.sqrt(total) if power == 2 else total
 
     def profile(self, exponent: float, scale: float) -> DiscreteProfile:
         """The profile that such noise would have."""
-        return DiscreteProfile(exponent, scale, self.shift, self.cells)
+        return DiscreteProfile(exponent, scale, *self.groups[0], self.groups[1:])
 
     def excess(self, exponent: float, tolerance: float | None = None) -> Callable[[float], float]:
         """log of delta over what is allowed, as a function of the scale; 0 or below is private."""
@@ -308,7 +377,7 @@ class _Asked:
         @cache
         def function(scale: float) -> float:
             stride = max(int(scale / _FINE), 1) if tolerance == _ROUGH else 1
-            found = self.profile(exponent, scale)._delta(self.epsilon, tolerance, 0.01 * self.delta, stride)
+            found = _delta(exponent, scale, self.groups, self.epsilon, tolerance, 0.01 * self.delta, stride)
             return max(_log(found / self.delta), -10.0)
 
         return function
@@ -316,45 +385,84 @@ class _Asked:
     def scale(self, exponent: float, rough: float | None = None) -> float:
         """The least scale found at which delta is small enough."""
         if exponent == 1.0:
-            return self._change_of_sign(1.0, self.excess(1.0), self.matching(1.0), 0.2, _ROOT)
+            return self._change_of_sign(1.0, self.excess(1.0), self._laplace_guess(), _ROOT)
         if rough is None:
             rough = self.rough_scale(exponent, self.matching(exponent))
         excess = self.excess(exponent, CLOSE)
-        found = self._change_of_sign(exponent, excess, rough, 2e-5, _CLOSE_ROOT)
+        found = self._change_of_sign(exponent, excess, rough, _CLOSE_ROOT)
         if found <= _DISCRETE * self.shift:
-            found = self._smaller(excess, found)
+            found = self._smaller(exponent, excess, found)
         exact, step = self.excess(exponent), 1e-10 * found
         while not exact(found) <= 0.0:
             found, step = found + step, 2.0 * step
         return found
 
     def rough_scale(self, exponent: float, guess: float) -> float:
-        """A scale at which delta changes from too large to small enough, to about 1e-4 and with a rougher delta."""
-        return self._change_of_sign(exponent, self.excess(exponent, _ROUGH), guess, 0.04, 1e-4)
+        """A scale at which delta changes from too large to small enough, to about 1e-4 and with a rougher delta.
+
+        By a saddle point where many atoms contribute.
+        """
+        if self.length(0) < _MANY or guess < self.shift:
+            return self._change_of_sign(exponent, self.excess(exponent, _ROUGH), guess, 1e-4)
+        about, allowed = Saddlepoint(exponent, self.groups, self.epsilon), math.log(self.delta)
+        return self._change_of_sign(exponent, lambda scale: max(about.log_delta(scale) - allowed, -10.0), guess, 1e-4)
+
+    def _laplace_guess(self) -> float:
+        """Where the largest loss alone is above epsilon, the root; else from a coarser grid, or as for Gaussian noise.
+
+        The largest loss is (sum of shifts) a, with probability (1 + q)^-k, q = e^-a, a = 1/scale.
+        """
+        total, cells = _total(self.groups), self.length(0)
+        rate = self.epsilon / total
+        for _ in range(3):
+            share = self.delta * math.exp(cells * math.log1p(math.exp(-rate)))
+            if not share < 0.999 * -math.expm1(-2.0 * rate):
+                break
+            rate = (self.epsilon - math.log1p(-share)) / total
+        else:
+            return min(max(1.0 / rate, LEAST_SCALE), largest_scale(1.0))
+        if cells == 1 or self.shift < 64:
+            return self.matching(1.0)
+        coarse = _Asked(self.epsilon, self.delta, tuple((max(shift // 16, 1), cells) for shift, cells in self.groups))
+        return min(coarse.scale(1.0) * self.shift / coarse.shift, largest_scale(1.0))
 
     def _change_of_sign(
-        self, exponent: float, excess: Callable[[float], float], guess: float, width: float, tolerance: float
+        self, exponent: float, excess: Callable[[float], float], guess: float, tolerance: float
     ) -> float:
-        low = high = guess
-        while not excess(high) <= 0.0:
-            if high == largest_scale(exponent):
-                raise NotCertifiable("no scale in range keeps the budget; use a coarser grid, or exponent 1")
-            low, high, width = high, min(high * (1.0 + width), largest_scale(exponent)), 2.0 * width
-        while excess(low) <= 0.0:
-            low, high, width = low / (1.0 + width), low, 2.0 * width
-            if low < LEAST_SCALE:
-                return high
-        return _crossing(excess, low, high, tolerance)
+        """A scale at which delta is small enough, and at one that is less by the tolerance, relative, it is not.
 
-    def _smaller(self, excess: Callable[[float], float], scale: float) -> float:
+        By the secant method, in logarithms, inside what is known to be too small and small enough.
+        """
+        low, high, largest = 0.0, math.inf, largest_scale(exponent)
+        slope = -2.0 + 2.0 * math.log(self.delta)  # as for Gaussian noise
+        scale, before = guess, (0.0, 0.0)
+        for attempt in itertools.count():
+            value = excess(scale)
+            if attempt and scale != before[0] and min(value, before[1]) > -10.0:
+                slope = min((value - before[1]) / math.log(scale / before[0]), -0.1)
+            low, high = (scale, high) if value > 0.0 else (low, scale)
+            if low >= largest:
+                raise NotCertifiable("no scale in range keeps the budget; use a coarser grid, or exponent 1")
+            if high <= max(low * (1.0 + tolerance), LEAST_SCALE) or slope * tolerance <= value <= 0.0:
+                break
+            # a little to the private side, so that the last step ends there
+            step = min(max(-value / slope + 0.3 * tolerance, -0.7), 0.7)
+            before, scale = (scale, value), scale * math.exp(step)
+            if not low < scale < high or attempt > _SECANTS:
+                scale = (
+                    math.sqrt(low * high) if low > 0.0 and high < math.inf else before[0] * 2.0 ** (1 if low else -1)
+                )
+            scale = min(max(scale, LEAST_SCALE), largest)
+        return high
+
+    def _smaller(self, exponent: float, excess: Callable[[float], float], scale: float) -> float:
         """The same, or a smaller scale that is private as well, where delta is not monotone."""
-        tried = [scale * 0.98**i for i in range(1, 60) if scale * 0.98**i >= LEAST_SCALE]
-        private = [other for other in tried if excess(other) <= 0.0]
-        if not private:
-            return scale
-        least = min(private)
-        below = max(0.98 * least, LEAST_SCALE)
-        return _crossing(excess, below, least, _CLOSE_ROOT) if excess(below) > 0.0 else least
+        rough = self.excess(exponent, _ROUGH)
+        for tried in (scale * 0.98**i for i in range(59, 0, -1)):
+            if tried >= LEAST_SCALE and rough(tried) <= 0.01 and excess(tried) <= 0.0:
+                below = max(0.98 * tried, LEAST_SCALE)
+                return _crossing(excess, below, tried, _CLOSE_ROOT) if excess(below) > 0.0 else tried
+        return scale
 
     def matching(self, exponent: float, variance: float | None = None) -> float:
         """The scale with about this variance, by default that of Gaussian noise or, if it is less, for pure privacy."""
@@ -364,7 +472,7 @@ class _Asked:
             return min(max(factor * math.sqrt(variance), LEAST_SCALE), largest_scale(exponent))
         z = math.sqrt(-2.0 * math.log(self.delta))
         mu = 2.0 * self.epsilon / (z + math.sqrt(z * z + 2.0 * self.epsilon)) + 2.5 * self.delta
-        std = self.shift * math.sqrt(self.cells) / mu
+        std = self.length(2) / mu
         if self.epsilon > 0.0:
-            std = min(std, math.sqrt(2.0) * self.shift * self.cells / self.epsilon)
+            std = min(std, math.sqrt(2.0) * self.length(1) / self.epsilon)
         return min(max(factor * std, LEAST_SCALE), largest_scale(exponent))

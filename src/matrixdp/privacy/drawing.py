@@ -37,6 +37,8 @@ class Drawing:
     Attributes:
         grid: the grid of its noise, in units of the noise; None for noise that is not drawn on one.
         step: the step of the grid of discrete noise, in the units of the value, which is floored to it; None otherwise.
+        exact: True for discrete Laplace noise that is drawn without any error, as delta = 0 needs; None otherwise. The
+            time that it takes depends on the noise (`secure.discrete.ExactLaplace`), and no guarantee covers that.
         largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law alone.
         enlargement: what has to be added to mu.
         total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
@@ -47,6 +49,7 @@ class Drawing:
 
     grid: Grid | None = None
     step: float | None = None
+    exact: bool | None = None
     largest_norm: float | None = None
     enlargement: float = 0.0
     total_variation: float = 0.0
@@ -58,12 +61,19 @@ class Drawing:
         _check.at_least_zero("enlargement", self.enlargement)
         _check.at_least_zero("total_variation", self.total_variation)
 
+    @property
+    def variance_factor(self) -> float:
+        """The variance of the noise as drawn over that of its law: rounding to a grid of step h adds h^2/12."""
+        return 1.0 if self.grid is None else 1 + self.grid.step**2 / 12
+
     def __str__(self) -> str:
         if self.reproducible:
             return "REPRODUCIBLE: from a generator given by the caller, for tests and studies only"
         if self.third_party is not None:
             safe = "floating-point-safe by its author's word" if self.float_safe else "not floating-point-safe"
             return f"the sampler of {self.third_party}, {safe}; matrixdp does not vouch for it"
+        if self.exact:
+            return f"secure entropy, exactly, whole multiples of {self.step:g}; the time it takes depends on the noise"
         if self.step is not None:
             return f"secure entropy, tables of whole multiples of {self.step:g}"
         if self.grid is None:
@@ -72,10 +82,18 @@ class Drawing:
         return where if self.float_safe else f"{where}, whitened in floating point: no proof about these floats"
 
 
-def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None) -> Drawing:
-    """How to draw a law, so that the grid adds at most a thousandth of mu, which is what the budget allows."""
+def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None, *, pure: bool = False) -> Drawing:
+    """How to draw a law, so that the grid adds at most a thousandth of mu, which is what the budget allows.
+
+    Args:
+        law: the noise.
+        sensitivity: what a neighbour can change.
+        mu: what the budget allows; None for noise that is not Gaussian.
+        pure: whether delta = 0 is to be kept: discrete Laplace noise is then drawn exactly.
+    """
     if not isinstance(law, Gaussian) or mu is None:
-        return costed(Drawing(), law, sensitivity)
+        exact = True if pure and isinstance(law, Product) and law.exponent == 1.0 else None
+        return costed(Drawing(exact=exact), law, sensitivity)
     grid = _grid_for(mu * TOLERANCE / math.sqrt(_changed(law, sensitivity)))
     return costed(Drawing(grid=grid, largest_norm=_largest_norm(law.covariance, mu)), law, sensitivity)
 
@@ -88,9 +106,10 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
     if added is not None:
         return Drawing(float_safe=added.float_safe, third_party=added.kind)
     if isinstance(law, Product):
-        error = discrete.Tabled(law.exponent, law.scale_in_steps).total_variation
+        exact = True if drawing.exact else None
+        error = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(exact)).total_variation
         changed = sensitivity.changed_entries(law.shape)
-        return Drawing(step=law.step, total_variation=changed * error, float_safe=True)
+        return Drawing(step=law.step, exact=exact, total_variation=changed * error, float_safe=True)
     if drawing.grid is None or not isinstance(law, Gaussian):
         return Drawing()
     changed, error = _changed(law, sensitivity), _whitening_error(law.covariance)

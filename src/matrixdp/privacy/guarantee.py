@@ -50,7 +50,9 @@ class GaussianProfile:
         return float(gaussian.delta(self.mu, epsilon))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon that holds at this delta."""
+        """The least epsilon that holds at this delta; at delta = 0 none does, unless mu is 0."""
+        if delta == 0:
+            return math.inf if self.mu > 0 else 0.0
         return float(gaussian.epsilon(self.mu, delta))
 
     def __str__(self) -> str:

@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
-from matrixdp._check import Array
+from matrixdp._check import Array, Shape
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import records, spherical
-from matrixdp.privacy.discrete import DiscreteProfile
+from matrixdp.privacy.discrete import DiscreteProfile, Groups
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Profile
 from matrixdp.privacy.suprema import ATTAINED, supremum
 from matrixdp.secure.discrete import LIMIT
-from matrixdp.sensitivity import Counts, Entrywise, Sensitivity
+from matrixdp.sensitivity import L1, Counts, Entrywise, Sensitivity
+
+MOST_STEPS = 2**14
+"""If one entry of an l1 ball may change by more, all of the radius is counted in one: else profiles take seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,15 @@ def claim(law: NoiseLaw, sensitivity: Sensitivity) -> Claim:
 @claim.register
 def _(law: Gaussian, sensitivity: Sensitivity) -> Claim:
     """One number, mu: the largest norm of a whitened difference."""
-    found = supremum(sensitivity, law.covariance)
+    found = supremum(sensitivity.read_as(law.shape, law.covariance.shape), law.covariance)
     mu = found.mu * (1 + ROUNDING + law.covariance.slack)
+
+    def witness() -> Array:
+        return found.witness().reshape(law.shape)
+
     if not 0 < mu < math.inf:
         raise NotCertifiable(f"{law.describe()} cannot hide every change allowed here: {sensitivity}")
-    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, found.witness)
+    return Claim(GaussianProfile(mu), found.exact and law.covariance.slack <= ATTAINED, witness)
 
 
 @claim.register
@@ -79,29 +86,55 @@ def _(law: Spherical, sensitivity: Sensitivity) -> Claim:
 
 @claim.register
 def _(law: Product, sensitivity: Sensitivity) -> Claim:
-    """The worst difference moves every entry that may change by its whole bound, in steps.
+    """The worst difference in whole steps, after values were floored to the grid."""
+    groups, attained = steps_changed(sensitivity, law.shape, law.step)
+    profile = DiscreteProfile(law.exponent, law.scale_in_steps, *groups[0], groups[1:])
+    return Claim(profile, attained, lambda: longest(law, sensitivity))
+
+
+def steps_changed(sensitivity: Sensitivity, shape: Shape, step: float) -> tuple[Groups, bool]:
+    """The worst change on a grid, as (steps, entries) of groups; and whether a difference in the set attains it.
 
     Floor turns a difference of at most b into at most ceil(b/step) steps. Counts differ by their bound as they stand.
     Of entries with bounds, such as sums, each value may have been rounded twice before, by 2^-53 of at most 2^51 steps:
     both values together by one step more.
+
+    So it is for an l1 ball of radius r: an entry that differs by v changes by less than v/step + 2 steps, the n entries
+    together by at most T = ceil(r/step) + 2n - 1 steps, and all T in one entry is at least as bad as any other way
+    (Schur-convexity: `privacy.discrete`, 3.). Values that are multiples of the step are not moved: T = r/step, each
+    entry changes by at most B = b/step, where b is the most that one can differ by, and the worst is B steps in T // B
+    entries and the rest in one.
     """
-    if math.frexp(law.step)[0] != 0.5:
-        raise NotCertifiable(f"the step of discrete noise must be a power of two, got {law.step!r}")
-    if not isinstance(sensitivity, (Counts, Entrywise)):
+    if math.frexp(step)[0] != 0.5:
+        raise NotCertifiable(f"the step of discrete noise must be a power of two, got {step!r}")
+    if not isinstance(sensitivity, (Counts, Entrywise, L1)):
         raise NotCertifiable(
-            f"discrete noise is certified where entries change by their own bounds, not for: {sensitivity}"
+            f"discrete noise is certified where entries change by their own bounds or in l1, not for: {sensitivity}"
         )
+    longest_change = sensitivity.radius if isinstance(sensitivity, L1) else sensitivity.largest_entry(shape)
+    if not longest_change / step < LIMIT:
+        raise NotCertifiable(f"the step of the noise, {step:g}, is too small for changes of {longest_change:g}")
+    if isinstance(sensitivity, L1):
+        return _steps_in_l1(sensitivity, shape, step)
     if isinstance(sensitivity, Counts):
-        bounds, rounding = np.full(sensitivity.changed_entries(law.shape), sensitivity.bound), 0
+        bounds, rounding = np.full(sensitivity.changed_entries(shape), sensitivity.bound), 0
     else:
-        bounds, rounding = sensitivity.bounds(law.shape)[sensitivity.bounds(law.shape) > 0], 1
-    if not np.max(bounds) / law.step < LIMIT:
-        raise NotCertifiable(f"the step of the noise, {law.step:g}, is too small for changes of {np.max(bounds):g}")
-    steps = np.ceil(bounds / law.step).astype(np.int64) + rounding  # the quotient is exact
+        bounds, rounding = sensitivity.bounds(shape)[sensitivity.bounds(shape) > 0], 1
+    steps = np.ceil(bounds / step).astype(np.int64) + rounding  # the quotient is exact
     sizes, counts = np.unique(steps, return_counts=True)
-    (shift, cells), *others = zip(sizes.tolist(), counts.tolist(), strict=True)
-    profile = DiscreteProfile(law.exponent, law.scale_in_steps, shift, cells, tuple(others))
-    return Claim(profile, bool(np.all(steps * law.step == bounds)), lambda: longest(law, sensitivity))
+    return tuple(zip(sizes.tolist(), counts.tolist(), strict=True)), bool(np.all(steps * step == bounds))
+
+
+def _steps_in_l1(sensitivity: L1, shape: Shape, step: float) -> tuple[Groups, bool]:
+    total = math.ceil(sensitivity.radius / step)
+    if sensitivity.step is None or not sensitivity.step >= step:
+        return ((total + 2 * math.prod(shape) - 1, 1),), False
+    most = math.ceil(sensitivity.largest_entry(shape) / step)
+    total = min(total, most * math.prod(shape))
+    if most > MOST_STEPS:
+        return ((total, 1),), total == most
+    whole, rest = divmod(total, most)
+    return ((most, whole), *([(rest, 1)] if rest else [])), True
 
 
 def is_known(law: Any) -> bool:
@@ -111,7 +144,9 @@ def is_known(law: Any) -> bool:
 
 def longest(law: NoiseLaw, sensitivity: Sensitivity) -> Array:
     """A difference in the set of the largest norm."""
-    return supremum(sensitivity, Isotropic(law.shape, 1.0)).witness()
+    matrix = sensitivity.matrix_shape(law.shape)
+    found = supremum(sensitivity.read_as(law.shape, matrix), Isotropic(matrix, 1.0))
+    return found.witness().reshape(law.shape)
 
 
 # --- laws from outside the package ---

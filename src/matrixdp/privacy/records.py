@@ -22,11 +22,19 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, Product, Spherical
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import (
+    Blocks,
+    Dense,
+    Diagonal,
+    Isotropic,
+    Kronecker,
+    Symmetric,
+    SymmetricEntries,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.secure.grid import Grid
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 LISTED = 64
 """The most entries of an array that is written as a list."""
@@ -89,7 +97,6 @@ for _kind, _record in {
     "entrywise": Entrywise,
     "counts": Counts,
     "rank-one": RankOne,
-    "gaussian": Gaussian,
     "spherical": Spherical,
     "product": Product,
     "isotropic": Isotropic,
@@ -98,11 +105,14 @@ for _kind, _record in {
     "dense": Dense,
     "blocks": Blocks,
     "symmetric": Symmetric,
+    "symmetric-entries": SymmetricEntries,
 }.items():
     register(_kind, _record)
+register("gaussian", Gaussian, optional=("value_shape",))
 register("one-row", OneRow, _one_line(OneRow))
 register("one-column", OneColumn, _one_line(OneColumn))
-register("vertices", Vertices, lambda *, differences, adjacency: Vertices(*differences, adjacency=adjacency))
+register("l1", L1, lambda *, bound, **fields: L1(largest_entry=bound, **fields))
+register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
 register("spectrum", Spectrum, _spectrum)
 
 

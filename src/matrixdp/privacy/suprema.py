@@ -17,10 +17,10 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import REPLACE
-from matrixdp.distributions.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric
+from matrixdp.distributions.covariance import Covariance, Dense, FullCovariance, Isotropic, Symmetric, SymmetricEntries
 from matrixdp.distributions.covariance.spectrum import unit
 from matrixdp.errors import NotCertifiable
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 Indices = npt.NDArray[np.intp]
 
@@ -150,6 +150,26 @@ def _(sensitivity: Counts, covariance: Covariance) -> Supremum:
     return _attained(upper, _signed(full, top, sensitivity.bound), full)
 
 
+@_supremum.register
+def _(sensitivity: L1, covariance: Covariance) -> Supremum:
+    """Exact for the plain ball, whose vertices are single entries, and for independent noise; otherwise a bound.
+
+    A vertex of the set with largest entry b has k entries of size b and one of size r - k b. For independent noise the
+    largest sizes belong to the least noise. Otherwise ||v|| <= sum |v_i| sqrt(Q_ii), where they do too.
+    """
+    full = _full(covariance)
+    largest, whole, rest = sensitivity.worst(full.shape)
+    deviations = np.sqrt(full.precision_diagonal().ravel())
+    order: Indices = np.argsort(-deviations, kind="stable")[: whole + (rest > 0)]
+    sizes = np.full(order.size, largest)
+    sizes[whole:] = rest
+    if order.size == 1 or full.independent:
+        mu = _check.norm(sizes * deviations[order])
+        return Supremum(mu, True, lambda: _signed(full, order, sizes))
+    upper = min(float(np.sum(sizes * deviations[order])), sensitivity.frobenius_radius(full.shape) / full.smallest_std)
+    return _attained(upper, _signed(full, order, sizes), full)
+
+
 def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
     """A bound on the sum of |Q_ij| over any `cells` of the indices (exact for two), and good candidates."""
     diagonal = np.diag(weights).copy()
@@ -165,8 +185,8 @@ def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
     return float(np.sum(rows[top])), top
 
 
-def _signed(covariance: FullCovariance, cells: Indices, bound: float) -> Array:
-    """A change of these cells by the bound, with signs that reinforce each other, as they do with the first cell."""
+def _signed(covariance: FullCovariance, cells: Indices, bound: float | Array) -> Array:
+    """A change of these cells by the bound, or by one each, with signs that reinforce each other, as with the first."""
     box = np.zeros(math.prod(covariance.shape))
     box[cells] = bound
     box = box.reshape(covariance.shape)
@@ -193,6 +213,8 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
         alone = math.hypot(math.sqrt(1 / d) / covariance.trace_std, math.sqrt(1 - 1 / d) / covariance.std)
         both = math.sqrt(2) / covariance.std if two else 0.0
         return Supremum(square * max(alone, both), True, lambda: records(apart=both > alone))
+    if isinstance(covariance, SymmetricEntries):
+        return _rank_one_by_entries(square, covariance, two)
     full = _full(covariance)
     candidates = [records(apart=False), *([records(apart=True)] if two else [])]
     axes = np.linalg.svd(full.least_noise_direction())
@@ -201,6 +223,37 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
             candidates.append(square * np.outer(x, x) / float(x @ x))
     upper = sensitivity.frobenius_radius(full.shape) / full.smallest_std
     return _attained(upper, max(candidates, key=lambda v: _mu(full, v)), full)
+
+
+def _rank_one_by_entries(square: float, covariance: SymmetricEntries, two: bool) -> Supremum:
+    """A bound on the records' forms, exact where every record has the same (docs/optimal-noise.md, second moments).
+
+    In the directions U let K be the precision of the diagonal, q_ij = 1/(2 v_ij) that of sqrt(2) times an entry off it,
+    and records of norm 1. With u_i = x_i^2 and w_i = y_i^2, which each add up to 1:
+
+    - x x^T has the form u^T M u <= max M, where M_ii = K_ii and M_ij = K_ij + q_ij.
+    - x x^T - y y^T has the form (u - w)^T K (u - w) + sum_ij q_ij (x_i x_j - y_i y_j)^2 (i, j different). As u - w adds
+      up to 0, -E may stand for K, with E_ij = (K_ii + K_jj)/2 - K_ij. Let t = max(0, max(q_ij - E_ij)). Raising q_ij to
+      E_ij + t, and the diagonal to t, does not lower the form, and makes it
+      2 t (1 - (x.y)^2) + sum_ij E_ij (x_i y_j - x_j y_i)^2 <= 2 (t + max E)(1 - (x.y)^2).
+
+    Shorter records are covered: the form is convex in their two squared norms, so largest at the ends.
+    """
+    precision = covariance.diagonal.inverse()
+    precision = np.diag(precision) if precision.ndim == 1 else precision
+    d, off = covariance.dimension, ~np.eye(covariance.dimension, dtype=bool)
+    forms = precision + np.divide(0.5, covariance.off_diagonal, out=np.zeros((d, d)), where=off)
+    largest = float(np.max(forms))
+    axes = np.eye(d)
+    candidates = [np.diag(axes[int(np.argmax(np.diagonal(forms)))])]
+    if two:
+        means = np.add.outer(np.diagonal(precision), np.diagonal(precision)) / 2
+        apart = means - precision
+        first, second = np.unravel_index(int(np.argmax(apart)), (d, d))
+        candidates.append(np.diag(axes[first] - axes[second]))
+        largest = max(largest, 2 * (float(np.max(apart)) + max(0.0, float(np.max((forms - means)[off])))))
+    candidates = [square * covariance.turned(v) for v in candidates]
+    return _attained(square * math.sqrt(largest), max(candidates, key=lambda v: _mu(covariance, v)), covariance)
 
 
 @_supremum.register

@@ -43,7 +43,7 @@ for _kind, _record in {
     "curve": Curve,
 }.items():
     records.register(_kind, _record)
-records.register("drawing", Drawing, optional=("step",))
+records.register("drawing", Drawing, optional=("step", "exact"))
 records.register(
     "discrete-profile",
     DiscreteProfile,
@@ -81,6 +81,7 @@ def document_of(certificate: Certificate, store: Store | None = None) -> dict[st
         "facts": {
             "shape": list(certificate.shape),
             "expected_squared_error": law.expected_squared_error(),
+            "standard_error": None if (bars := certificate.standard_error_range) is None else list(bars),
             **_of_gaussian(law),
             "noise": law.describe(),
             "change": str(sensitivity),
@@ -230,6 +231,9 @@ def recomputed(certificate: Certificate) -> Certificate:
 
 _ABSENT = "nothing"
 
+_LATER_FACTS = {"standard_error"}
+"""Facts that the first documents of the schema do not have."""
+
 QUERIES: dict[str, Any] = {}
 """How to compute the set of a query from its public parameters and the shape of its value; `queries` fills it in."""
 
@@ -260,7 +264,8 @@ def _pairs(name: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, An
     if isinstance(stated, Mapping) and "sha256" in stated and isinstance(computed, Mapping) and "float64" in computed:
         computed = {"shape": computed["shape"], "sha256": digest(base64.b64decode(computed["float64"]))}
     if isinstance(stated, Mapping) and isinstance(computed, Mapping):
-        for key in sorted({*stated, *computed} - ({"released"} if not name else set())):
+        unknown_then = _LATER_FACTS - set(stated) if name.endswith("facts") else set()
+        for key in sorted({*stated, *computed} - ({"released"} if not name else unknown_then)):
             yield from _pairs(f"{name}.{key}".lstrip("."), stated.get(key, _ABSENT), computed.get(key, _ABSENT))
     elif isinstance(stated, (list, tuple)) and isinstance(computed, (list, tuple)) and len(stated) == len(computed):
         for index, (one, other) in enumerate(zip(stated, computed, strict=True)):

@@ -15,6 +15,7 @@ from matrixdp.queries.histograms import histogram
 from matrixdp.queries.matrices import identity
 from matrixdp.queries.moments import covariance, second_moment
 from matrixdp.queries.records import load
+from matrixdp.queries.sparse import sparse_sum
 from matrixdp.queries.totals import mean, sum
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "load",
     "mean",
     "second_moment",
+    "sparse_sum",
     "sum",
 ]

@@ -41,6 +41,9 @@ from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_s
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them exactly, with room to shift them."""
 
+LARGEST_EXACT = 2.0**30
+"""The largest scale of exact draws, in steps; above, too many would take the slow way."""
+
 _SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and so are their bits, shifted
 _ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # the bits of _SHIFT, read as a whole number
 _TIES = 64  # parts of the stream from here on break ties
@@ -127,7 +130,7 @@ class ExactLaplace:
     scale: float
 
     def __post_init__(self) -> None:
-        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= 2.0**30:
+        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= LARGEST_EXACT:
             raise InvalidInput(f"scale must lie between 2^-10 and 2^30 steps, got {self.scale!r}; change the step")
 
     @property
@@ -192,7 +195,7 @@ def noise(
     shape: Shape, exponent: float, scale: float, key: Key | None = None, threads: int | None = None, exact: bool = False
 ) -> Whole:
     """Noise alone, in whole steps, from a fresh key unless one is given."""
-    out = np.empty(_check.shape(shape), dtype=np.int64)
+    out = np.empty(_check.any_shape(shape), dtype=np.int64)
     _draw(sampler(exponent, scale, exact=exact), None, 1.0, out.reshape(-1), key, kernels._workers(threads, out.size))
     return out
 

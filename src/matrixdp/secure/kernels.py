@@ -184,7 +184,7 @@ def add_noise(
 
 def standard(shape: Shape, grid: Grid, key: Key | None = None, threads: int | None = None) -> Array:
     """Standard Gaussian noise on the grid, `add_noise` to zeros with std 1: exact multiples of grid.step."""
-    out = np.empty(_check.shape(shape))
+    out = np.empty(_check.any_shape(shape))
     _draw(None, grid.step, grid, key, out.reshape(-1), _workers(threads, out.size))
     return out
 

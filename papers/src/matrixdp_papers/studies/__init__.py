@@ -1,6 +1,6 @@
 """The papers' experiments, one module per study, run by `matrixdp study NAME`."""
 
-from matrixdp_papers.studies import dpsgd, error, features, histogram, horizontal, mvg, pca, vertical
+from matrixdp_papers.studies import directions, dpsgd, error, features, histogram, horizontal, mvg, pca, vertical
 from matrixdp_papers.studies.base import Study
 
 STUDIES: dict[str, Study] = {
@@ -8,6 +8,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         error.STUDY,
         mvg.STUDY,
+        directions.STUDY,
         histogram.STUDY,
         pca.STUDY,
         dpsgd.STUDY,

@@ -189,7 +189,7 @@ def _tables(found: Measured) -> tuple[Table, Table]:
     for case, outcomes in found.cases.items():
         for each, means, true in outcomes:
             first = _first(means, published)
-            rows.append((each.name, each.law.std, case.total, true.epsilon, true.delta, means[-1], first))
+            rows.append((each.name, each.law.root_mean_square, case.total, true.epsilon, true.delta, means[-1], first))
     columns = ("series", "std of the noise", "claimed epsilon", "true epsilon", "true delta of a step", "test accuracy",
                f"epochs to {published.goal:.0%}")  # fmt: skip
     note = (
@@ -273,7 +273,7 @@ def _better(measured: list[Measured]) -> str:
     """How often R1SMG wins as published, and why."""
     pairs = [(rank_one, plain) for found in measured for plain, rank_one, *_ in found.cases.values()]
     wins = sum(rank_one.final.mean > plain.final.mean for rank_one, plain in pairs)
-    ratio = max(rank_one.series.law.std / plain.series.law.std for rank_one, plain in pairs)
+    ratio = max(rank_one.series.law.root_mean_square / plain.series.law.root_mean_square for rank_one, plain in pairs)
     gap = max(abs(rank_one.final.mean - plain.final.mean) for rank_one, plain in pairs)
     return (
         f"- As published R1SMG is more accurate than DP-SGD in {wins} of {len(pairs)} settings, but it protects "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,17 +14,18 @@ from matrixdp import postprocess
 from matrixdp._check import Array, Shape
 from matrixdp.distributions import NoiseLaw
 from matrixdp.mechanisms import calibrate
+from matrixdp.privacy import gaussian
 from matrixdp_papers.rivals.dawa import dawa
-from matrixdp_papers.rivals.hb import hb
-from matrixdp_papers.rivals.laplace import laplace
+from matrixdp_papers.rivals.hb import best_branching, hb, height
 from matrixdp_papers.studies.base import Mean, Progress, Table
 from matrixdp_papers.studies.haar import denoise
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.uber_map import BUDGET, RELATIONS, Mask, on_valid
 
 RECTANGLES = 2000
-# DAWA's share of epsilon for its partition, and what a bucket costs in units of the partition's noise.
-RATIO, SMOOTH_CHARGE = 0.25, 4.0
+BLOCKS = (1, 2, 4, 8)
+# DAWA's share of epsilon for its partition.
+RATIO = 0.25
 
 Draw = Callable[[Array, np.random.Generator], Array]
 Rectangles = npt.NDArray[np.int64]
@@ -34,66 +36,62 @@ class Method(NamedTuple):
 
     Attributes:
         draw: (counts, rng) -> noisy map.
-        std: of its noise where that is independent with one std, else None.
-        general: whether it is one of matrixdp's mechanisms, made for no task, or a rival.
+        std: of the noise on a count; for DAWA and H_b that of the counts it is computed from.
+        group: who offers it; within a group the choice is made on other days.
         block: how many cells along each axis are counted together; a count is then spread evenly over its cells.
     """
 
     draw: Draw
-    std: float | None
-    general: bool
+    std: float
+    group: str
     block: int = 1
+
+
+OWN, DAWA, TREE, REFERENCE = "matrixdp", "DAWA", "H_b", "for reference"
+GROUPS = (OWN, DAWA, TREE)
+"""Those that are compared: each has three variants, on blocks of four sizes, with the same post-processings."""
 
 
 def methods(shape: Shape, relation: str) -> dict[str, Method]:
     """Everything that truly keeps the budget under a relation."""
     sensitivity, epsilon = RELATIONS[relation], BUDGET.epsilon
-    given: dict[str, Any] = {"shape": shape, "sensitivity": sensitivity, "budget": BUDGET}
-    ranges = calibrate("matrix-mechanism", workload="all-ranges", **given)
-    rank_one = recalibrated(calibrate("r1smg", **given), sensitivity, BUDGET)
-
-    def gaussian(block: int) -> Method:
+    given: dict[str, Any] = {"sensitivity": sensitivity, "budget": BUDGET}
+    found: dict[str, Method] = {}
+    for block in BLOCKS:
         sides = tuple(-(-side // block) for side in shape)
-        law = calibrate("analytic", shape=sides, sensitivity=sensitivity, budget=BUDGET)
-        return Method(adds(law), law.std, True, block)
+        where = "" if block == 1 else f", {block} x {block} blocks"
+        for name in ("analytic", "laplace", "discrete"):
+            law = calibrate(name, shape=sides, **given)
+            found[name + where] = Method(_adds(law), law.root_mean_square, OWN, block)
+        # what a bucket costs: the mean noise of its count, as published, and more for larger buckets
+        std = math.sqrt(2) * sensitivity.cells / ((1 - RATIO) * epsilon)
+        for name, charge in (("", 1.0), (", charge x 4", 4.0), (", charge x 12", 12.0)):
+            price = charge * sensitivity.cells / ((1 - RATIO) * epsilon)
+            buckets = partial(dawa, epsilon=epsilon, ratio=RATIO, relation=relation, charge=price)
+            found["DAWA" + name + where] = Method(_calls(buckets), std, DAWA, block)
+        for name, noise, branching in ((", laplace", "laplace", None), (", gaussian", "gaussian", None),
+                                       (", laplace, b = 4", "laplace", 4)):  # fmt: skip
+            levels = height(sides, branching or best_branching(sides, noise))
+            private: dict[str, Any] = {"noise": noise, "delta": BUDGET.delta if noise == "gaussian" else None}
+            tree = partial(hb, epsilon=epsilon, relation=relation, branching=branching, **private)
+            if noise == "laplace":
+                std = math.sqrt(2) * sensitivity.cells * levels / epsilon
+            else:
+                std = math.sqrt(sensitivity.cells * levels) / float(gaussian.mu(epsilon, BUDGET.delta))
+            found["H_b" + name + where] = Method(_calls(tree), std, TREE, block)
+    ranges = calibrate("matrix-mechanism", shape=shape, workload="all-ranges", **given)
+    rank_one = recalibrated(calibrate("r1smg", shape=shape, **given), sensitivity, BUDGET)
+    found["matrix-mechanism, all ranges"] = Method(_adds(ranges), ranges.root_mean_square, REFERENCE)
+    found["r1smg, rescaled"] = Method(_adds(rank_one), rank_one.root_mean_square, REFERENCE)
+    return found
 
-    def pure(block: int) -> Method:
-        std = math.sqrt(2) * sensitivity.cells / epsilon
-        return Method(lambda counts, rng: laplace(counts, sensitivity, epsilon, rng=rng), std, False, block)
 
-    def adds(law: NoiseLaw) -> Draw:
-        return lambda counts, rng: counts + law.sample(rng)
+def _adds(law: NoiseLaw) -> Draw:
+    return lambda counts, rng: counts + law.sample(rng)
 
-    def tree(block: int = 1, **options: Any) -> Method:
-        def draw(counts: Array, rng: np.random.Generator) -> Array:
-            return hb(counts, epsilon, relation=relation, rng=rng, **options)
 
-        return Method(draw, None, False, block)
-
-    def buckets(block: int = 1, **options: Any) -> Method:
-        def draw(counts: Array, rng: np.random.Generator) -> Array:
-            return dawa(counts, epsilon, ratio=RATIO, relation=relation, rng=rng, **options)
-
-        return Method(draw, None, False, block)
-
-    large = SMOOTH_CHARGE * sensitivity.cells / (RATIO * epsilon)
-    return {
-        "analytic": gaussian(block=1),
-        "analytic, 4 x 4 blocks": gaussian(block=4),
-        "analytic, 8 x 8 blocks": gaussian(block=8),
-        "matrix-mechanism, all ranges": Method(adds(ranges), None, True),
-        "r1smg, rescaled": Method(adds(rank_one), rank_one.std, True),
-        "laplace": pure(block=1),
-        "laplace, 2 x 2 blocks": pure(block=2),
-        "laplace, 4 x 4 blocks": pure(block=4),
-        "H_b, gaussian": tree(noise="gaussian", delta=BUDGET.delta),
-        "H_b, laplace": tree(),
-        "H_b, laplace, 4 x 4 blocks": tree(block=4),
-        "DAWA": buckets(),
-        "DAWA, large buckets": buckets(charge=large),
-        "DAWA, 2 x 2 blocks": buckets(block=2),
-        "DAWA, 4 x 4 blocks": buckets(block=4),
-    }
+def _calls(mechanism: Callable[..., Array]) -> Draw:
+    return lambda counts, rng: mechanism(counts, rng=rng)
 
 
 def together(counts: Array, block: int) -> Array:
@@ -125,8 +123,12 @@ def _soft(noisy: Array, valid: Mask, std: float) -> Array:
     return postprocess.nonnegative(postprocess.soft_threshold(on_valid(noisy, valid), std))
 
 
-def _haar(noisy: Array, valid: Mask, std: float) -> Array:
-    return on_valid(postprocess.nonnegative(denoise(on_valid(noisy, valid), std)), valid)
+def _haar(threshold: float) -> Post:
+    def post(noisy: Array, valid: Mask, std: float) -> Array:
+        smooth = denoise(on_valid(noisy, valid), std, threshold=threshold)
+        return on_valid(postprocess.nonnegative(smooth), valid)
+
+    return post
 
 
 POSTS: Mapping[str, Post] = {
@@ -135,42 +137,38 @@ POSTS: Mapping[str, Post] = {
     "non-negative": lambda noisy, valid, std: postprocess.nonnegative(on_valid(noisy, valid)),
     "non-negative, total": _with_total,
     "soft threshold": _soft,
-    "Haar": _haar,
+    "Haar 2": _haar(2.0),
+    "Haar 3": _haar(3.0),
+    "Haar 4": _haar(4.0),
 }
 """Post-processings, each on valid cells (or blocks that hold any) but the first."""
 
-NEED_STD = ("soft threshold", "Haar")
-"""Those that need independent noise of a known std."""
-
 
 def compare_maps(
-    counts: Array, valid: Mask, relation: str, runs: int, rng: np.random.Generator, progress: Progress
+    maps: Sequence[Array], valid: Mask, relation: str, runs: int, rng: np.random.Generator, progress: Progress
 ) -> tuple[Table, Table]:
-    """The squared error of the map, and of sums over rectangles, for every method and post-processing."""
-    rectangles = random_rectangles(counts.shape, rng)
-    answers = sums(counts, rectangles)
-    tried = methods(counts.shape, relation)
+    """Squared errors of maps and of sums over rectangles, for every method and post-processing; `runs` on each map."""
+    rectangles = random_rectangles(valid.shape, rng)
+    tried = methods(valid.shape, relation)
     on_cells: list[tuple[Any, ...]] = []
     on_ranges: list[tuple[Any, ...]] = []
     for name in progress(list(tried), f"equal guarantees, {relation}"):
         method = tried[name]
-        noisy = [method.draw(together(counts, method.block), rng) for _ in range(runs)]
+        noisy = [(counts, method.draw(together(counts, method.block), rng)) for counts in maps for _ in range(runs)]
         scores = [
-            None if method.std is None and post in NEED_STD
-            else [_errors(finished(one, valid, method, post), counts, rectangles, answers) for one in noisy]
-            for post in POSTS
-        ]  # fmt: skip
+            [_errors(finished(one, valid, method, post), counts, rectangles) for counts, one in noisy] for post in POSTS
+        ]
         for table, index in ((on_cells, 0), (on_ranges, 1)):
-            table.append((name, *(None if found is None else Mean.of(e[index] for e in found) for found in scores)))
+            table.append((name, *(Mean.of(error[index] for error in found) for found in scores)))
     columns = ("mechanism", *POSTS)
-    empty = float(np.sum(counts**2)), float(np.mean(answers**2))
+    empty = [_errors(np.zeros_like(counts), counts, rectangles) for counts in maps]
     titles = (
         f"Squared error of the map at a true {BUDGET}, {relation}",
         f"Mean squared error of sums over {RECTANGLES:,} random rectangles at a true {BUDGET}, {relation}",
     )
     cells, ranges = (
-        Table(title, columns, tuple(rows), f"An empty map has {nothing:.4g}.")
-        for title, rows, nothing in zip(titles, (on_cells, on_ranges), empty, strict=True)
+        Table(title, columns, tuple(rows), f"An empty map has {np.mean([error[index] for error in empty]):.4g}.")
+        for title, rows, index in zip(titles, (on_cells, on_ranges), (0, 1), strict=True)
     )
     return cells, ranges
 
@@ -178,12 +176,12 @@ def compare_maps(
 def finished(noisy: Array, valid: Mask, method: Method, post: str) -> Array:
     """The map of cells after a post-processing of what was released."""
     known = together(valid.astype(np.float64), method.block) > 0
-    result = POSTS[post](noisy, known, method.std or 0.0)
+    result = POSTS[post](noisy, known, method.std)
     return spread(result, method.block, valid if post != "as released" else np.ones_like(valid))
 
 
-def _errors(result: Array, counts: Array, rectangles: Rectangles, answers: Array) -> tuple[float, float]:
-    return float(np.sum((result - counts) ** 2)), float(np.mean((sums(result, rectangles) - answers) ** 2))
+def _errors(result: Array, counts: Array, rectangles: Rectangles) -> tuple[float, float]:
+    return float(np.sum((result - counts) ** 2)), float(np.mean(sums(result - counts, rectangles) ** 2))
 
 
 def random_rectangles(shape: Shape, rng: np.random.Generator) -> Rectangles:
@@ -211,6 +209,23 @@ class Choice(NamedTuple):
         return f"{self.method} ({self.post}), {self.error}"
 
 
+def repeated(
+    choice: Choice,
+    method: Method,
+    counts: Array,
+    valid: Mask,
+    rectangles: Rectangles | None,
+    runs: int,
+    rng: np.random.Generator,
+) -> Choice:
+    """The same choice with its error on fresh draws: of sums over rectangles, or of the map where there are none."""
+    noisy = (method.draw(together(counts, method.block), rng) for _ in range(runs))
+    results = (finished(one, valid, method, choice.post) - counts for one in noisy)
+    if rectangles is None:
+        return choice._replace(error=Mean.of(float(np.sum(result**2)) for result in results))
+    return choice._replace(error=Mean.of(float(np.mean(sums(result, rectangles) ** 2)) for result in results))
+
+
 def choose(other: Table, table: Table, names: list[str]) -> Choice:
     """The method and post-processing with the least error on other data, with its error on these."""
     choices = [
@@ -218,7 +233,6 @@ def choose(other: Table, table: Table, names: list[str]) -> Choice:
         for row in other.rows
         if row[0] in names
         for column, cell in zip(other.columns[1:], row[1:], strict=True)
-        if isinstance(cell, Mean)
     ]
     method, post, _ = min(choices, key=lambda choice: choice.error.mean)
     row = next(row for row in table.rows if row[0] == method)

@@ -217,7 +217,7 @@ def score(found: Features, law: NoiseLaw | None, epochs: int, seed: int) -> floa
     if law is not None:
         add_noise(noisy, law, found.batch, seed)
     # A public constant keeps the inputs of the top of order one, whatever the noise.
-    scale = 1.0 if law is None else 1 / math.sqrt(1 + law.std**2)
+    scale = 1.0 if law is None else 1 / math.sqrt(1 + law.root_mean_square**2)
     top = training.seeded_network(found.top, seed)
     data, test = TensorDataset(noisy * scale, found.label), TensorDataset(found.test * scale, found.test_label)
     optimizer = torch.optim.SGD(top.parameters(), lr=found.network.rate, momentum=MOMENTUM)
@@ -287,7 +287,7 @@ def measure(network: Network, split: Split, smoke: bool, progress: Progress) -> 
         for name, law in laws.items():
             mean = None if law is None else iid if same_noise(law, laws["analytic"]) else trained(law)
             result.exact.setdefault(name, []).append(mean)
-            result.stds.setdefault(name, []).append(None if law is None else law.std)
+            result.stds.setdefault(name, []).append(None if law is None else law.root_mean_square)
     return result
 
 

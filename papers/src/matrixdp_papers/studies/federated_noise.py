@@ -209,14 +209,14 @@ def exact_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> tupl
         proposed = propose(name, uploads.shapes, uploads.box, by_layer=True, **shaped(name))
         assert isinstance(proposed, Gaussian)
         noise = uploads.noise(sized_for_mu(balanced(proposed, uploads.box), uploads.box, mu).law)
-        least = noise.law.std if name == "analytic" else least
-        ratios[name] = noise.law.std / least
+        least = noise.law.root_mean_square if name == "analytic" else least
+        ratios[name] = noise.law.root_mean_square / least
         if name == "analytic" or abs(ratios[name] - 1) > SAME:
             truth = composed(noise.certificate, uploads.rounds, uploads.delta)
             points.append(Point(name, epsilon, noise, truth=truth, exact=True, ratio=ratios[name]))
     if "r1smg" in names:
         law = calibrate("r1smg", shape=(uploads.size,), sensitivity=uploads.box, budget=budget)
         noise = uploads.noise(recalibrated(law, uploads.box, budget))
-        ratios["r1smg"], truth = noise.law.std / least, composed(noise.certificate, 1, uploads.delta)
+        ratios["r1smg"], truth = noise.law.root_mean_square / least, composed(noise.certificate, 1, uploads.delta)
         points.append(Point("r1smg", epsilon, noise, truth=truth, exact=True, ratio=ratios["r1smg"]))
     return points, ratios

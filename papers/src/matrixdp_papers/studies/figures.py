@@ -48,7 +48,8 @@ def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, sca
     for place, value in enumerate(values.values()):
         spread = None if math.isnan(value.half_width) else value.half_width
         panel.barh(place, value.mean, xerr=spread, color=COLOURS[0], height=0.7, capsize=2)
-        panel.annotate(f" {value}", (value.mean, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        end = value.mean + (spread or 0.0)
+        panel.annotate(f" {value}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     panel.set_yticks(range(len(values)), list(values), fontsize=8)
     panel.invert_yaxis()
     least, most = (extreme(value.mean for value in values.values()) for extreme in (min, max))

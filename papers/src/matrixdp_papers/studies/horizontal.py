@@ -108,7 +108,7 @@ def rounds_run(point: Point, experiment: Experiment) -> int:
     """All rounds, or one where the noise leaves nothing to train, or none where it is as good as no noise."""
     if point.noise is None:
         return experiment.rounds
-    relative = point.noise.law.std / experiment.clip
+    relative = point.noise.law.root_mean_square / experiment.clip
     if not relative <= HOPELESS:
         return 1
     return experiment.rounds if relative >= NEGLIGIBLE else 0
@@ -256,7 +256,7 @@ def _tables(found: Measured, share: int, size: int) -> tuple[Table, ...]:
     for point, score in found.points:
         if point.noise is None:
             continue
-        relative, run = point.noise.law.std / experiment.clip, rounds_run(point, experiment)
+        relative, run = point.noise.law.root_mean_square / experiment.clip, rounds_run(point, experiment)
         middle = point.ratio if point.exact else point.each
         rows[point.exact].append((point.series, point.epsilon, middle, relative, point.truth, run, score))
     last = ("std / clip", "true client-level epsilon", "rounds run", "test accuracy")
@@ -342,7 +342,11 @@ def _difference(measured: list[Measured]) -> list[str]:
     for found in measured:
         published, last = found.series(False), found.experiment.epsilons[-1]
         ours = {name: published[name][last][0].noise for name in ("gaussian, per element", "idn", "mvg")}
-        std = {name: noise.law.std / found.experiment.clip for name, noise in ours.items() if noise is not None}
+        std = {
+            name: noise.law.root_mean_square / found.experiment.clip
+            for name, noise in ours.items()
+            if noise is not None
+        }
         order = " < ".join(sorted(std, key=lambda name: std[name]))
         lines.append(
             f"- {found.experiment.name}: the paper's own formulas order the noise as {order} (std over clip value at "
@@ -358,9 +362,9 @@ def _difference(measured: list[Measured]) -> list[str]:
         if added is not None and idn is not None:
             lines.append(
                 f"- {found.experiment.name}: with epsilon divided by the number of elements, as in table 4, "
-                f"Gaussian noise ('added up') has {added.law.std / idn.law.std:.3g} times the std of IDN at epsilon "
-                f"{least:g}. That is the order of the paper."
-                if added.law.std > idn.law.std
+                f"Gaussian noise ('added up') has {added.law.root_mean_square / idn.law.root_mean_square:.3g} times "
+                f"the std of IDN at epsilon {least:g}. That is the order of the paper."
+                if added.law.root_mean_square > idn.law.root_mean_square
                 else f"- {found.experiment.name}: not even with epsilon divided by the number of elements ('added up') "
                 "has Gaussian noise more std than IDN."
             )

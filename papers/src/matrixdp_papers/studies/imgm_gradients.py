@@ -234,14 +234,18 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Measur
             true, score = truth(law, epsilon, steps, rate), trained(law, budget)
             word = "kept" if true.kept else "violated"
             published.setdefault(name, []).append(score)
-            rows.append((name, epsilon, step.epsilon, law.std / CLIP, true.epsilon, true.delta, word, score))
+            rows.append(
+                (name, epsilon, step.epsilon, law.root_mean_square / CLIP, true.epsilon, true.delta, word, score)
+            )
         laws = exact_laws(task, budget, lots.trained)
         for name, law in progress(list(laws.items()), f"{lots.name}, {epsilon:g}, exact"):
-            ratios[name] = law.std / laws["analytic"].std
+            ratios[name] = law.root_mean_square / laws["analytic"].root_mean_square
             same = name != "analytic" and abs(ratios[name] - 1) <= SAME
             score = exact["analytic"][-1] if same else trained(law, budget)
             exact.setdefault(name, []).append(score)
-            exact_rows.append((name, epsilon, law.std / CLIP, ratios[name], score, "as analytic" if same else ""))
+            exact_rows.append(
+                (name, epsilon, law.root_mean_square / CLIP, ratios[name], score, "as analytic" if same else "")
+            )
     label = split.test.label
     least = float(np.max(np.bincount(label)) / len(label))
     about = f"{lots.name}, {lots.model}, {len(task.train):,} records, lots of {task.lot}, {steps} steps"

@@ -127,7 +127,9 @@ def regression(liver: Array, rng: np.random.Generator) -> Experiment:
         # Records are (blood tests, drinks, 1); ridge regression needs no more than their second moment.
         moment = postprocess.nearest_psd(noisy)
         inputs = [*range(liver.shape[1] - 1), liver.shape[1]]
-        gram = moment[np.ix_(inputs, inputs)] + math.sqrt(len(moment)) * moment_law.std * np.eye(len(inputs))
+        gram = moment[np.ix_(inputs, inputs)] + math.sqrt(len(moment)) * moment_law.root_mean_square * np.eye(
+            len(inputs)
+        )
         weights = np.linalg.solve(gram, moment[inputs, -2])
         return score(lambda tests: tests @ weights[:-1] + weights[-1])
 
@@ -207,7 +209,7 @@ def measure(experiment: Experiment, runs: int, rng: np.random.Generator, progres
         certificate = certify(trial.law, trial.answer.sensitivity)
         scores = Mean.of(trial.score(trial.answer.value + trial.law.sample(rng)) for _ in range(runs))
         true_delta, word = certificate.delta(experiment.budget.epsilon), verdict(certificate, experiment.budget)
-        rows.append((trial.name, trial.law.source.split(" ")[0], trial.law.std, true_delta, scores, word))
+        rows.append((trial.name, trial.law.source.split(" ")[0], trial.law.root_mean_square, true_delta, scores, word))
     columns = ("trial", "recipe", "std of the noise", "true delta", experiment.metric, "verdict")
     note = f"Claimed: {experiment.budget}. The intervals are over the noise alone."
     return Table(experiment.title, columns, tuple(rows), note)

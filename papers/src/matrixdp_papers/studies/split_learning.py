@@ -123,7 +123,9 @@ def train(
     ensemble, device = Ensemble(networks[0]), records.device
     first = torch.stack([torch.cat([p.detach().flatten() for p in network.parameters()]) for network in networks])
     weights = first[:, None].repeat(1, len(releases), 1)
-    stds = torch.tensor([0.0 if release.law is None else release.law.std for release in releases], device=device)
+    stds = torch.tensor(
+        [0.0 if release.law is None else release.law.root_mean_square for release in releases], device=device
+    )
     scale = (1 + stds**2).rsqrt()
     moving = torch.tensor([float(release.learns) for release in releases], device=device)
     update_stds = torch.tensor([release.update_std or 0.0 for release in releases], device=device)

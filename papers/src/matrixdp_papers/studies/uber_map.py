@@ -26,8 +26,9 @@ CELLS = 89
 LATITUDE = (40.70, 40.82)
 LONGITUDE = (-74.03, -73.85)
 BASE = "B02512"
-DAYS = np.datetime64("2014-04-01"), np.datetime64("2014-04-04")
-OTHER_DAYS = np.datetime64("2014-04-08"), np.datetime64("2014-04-11")
+FIRST_DAY = np.datetime64("2014-04-01")
+OTHER_FIRST_DAYS = tuple(np.datetime64(f"2014-04-{day:02}") for day in (8, 15, 22))  # the same days of the week
+DAYS = np.timedelta64(3, "D")
 
 
 class Data(NamedTuple):
@@ -35,13 +36,13 @@ class Data(NamedTuple):
 
     Attributes:
         counts: the private counts.
-        other: counts of other days, on which post-processing may be chosen.
+        other: counts of other days, on which methods and post-processings are chosen.
         valid: the cells where pickups are known to happen.
         records: the number of private records, inside the map or not.
     """
 
     counts: Array
-    other: Array
+    other: tuple[Array, ...]
     valid: Mask
     records: int
 
@@ -53,13 +54,14 @@ def load(folder: datasets.Folder) -> Data:
     which cells are valid, so setting the others to 0 is post-processing.
     """
     pickups = datasets.load_uber(folder)
-    private, other = (
-        (pickups.base == BASE) & (pickups.time >= start) & (pickups.time < end) for start, end in (DAYS, OTHER_DAYS)
+    private, *others = (
+        (pickups.base == BASE) & (pickups.time >= first) & (pickups.time < first + DAYS)
+        for first in (FIRST_DAY, *OTHER_FIRST_DAYS)
     )
     places = np.c_[pickups.latitude, pickups.longitude]
     edges = (np.linspace(*LATITUDE, CELLS + 1), np.linspace(*LONGITUDE, CELLS + 1))
-    counts, others, known = (queries.histogram(places[m], edges=edges).value for m in (private, other, ~private))
-    return Data(counts, others, known > 0, int(np.sum(private)))
+    counts, known, *other = (queries.histogram(places[m], edges=edges).value for m in (private, ~private, *others))
+    return Data(counts, tuple(other), known > 0, int(np.sum(private)))
 
 
 def on_valid(noisy: Array, valid: Mask) -> Array:

@@ -121,7 +121,7 @@ class Point(NamedTuple):
     @property
     def std(self) -> float:
         """The std of the noise on a feature."""
-        return 0.0 if self.release.law is None else self.release.law.std
+        return 0.0 if self.release.law is None else self.release.law.root_mean_square
 
 
 def published_points(experiment: Experiment, records: int, epsilon: float) -> list[Point]:
@@ -181,12 +181,12 @@ def exact_points(experiment: Experiment, records: int, epsilon: float) -> tuple[
     points, same = list[Point](), list[str]()
     for name in ("analytic", "mvg", "classic", "mgm", "udn", "idn"):
         law = sized(name, row, epochs / (1 - UPDATE_SHARE))
-        if points and abs(law.std / points[0].std - 1) <= federated_noise.SAME:
+        if points and abs(law.root_mean_square / points[0].std - 1) <= federated_noise.SAME:
             same.append(name)
             continue
         mu = math.hypot(certify(law, row).mu or math.inf, certify(update, training).mu or math.inf)
         truth = float(gaussian.epsilon(mu * math.sqrt(epochs), DELTA))
-        release = Release(law, update_std=update.std)
+        release = Release(law, update_std=update.root_mean_square)
         points.append(Point(f"{name}, private training", epsilon, release, None, truth, None, True))
     ways: dict[str, tuple[Release, float, float | None]] = {}
     fixed, once, whole = sized("analytic", row, epochs), sized("analytic", row, 1), sized("analytic", box, steps)

@@ -79,6 +79,8 @@ class Ledger:
     ) -> None:
         if budget is not None and not isinstance(budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+        if budget is not None:
+            budget.with_delta("a ledger")
         if adjacency is not None:
             adjacency = checked_adjacency(adjacency)
         if adaptive is not None and not isinstance(adaptive, bool):
@@ -99,7 +101,10 @@ class Ledger:
         with self._file.opened() as session:
             header = session.header()
             try:
-                self.budget, self.adaptive = Budget(header.epsilon, header.delta), header.adaptive != 0
+                self.budget, self.adaptive = (
+                    Budget(header.epsilon, header.delta).with_delta("a ledger"),
+                    header.adaptive != 0,
+                )
             except InvalidInput:
                 raise tampered(self.path, "its budget is none") from None
             self._origin = Total(0, header.genesis(), header.relation, Spent(self.budget, self.adaptive))

@@ -11,7 +11,7 @@ from matrixdp.distributions.covariance.dense import Dense
 from matrixdp.distributions.covariance.independent import Diagonal, Isotropic
 from matrixdp.distributions.covariance.kronecker import Kronecker
 from matrixdp.distributions.covariance.spectrum import Spectrum
-from matrixdp.distributions.covariance.symmetric import Symmetric
+from matrixdp.distributions.covariance.symmetric import Symmetric, SymmetricEntries
 
 __all__ = [
     "Blocks",
@@ -23,4 +23,5 @@ __all__ = [
     "Kronecker",
     "Spectrum",
     "Symmetric",
+    "SymmetricEntries",
 ]

@@ -31,6 +31,10 @@ class Covariance(ABC):
     def whiten(self, difference: Array) -> Array:
         """The difference in units of the noise; its norm is mu for that difference."""
 
+    @abstractmethod
+    def times(self, array: Array) -> Array:
+        """S applied to an array."""
+
     def rank(self) -> int:
         """How many independent coordinates the noise has."""
         return math.prod(self.shape)
@@ -53,6 +57,11 @@ class Covariance(ABC):
     @abstractmethod
     def variances(self) -> Array:
         """The variance of each entry."""
+
+    def variance_range(self) -> tuple[float, float]:
+        """The least and the largest variance of an entry."""
+        variances = self.variances()
+        return float(np.min(variances)), float(np.max(variances))
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:

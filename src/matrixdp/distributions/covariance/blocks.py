@@ -56,11 +56,18 @@ class Blocks(FullCovariance):
     def whiten(self, difference: Array) -> Array:
         return self._each(difference, lambda part, piece: part.whiten(piece))
 
+    def times(self, array: Array) -> Array:
+        return self._each(array, lambda part, piece: part.times(piece))
+
     def whitening_error(self) -> float:
         return max(part.whitening_error() for part in self.parts)
 
     def variances(self) -> Array:
         return np.concatenate([part.variances().ravel() for part in self.parts])
+
+    def variance_range(self) -> tuple[float, float]:
+        ranges = [part.variance_range() for part in self.parts]
+        return min(least for least, _ in ranges), max(largest for _, largest in ranges)
 
     def power_trace(self, power: int) -> float:
         return math.fsum(part.power_trace(power) for part in self.parts)

@@ -50,6 +50,9 @@ class Dense(FullCovariance):
     def whiten(self, difference: Array) -> Array:
         return np.reshape(self.matrix.whiten(difference.ravel()), self.shape)
 
+    def times(self, array: Array) -> Array:
+        return self.color(self.whiten(array).ravel() * self.matrix.variances)
+
     def whitening_error(self) -> float:
         """One product with the directions."""
         return float(self.matrix.multiplication_error() * self.condition())

@@ -32,11 +32,17 @@ class _Independent(FullCovariance):
     def whiten(self, difference: Array) -> Array:
         return np.asarray(difference / self.std)
 
+    def times(self, array: Array) -> Array:
+        return np.asarray(np.square(self.std) * array)
+
     def whitening_error(self) -> float:
         return 0.0
 
     def variances(self) -> Array:
         return np.broadcast_to(np.square(self.std), self.shape)
+
+    def variance_range(self) -> tuple[float, float]:
+        return float(np.min(self.std)) ** 2, float(np.max(self.std)) ** 2
 
     def condition(self) -> float:
         return float(np.max(self.std) / np.min(self.std))

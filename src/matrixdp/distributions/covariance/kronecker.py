@@ -53,12 +53,20 @@ class Kronecker(FullCovariance):
         white: Array = whiten(difference, side(self.rows), side(self.columns))
         return white
 
+    def times(self, array: Array) -> Array:
+        """U U^T V, where U^T differs from U^-1 by the variances along the directions."""
+        return self.color(self.whiten(array) * np.outer(self.rows.variances, self.columns.variances))
+
     def whitening_error(self) -> float:
         """Both factors are applied one after the other."""
         return float(self.rows.multiplication_error() + self.columns.multiplication_error()) * self.condition()
 
     def variances(self) -> Array:
         return np.outer(self.rows.diagonal(self.rows.variances), self.columns.diagonal(self.columns.variances))
+
+    def variance_range(self) -> tuple[float, float]:
+        rows, columns = (each.diagonal(each.variances) for each in (self.rows, self.columns))
+        return float(np.min(rows) * np.min(columns)), float(np.max(rows) * np.max(columns))
 
     def power_trace(self, power: int) -> float:
         return float(np.sum(self.rows.variances**power) * np.sum(self.columns.variances**power))

@@ -1,0 +1,35 @@
+"""People's tables: categories, missing values, several rows per person, labelled answers.
+
+    domain = Domain({"region": Categorical(["north", "south"]), "age": Numeric(0, 100, bins=[0, 18, 65, 100])})
+    table = Table("patients.csv", domain, unit="patient_id", contributions=3)
+    out = table.counts("region", "age").release(Budget(1.0, 1e-6))
+    out.table()
+
+A domain is public and total: every cell has a place, so that no error, warning or guess depends on a cell.
+"""
+
+from matrixdp.tables.answers import TableAnswer
+from matrixdp.tables.databases import sql
+from matrixdp.tables.domain import Domain
+from matrixdp.tables.files import csv_file
+from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
+from matrixdp.tables.outputs import TableRelease
+from matrixdp.tables.reading import source_of
+from matrixdp.tables.table import Table
+from matrixdp.tables.units import bounded
+
+__all__ = [
+    "Boolean",
+    "Categorical",
+    "Date",
+    "Domain",
+    "Numeric",
+    "Ordered",
+    "Table",
+    "TableAnswer",
+    "TableRelease",
+    "bounded",
+    "csv_file",
+    "source_of",
+    "sql",
+]

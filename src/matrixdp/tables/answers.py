@@ -1,0 +1,82 @@
+"""What a query on a table hands out: an answer with labels, and its release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.budget import Budget
+from matrixdp.distributions import NoiseLaw
+from matrixdp.pipeline import Prepared, Spends, prepare
+from matrixdp.privacy.guarantee import Guarantee
+from matrixdp.queries import Answer
+from matrixdp.sensitivity import Sensitivity
+from matrixdp.tables.outputs import Axes, TableRelease
+
+
+class TableAnswer(Answer):
+    """A query's true value, still private, with its sensitivity set and the labels of its cells.
+
+    `answer.release(budget, ledger=ledger)` gives a labelled release. As every answer it also goes into
+    `release(*answer, budget, query=answer.query)`, `compare` and plans.
+    """
+
+    axes: Axes
+
+    def __new__(cls, value: Any, sensitivity: Sensitivity, query: Mapping[str, Any], axes: Axes = ()) -> TableAnswer:
+        """An answer, with its axes beside it."""
+        answer: TableAnswer = super().__new__(cls, value, sensitivity, query)  # type: ignore[assignment]
+        answer.axes = axes
+        return answer
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return *super().__getnewargs__(), self.axes
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee protects: a column of ids, or "record"."""
+        return str((self.query or {})["parameters"].get("unit", "record"))
+
+    def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
+        """All of `release` that comes before the ledger is charged."""
+        prepared = prepare(self.value, self.sensitivity, budget, mechanism, query=self.query, **options)
+        return PreparedTable(prepared, self.axes, self.unit)
+
+    def release(
+        self,
+        budget: Budget,
+        mechanism: str | NoiseLaw = "auto",
+        *,
+        ledger: Spends | None = None,
+        note: str = "",
+        **options: Any,
+    ) -> TableRelease:
+        """Adds noise so that the budget is kept, and certifies it; see `matrixdp.release`."""
+        return self.prepare(budget, mechanism, **options).release(ledger, note)
+
+
+@dataclass(frozen=True)
+class PreparedTable:
+    """A labelled release that only has to be charged and drawn, once."""
+
+    prepared: Prepared
+    axes: Axes
+    unit: str
+
+    def release(self, ledger: Spends | None = None, note: str = "") -> TableRelease:
+        """Charges the ledger, if there is one, and then draws the noise."""
+        out = self.prepared.release(_PerUnit(ledger, self.unit) if isinstance(ledger, Ledger) else ledger, note)
+        return TableRelease(**{field.name: getattr(out, field.name) for field in fields(out)}, axes=self.axes)
+
+
+@dataclass(frozen=True)
+class _PerUnit:
+    """A ledger that notes whom the guarantee protects."""
+
+    ledger: Ledger
+    unit: str
+
+    def spend(self, certificate: Guarantee, note: str = "") -> object:
+        return self.ledger.spend(certificate, note=note, unit=self.unit)

@@ -1,0 +1,60 @@
+"""What a unit can change in counts of rows, from public parameters alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from matrixdp._check import Shape
+from matrixdp.adjacency import REPLACE
+from matrixdp.errors import InvalidInput
+from matrixdp.queries.answer import changes
+from matrixdp.sensitivity import L1, Counts, Sensitivity
+from matrixdp.tables.columns import STATES, Column
+from matrixdp.tables.domain import Domain
+from matrixdp.tables.units import checked_contributions
+
+Named = Sequence[Sequence[Any]]
+"""Pairs of a column's name and the column."""
+
+
+def shape_of(columns: Collection[Column]) -> Shape:
+    """The shape of a table of counts: a side for each column; a number of all rows has none."""
+    sides = [len(column.labels) for column in columns]
+    return tuple(sides)
+
+
+@changes("counts")
+def change_in_counts(
+    shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+) -> Sensitivity:
+    """Each row of a unit changes one cell by 1; several may fall into the same cell, or into different ones."""
+    domain = _domain(columns)
+    if shape != shape_of(list(domain.values())):
+        raise InvalidInput(f"the columns are those of a table of shape {shape_of(list(domain.values()))}, not {shape}")
+    return _of_rows(2 if adjacency == REPLACE else 1, unit, contributions, adjacency)
+
+
+@changes("cell-states")
+def change_in_cell_states(
+    shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+) -> Sensitivity:
+    """Each row of a unit changes one of the four numbers of each column by 1."""
+    if shape != (len(_domain(columns)), len(STATES)):
+        raise InvalidInput(f"the report has {len(columns)} columns and {len(STATES)} states, not {shape}")
+    return _of_rows(len(columns) * (2 if adjacency == REPLACE else 1), unit, contributions, adjacency)
+
+
+def _of_rows(cells: int, unit: str | None, contributions: int, adjacency: str) -> Sensitivity:
+    """So many cells by one row each, or by so many rows each, which may be spread over several cells."""
+    rows = checked_contributions(contributions)
+    if unit is None and rows != 1:
+        raise InvalidInput("contributions are those of a unit; without one, a row is protected by itself")
+    if rows == 1:
+        return Counts(cells, adjacency=adjacency)
+    return L1(cells * rows, rows if cells > 1 else None, adjacency, step=1)
+
+
+def _domain(columns: Iterable[Any]) -> dict[str, Column]:
+    found = dict(columns)
+    return dict(Domain(found)) if found else {}

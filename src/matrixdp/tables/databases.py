@@ -1,0 +1,176 @@
+"""Rows from databases: SQLite, DuckDB, PostgreSQL, and any connection of Python's database interface.
+
+Cells travel as text wherever the database can make it so: a date, a number or a type that its driver cannot represent
+would otherwise be an error that depends on a cell.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matrixdp import _check, _extras
+from matrixdp.errors import InvalidInput
+from matrixdp.tables.files import arrow_cells, existing, row_batches
+from matrixdp.tables.sources import ROWS, Batch
+
+_SQLITE = (".sqlite", ".sqlite3", ".db")
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """A DuckDB relation, computed by DuckDB, larger than memory if need be."""
+
+    relation: Any
+
+    @property
+    def names(self) -> Sequence[str]:
+        """See `Source`."""
+        return list(self.relation.columns)
+
+    def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
+        """See `Source`."""
+        with _check.withheld("reading the DuckDB relation"):
+            chosen = [(_quoted(self.names[place]), str(self.relation.types[place])) for place in wanted]
+            texts = [name if kind in ("FLOAT", "DOUBLE") else f"CAST({name} AS VARCHAR)" for name, kind in chosen]
+            for batch in self.relation.project(", ".join(texts)).to_arrow_reader(ROWS):
+                yield [arrow_cells(column) for column in batch.columns]
+
+
+@dataclass(frozen=True, eq=False)
+class Sql:
+    """A query to a database; `sql` makes one."""
+
+    database: Any
+    query: str
+
+    @property
+    def names(self) -> Sequence[str]:
+        """See `Source`."""
+        with self._connected() as connection:
+            if _is_duckdb(connection):
+                return Relation(connection.sql(self.query)).names
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(f"SELECT * FROM ({self.query}) AS matrixdp_source LIMIT 0")
+                return [str(column[0]) for column in cursor.description]
+
+    def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
+        """See `Source`."""
+        names = self.names
+        with self._connected() as connection:
+            if _is_duckdb(connection):
+                yield from Relation(connection.sql(self.query)).batches(wanted)
+                return
+            text = _SQLITE_BYTES if isinstance(connection, sqlite3.Connection) else "CAST({0} AS TEXT)"
+            cells = ", ".join(text.format(_quoted(names[place])) for place in wanted)
+            # a cursor of the server where there is one, so that rows do not come all at once
+            served = connection.cursor("matrixdp") if _is_postgres(self.database) else connection.cursor()
+            with closing(served) as cursor:
+                cursor.execute(f"SELECT {cells} FROM ({self.query}) AS matrixdp_source")
+                parts = iter(lambda: cursor.fetchmany(ROWS), [])
+                yield from row_batches((row for part in parts for row in part), range(len(wanted)), len(wanted))
+
+    def declared(self) -> dict[str, str | None]:
+        """The kind of column that the database's types declare for each column, without reading a row."""
+        with self._connected() as connection:
+            if _is_duckdb(connection):
+                relation = connection.sql(self.query)
+                types: Iterable[tuple[str, str]] = zip(relation.columns, map(str, relation.types), strict=True)
+            else:
+                with closing(connection.cursor()) as cursor:
+                    types = self._types(connection, cursor)
+            return {str(name): _kind(declared) for name, declared in types}
+
+    def _types(self, connection: Any, cursor: Any) -> Iterable[tuple[str, str]]:
+        if isinstance(connection, sqlite3.Connection):  # which tells types of tables and views alone
+            cursor.execute(f"CREATE TEMP VIEW matrixdp_source AS {self.query}")
+            found = cursor.execute("PRAGMA table_info(matrixdp_source)").fetchall()
+            cursor.execute("DROP VIEW matrixdp_source")
+            return [(name, declared) for _, name, declared, *_ in found]
+        cursor.execute(f"SELECT * FROM ({self.query}) AS matrixdp_source LIMIT 0")
+        return [(column[0], getattr(column, "type_display", "")) for column in cursor.description]
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        with _check.withheld("reading from the database"):
+            if isinstance(self.database, (str, Path)):
+                with closing(_connect(str(self.database))) as connection:
+                    yield connection
+            else:
+                yield self.database
+
+
+# SQLite keeps any bytes as text, and its driver fails on what is no UTF-8.
+_SQLITE_BYTES = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) ELSE {0} END"
+
+
+# How names of types begin, and the kind of column that they declare.
+_TYPES = {
+    "boolean": ("BOOL",),
+    "numeric": ("INTEGER", "INT2", "INT4", "INT8", "INT(", "TINYINT", "SMALLINT", "MEDIUMINT", "BIGINT", "HUGEINT",
+                "UINT", "USMALLINT", "UTINYINT", "UBIGINT", "UHUGEINT", "UINTEGER", "REAL", "FLOAT", "DOUBLE", "DEC",
+                "NUMERIC"),
+    "date": ("DATE", "TIMESTAMP"),
+    "categorical": ("CHAR", "VARCHAR", "NCHAR", "NVARCHAR", "TEXT", "STRING", "BPCHAR", "CLOB", "ENUM"),
+}  # fmt: skip
+
+
+def _kind(declared: str) -> str | None:
+    name = declared.upper()
+    return next(
+        (kind for kind, starts in _TYPES.items() if name.startswith(starts) or (kind, name) == ("numeric", "INT")), None
+    )
+
+
+def _is_duckdb(connection: Any) -> bool:
+    return type(connection).__name__ == "DuckDBPyConnection"
+
+
+def _is_postgres(database: Any) -> bool:
+    return isinstance(database, str) and database.startswith(_POSTGRES)
+
+
+def _connect(database: str) -> Any:
+    if _is_postgres(database):
+        _extras.require("postgres", "psycopg")
+        import psycopg
+
+        return psycopg.connect(database)
+    path = existing(Path(database))
+    if path.suffix.lower() in _SQLITE:
+        return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    _extras.require("tables", "duckdb")
+    import duckdb
+
+    return duckdb.connect(path, read_only=True, config={"autoinstall_known_extensions": "false"})
+
+
+def sql(database: Any, query: str) -> Sql:
+    """The rows of a query to a database.
+
+    Args:
+        database: the path of a SQLite (.db, .sqlite) or DuckDB (.duckdb) file, which is opened for reading; an address
+            `postgresql://...`, which needs psycopg; or an open connection of Python's database interface.
+        query: one SELECT. It is part of how the table was made, and must not depend on the cells, nor drop or join
+            rows by them in a way that the unit of privacy does not cover.
+    """
+    if not isinstance(query, str) or not query.strip():
+        raise InvalidInput(f"query must be a SELECT, got {_check.kind(query)}")
+    if isinstance(database, (str, Path)) and not _is_postgres(database):
+        suffix = Path(database).suffix.lower()
+        if suffix not in (*_SQLITE, ".duckdb"):
+            raise InvalidInput(
+                f"database must be a path that ends in {', '.join(_SQLITE)} (SQLite) or .duckdb, an address "
+                "postgresql://..., or an open connection"
+            )
+        existing(Path(database))
+    return Sql(database, query.strip().rstrip(";"))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

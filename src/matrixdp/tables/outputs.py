@@ -1,0 +1,123 @@
+"""What comes out of a query on a table: labels, values and error bars, as a frame, a file, a figure or a statement."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from matrixdp import _check, _extras
+from matrixdp.pipeline import Release
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Axes = tuple[tuple[str, tuple[str, ...]], ...]
+"""The name and the labels of each axis of a table; its cells are in row-major order."""
+
+NUMBERS = ("value", "standard_error", "low", "high")
+"""The columns of numbers in a table that is written out."""
+
+FRAMES = ("pandas", "polars", "arrow")
+
+
+@dataclass(frozen=True, eq=False)
+class TableRelease(Release):
+    """A noisy table that may be published: labels, values, error bars, and what it guarantees.
+
+    Error bars are those of the noise: how far a number may lie from what the rows say. How far these are from the truth
+    about more people than they cover is not in them.
+    """
+
+    axes: Axes = field(default=())
+
+    @property
+    def query(self) -> Mapping[str, Any]:
+        """The name and the public parameters of the query."""
+        return self.certificate.query or {"name": "query", "parameters": {}}
+
+    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
+        """The columns of the table: labels, values, standard errors, and the ends of intervals of this level."""
+        interval = self.interval(level, simultaneous=simultaneous)
+        cells = list(product(*(labels for _, labels in self.axes)))
+        found: dict[str, Any] = {}
+        for place, (name, _) in enumerate(self.axes):
+            while name in found or name in NUMBERS:
+                name += "_"
+            found[name] = [cell[place] for cell in cells]
+        numbers = (self.value, self.standard_error, interval.low, interval.high)
+        shape = np.shape(self.value)
+        return found | {
+            name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)
+        }
+
+    def table(self, kind: str = "pandas", *, level: float = 0.95, simultaneous: bool = False) -> Any:
+        """A frame with one row per cell: labels, value, standard error, and an interval.
+
+        Args:
+            kind: "pandas", "polars" or "arrow".
+            level: the probability with which an interval covers the number without noise.
+            simultaneous: whether all intervals cover at once with this probability, or each by itself.
+        """
+        _check.choice("kind", kind, FRAMES)
+        columns = self.columns(level, simultaneous=simultaneous)
+        if kind == "pandas":
+            _extras.require("tables", "pandas")
+            import pandas
+
+            return pandas.DataFrame(columns)
+        if kind == "polars":
+            _extras.require("tables", "polars")
+            import polars
+
+            return polars.DataFrame(columns)
+        _extras.require("tables", "pyarrow")
+        import pyarrow
+
+        return pyarrow.table(columns)
+
+    def to_csv(self, path: str | Path | io.TextIOBase, *, level: float = 0.95, simultaneous: bool = False) -> None:
+        """Writes the table as CSV in UTF-8, with a header; to a new file, or to a stream of text."""
+        if not isinstance(path, io.TextIOBase):
+            with Path(path).open("x", encoding="utf-8", newline="") as file:
+                return self.to_csv(file, level=level, simultaneous=simultaneous)
+        columns = self.columns(level, simultaneous=simultaneous)
+        writer = csv.writer(path, lineterminator="\n")
+        writer.writerow(columns)
+        parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in columns.values()]
+        writer.writerows(zip(*parts, strict=True))
+        return None
+
+    def to_parquet(self, path: str | Path | io.IOBase, *, level: float = 0.95, simultaneous: bool = False) -> None:
+        """Writes the table as Parquet; to a new file, or to a stream of bytes."""
+        if not isinstance(path, io.IOBase):
+            with Path(path).open("xb") as file:
+                return self.to_parquet(file, level=level, simultaneous=simultaneous)
+        table = self.table("arrow", level=level, simultaneous=simultaneous)
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, path)
+        return None
+
+    def plot(self, *, level: float = 0.95) -> Figure:
+        """A figure: bars with intervals for one column, a heat map with margins for several."""
+        from matrixdp.tables.figures import figure
+
+        return figure(self, level)
+
+    def statement(self, kind: str = "markdown", *, level: float = 0.95) -> str:
+        """One page in plain language: what was released, about whom, what is promised and what is not.
+
+        Args:
+            kind: "markdown" or "html".
+            level: of the error bars that it tells.
+        """
+        from matrixdp.tables.statement import statement
+
+        return statement(self, _check.choice("kind", kind, ("markdown", "html")), level)

@@ -1,0 +1,39 @@
+"""The source that anything readable is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matrixdp.errors import InvalidInput
+from matrixdp.tables.databases import Relation
+from matrixdp.tables.files import from_path
+from matrixdp.tables.frames import from_array, from_frame
+from matrixdp.tables.sources import Source
+
+
+def source_of(given: Any, columns: Sequence[str] | None = None) -> Source:
+    """A source of rows.
+
+    Args:
+        given: a data frame that narwhals knows (pandas, Polars, also lazy, Arrow, Dask and others), a NumPy array, a
+            DuckDB relation, the path of a .csv, .tsv (also .gz, .bz2, .xz) or .parquet file, or what `csv_file` and
+            `sql` make.
+        columns: the names of the columns, for arrays and for separated text without a header.
+    """
+    if isinstance(given, (str, Path)):
+        found = from_path(Path(given), columns)
+    elif isinstance(given, np.ndarray):
+        return from_array(given, columns)
+    elif isinstance(given, Source):
+        found = given
+    elif type(given).__name__ == "DuckDBPyRelation":
+        found = Relation(given)
+    else:
+        found = from_frame(given)
+    if columns is not None and list(found.names) != list(columns):
+        raise InvalidInput("columns name those of arrays and of separated text without a header; this source has names")
+    return found

@@ -1,0 +1,204 @@
+"""A table of people's data: its rows, what their cells can say, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.adjacency import ADD_REMOVE, checked
+from matrixdp.errors import InvalidInput
+from matrixdp.queries.answer import query
+from matrixdp.tables.answers import TableAnswer
+from matrixdp.tables.columns import OUT, STATES, Codes, Column, States
+from matrixdp.tables.counts import change_in_cell_states, change_in_counts, shape_of
+from matrixdp.tables.domain import Domain
+from matrixdp.tables.reading import source_of
+from matrixdp.tables.sources import Cells, positions
+from matrixdp.tables.units import NO_UNIT, Numbering, Selection, checked_contributions
+
+Read = dict[str, tuple[States, Array]]
+"""The state and the position of every cell of a batch, by column."""
+
+Made = tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]
+"""Which rows of a batch count, and what a query needs of each row."""
+
+
+class Table:
+    """Rows from any source, with a public domain and a unit of privacy.
+
+    Rows are read anew for each query, in batches, and only the columns that it needs. That the source can be read, and
+    what its columns are called, is taken as public; the number of its rows is not.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        domain: Domain,
+        *,
+        unit: str | None = None,
+        contributions: int | None = None,
+        adjacency: str = ADD_REMOVE,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        """Looks at the names of the columns and at no row.
+
+        Args:
+            source: see `matrixdp.tables.source_of`.
+            domain: what the cells of each column can say, from public knowledge.
+            unit: the column of ids whose owners the guarantee protects, each with all rows; without it, every row is
+                a unit of its own. Rows without an id do not count.
+            contributions: how many rows of a unit count, drawn in secret.
+            adjacency: ADD_REMOVE, or REPLACE or ZERO_OUT where the number of units is public.
+            columns: the names of the columns, for arrays and for separated text without a header.
+        """
+        if not isinstance(domain, Domain):
+            raise InvalidInput(f"domain must be a Domain, got {_check.kind(domain)}; Domain.from_toml reads a file")
+        if (unit is None) != (contributions is None):
+            raise InvalidInput(
+                "unit and contributions go together: the column of ids, and how many rows of an id count. Without a "
+                "unit every row counts, and is protected by itself"
+            )
+        if unit is not None and (not isinstance(unit, str) or not unit.strip()):
+            raise InvalidInput(f"unit must be the name of a column, got {_check.kind(unit)}")
+        self.domain, self.unit = domain, unit
+        self.contributions = 1 if contributions is None else checked_contributions(contributions)
+        self.adjacency = checked(adjacency)
+        self._source = source_of(source, columns)
+        positions(self._source, [*domain, *([] if unit is None else [unit])])
+
+    def __repr__(self) -> str:
+        unit = "" if self.unit is None else f", at most {self.contributions} rows of each {self.unit}"
+        return f"Table({self.domain}{unit})"
+
+    def counts(self, *by: str) -> TableAnswer:
+        """How many rows there are in each combination of categories of these columns; without columns, in all.
+
+        Guarantee: a unit changes the counts by at most `contributions` in all, a unit that is replaced by that much
+            twice (see `matrixdp.tables.units`).
+        """
+        chosen = self.domain.chosen(by)
+        shape = shape_of(chosen.values())
+        sides = [len(column.labels) for column in chosen.values()]
+        counts = np.zeros(int(np.prod(sides)), dtype=np.int64)
+
+        def cell_of(read: Read, rows: int) -> Made:
+            cell, inside = np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=bool)
+            for name, column in chosen.items():
+                codes = column.codes(*read[name])
+                inside &= codes != OUT
+                cell = cell * len(column.labels) + codes
+            return inside, cell
+
+        for cells in self.rows(list(chosen), cell_of):
+            counts += np.bincount(cells, minlength=len(counts))
+        asked = query("counts", columns=[list(item) for item in chosen.items()], **self.parameters())
+        axes = tuple((name, column.labels) for name, column in chosen.items())
+        return TableAnswer(counts.reshape(shape), change_in_counts(shape, **asked["parameters"]), asked, axes)
+
+    def cell_states(self, *columns: str) -> TableAnswer:
+        """How many cells of each column are within its bounds, were clipped, are unexpected or missing.
+
+        It is a query like any other and must be paid for: such numbers tell about people too.
+
+        Guarantee: a unit changes the four numbers of each column by at most `contributions` in all.
+        """
+        names = list(columns) or list(self.domain)
+        chosen: dict[str, Column] = {name: self.domain[name] for name in names}
+        if len(chosen) != len(names):
+            raise InvalidInput("a column is named twice")
+        counts = np.zeros((len(chosen), len(STATES)), dtype=np.int64)
+
+        def states_of(read: Read, rows: int) -> Made:
+            return np.ones(rows, dtype=bool), np.stack([read[name][0] for name in chosen], axis=1).astype(np.int64)
+
+        for states in self.rows(names, states_of):
+            for place, column in enumerate(states.T):
+                counts[place] += np.bincount(column, minlength=len(STATES))
+        asked = query("cell-states", columns=[list(item) for item in chosen.items()], **self.parameters())
+        axes = (("column", tuple(chosen)), ("cells", STATES))
+        sensitivity = change_in_cell_states(counts.shape, **asked["parameters"])
+        return TableAnswer(counts, sensitivity, asked, axes)
+
+    # --- for queries ---
+
+    def codes(self, *by: str) -> Codes:
+        """The rows that count as places among the labels of these columns, one row per line: still private.
+
+        It is for queries on places, such as marginals of `domain.sizes`, with the same `contributions`.
+
+        Guarantee: without the rows of one unit, at most `contributions` lines fewer. Under other adjacencies the number
+            of lines would have to be public, which policies and units do not allow.
+        """
+        chosen = self.domain.chosen(by)
+
+        def places_of(read: Read, rows: int) -> Made:
+            codes = np.stack([column.codes(*read[name]) for name, column in chosen.items()], axis=1)
+            return np.all(codes != OUT, axis=1), codes
+
+        return self._collected(chosen, places_of)
+
+    def numbers(self, *columns: str) -> Array:
+        """The rows that count as numbers inside the bounds of these columns, one row per line: still private.
+
+        Rows with a missing or unexpected cell are out, unless its policy fills it in.
+
+        Guarantee: as for `codes`.
+        """
+        chosen = {name: self.domain[name] for name in columns}
+
+        def numbers_of(read: Read, rows: int) -> Made:
+            found = [column.numbers(*read[name]) for name, column in chosen.items()]
+            return np.all([inside for inside, _ in found], axis=0), np.stack([each for _, each in found], axis=1)
+
+        return self._collected(chosen, numbers_of)
+
+    def _collected(self, chosen: dict[str, Column], make: Callable[[Read, int], Made]) -> npt.NDArray[Any]:
+        if self.adjacency != ADD_REMOVE:
+            raise InvalidInput(f"adjacency must be add/remove for rows to be handed out, got {self.adjacency}")
+        if not chosen:
+            raise InvalidInput("name at least one column")
+        parts = list(self.rows(list(chosen), make))
+        return np.concatenate(parts) if parts else np.empty((0, len(chosen)), dtype=np.int64)
+
+    def parameters(self) -> dict[str, Any]:
+        """The public parameters that say whom a query on this table protects."""
+        if self.unit is None:
+            return {"adjacency": self.adjacency}
+        return {"unit": self.unit, "contributions": self.contributions, "adjacency": self.adjacency}
+
+    def rows(self, names: Sequence[str], make: Callable[[Read, int], Made]) -> Iterator[npt.NDArray[Any]]:
+        """The rows that count, as a query needs them, in parts.
+
+        Args:
+            names: the columns that the query reads.
+            make: from a batch as read and its number of rows, which rows count, and an array with one line per row. It
+                must treat each row by itself.
+
+        Guarantee: without the rows of one unit, at most `contributions` lines fewer come out (see `units`).
+        """
+        wanted = list(dict.fromkeys([*names, *([] if self.unit is None else [self.unit])]))
+        wanted = wanted or [next(iter(self.domain))]  # any will do, to count rows
+        numbering, selection = Numbering(), Selection(self.contributions)
+        for batch in self._source.batches(positions(self._source, wanted)):
+            cells = dict(zip(wanted, batch, strict=True))
+            read = {name: _read(self.domain[name], cells[name]) for name in names}
+            inside, lines = make(read, batch[0].rows)
+            if self.unit is None:
+                yield lines[inside]
+            else:
+                units = numbering.numbers(cells[self.unit])
+                inside = inside & (units != NO_UNIT)
+                selection.add(units[inside], lines[inside])
+        chosen = selection.rows()
+        if chosen is not None:
+            yield chosen
+
+
+def _read(column: Column, given: Cells) -> tuple[States, Array]:
+    states, places = column.read(given.values)
+    return (states, places) if given.places is None else (states[given.places], places[given.places])

@@ -1,0 +1,153 @@
+"""release --domain and domain: people's tables on the command line."""
+
+import hashlib
+import json
+import sqlite3
+
+import pandas
+import polars
+import pytest
+from typer.testing import CliRunner
+
+from hospital import domain, hospital
+from matrixdp import Budget, Ledger
+from matrixdp.cli import app
+from matrixdp.tables import Domain
+
+BUDGET = ("--epsilon", "1", "--delta", "1e-6")
+CANARY = "Canary-Zq7"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A hospital's visits and its domain."""
+    hospital(80).to_csv(tmp_path / "visits.csv", index=False)
+    (tmp_path / "domain.toml").write_text(domain().to_toml(), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_table_with_all_that_goes_with_it(call, files, ending):
+    Ledger(files / "budget.db", Budget(3.0, 1e-6))
+    output = files / f"table{ending}"
+    result = call(
+        "release", files / "visits.csv", "--domain", files / "domain.toml", "--by", "region, diagnosis", *BUDGET,
+        "--unit", "patient_id", "--contributions", "3", "--out", output, "--ledger", files / "budget.db",
+        "--statement", files / "table.html", "--figure", files / "table.png",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "all rows of one patient_id added or removed" in result.stdout
+    frame = pandas.read_csv(output) if ending == ".csv" else pandas.read_parquet(output)
+    assert list(frame) == ["region", "diagnosis", "value", "standard_error", "low", "high"]
+    assert len(frame) == 6 * 7
+    certificate = files / "table.certificate.json"
+    assert call("verify", certificate, "--value", output).exit_code == 0
+    assert hashlib.sha256(certificate.read_bytes()).hexdigest() in (files / "table.html").read_text()
+    assert (files / "table.png").read_bytes().startswith(b"\x89PNG")
+    (entry,) = Ledger(files / "budget.db").history()
+    assert (entry.unit, entry.note) == ("patient_id", "counts")
+    left = {path.name for path in files.iterdir()}
+    assert not [name for name in left if name.startswith(".matrixdp")]
+
+
+def test_other_sources_and_the_report(call, files):
+    visits = hospital(80)
+    visits.to_csv(files / "visits.txt", index=False, sep=";")
+    with sqlite3.connect(files / "visits.db") as connection:
+        visits.to_sql("visits", connection, index=False)
+    connection.close()
+    asked = ("--domain", files / "domain.toml", *BUDGET)
+    for place, (source, *options) in enumerate(
+        [
+            (files / "visits.txt", "--separator", ";", "--by", "sex"),
+            (files / "visits.db", "--sql", "SELECT * FROM visits", "--by", "sex"),
+            (files / "visits.csv", "--cell-states", "--adjacency", "replace", "--json"),
+        ]
+    ):
+        result = call("release", source, *asked, *options, "--out", files / f"{place}.csv")
+        assert result.exit_code == 0, result.stderr
+        assert pandas.read_csv(files / f"{place}.csv")["value"].notna().all()
+    assert json.loads(result.stdout)["query"]["name"] == "cell-states"
+
+
+def test_a_table_from_a_pipe(files):
+    asked = ["release", "-", "--domain", files / "domain.toml", "--by", "sex", *BUDGET, "--out", files / "pipe.csv"]
+    result = CliRunner().invoke(app, [str(part) for part in asked], input=(files / "visits.csv").read_bytes())
+    assert result.exit_code == 0, result.stderr
+    assert len(pandas.read_csv(files / "pipe.csv")) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--by", "regoin"), "no column 'regoin'"),
+        (("--by", "region", "--unit", "id", "--contributions", "1"), "no column 'id'"),
+        (("--by", "region", "--unit", "patient_id"), "go together"),
+        ((), "--by"),
+        (("--by", "region", "--cell-states"), "--by"),
+        (("--by", "region", "--norm", "1"), "--norm"),
+        (("--by", "region", "--query", "sum"), "--query"),
+        (("--by", "region", "--statement", "visits.csv"), "must end in .html"),
+        (("--by", "region", "--statement", "no/page.html"), "folder"),
+        (("--by", "region", "--sql", "SELECT 1"), "database must be"),
+        (("--by", "region", "--separator", ";;"), "separator"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_spent(refused, files, monkeypatch, options, words):
+    monkeypatch.chdir(files)
+    ledger = Ledger(files / "budget.db", Budget(3.0, 1e-6))
+    asked = ("release", "visits.csv", "--domain", "domain.toml", *BUDGET, "--out", "t.csv", "--ledger", "budget.db")
+    assert words in refused(*asked, *options)
+    assert ledger.history() == []
+    assert not (files / "t.csv").exists()
+
+
+def test_names_that_are_taken_and_modes_that_do_not_mix(refused, files):
+    table = ("release", files / "visits.csv", "--domain", files / "domain.toml", "--by", "sex", *BUDGET)
+    (files / "page.md").write_text("mine")
+    assert "exists already" in refused(*table, "--out", files / "t.csv", "--statement", files / "page.md")
+    assert ".csv or .parquet" in refused(*table, "--out", files / "t.npy")
+    assert "--domain" in refused("release", files / "visits.csv", "--by", "sex", *BUDGET, "--out", files / "t.csv")
+    assert "--query" in refused("release", files / "visits.csv", *BUDGET, "--out", files / "t.csv")
+    assert (files / "page.md").read_text() == "mine"
+
+
+# --- drafts ---
+
+
+def test_a_draft_has_names_and_no_values(call, refused, tmp_path):
+    (tmp_path / "a.csv").write_text(f"name,age\n{CANARY},41\n")
+    assert "--header" in refused("domain", tmp_path / "a.csv")
+    text = call("domain", tmp_path / "a.csv", "--header").stdout
+    assert CANARY not in text
+    assert "41" not in text
+    assert '[columns."name"]' in text
+    assert text.count('kind = "FILL IN"') == 2
+
+
+def test_a_draft_from_declared_types(call, refused, tmp_path):
+    frame = polars.DataFrame(
+        {"who": [CANARY], "age": [41], "weight": [70.5], "day": ["2026-01-01"], "ok": [True], "list": [[1]]}
+    ).with_columns(polars.col("day").str.to_date(), polars.col("who").cast(polars.Categorical))
+    frame.write_parquet(tmp_path / "a.parquet")
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute('CREATE TABLE t (who VARCHAR(9), age INT, weight REAL, day DATE, ok BOOLEAN, "list" BLOB)')
+        connection.execute("INSERT INTO t VALUES (?, 41, 70.5, '2026-01-01', 1, NULL)", [CANARY])
+    connection.close()
+    for source in ((tmp_path / "a.parquet",), (tmp_path / "a.db", "--sql", "SELECT * FROM t")):
+        output = tmp_path / f"{source[0].suffix[1:]}.toml"
+        result = call("domain", *source, "--out", output)
+        assert result.exit_code == 0, result.stderr
+        text = output.read_text()
+        assert CANARY not in text
+        assert "41" not in text
+        kinds = [line.split('"')[1] for line in text.splitlines() if line.startswith("kind")]
+        assert kinds == ["categorical", "numeric", "numeric", "date", "boolean", "FILL IN"]
+        assert "column 'who': values" in _refusal(output)
+        assert "exists already" in refused("domain", *source, "--out", output)
+
+
+def _refusal(path):
+    with pytest.raises(ValueError, match="column") as caught:
+        Domain.from_toml(path)
+    return str(caught.value)

@@ -1,0 +1,135 @@
+"""What comes out: labelled frames and files, figures, and a statement whose numbers are those of the certificate."""
+
+import hashlib
+import io
+import math
+import re
+
+import numpy as np
+import pandas
+import polars
+import pyarrow.parquet
+import pytest
+
+from hospital import domain, hospital
+from matrixdp import REPLACE, Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.tables import Categorical, Domain, Numeric, Table
+
+BUDGET = Budget(1.0, 1e-6)
+VISITS = hospital(200)
+
+
+@pytest.fixture(scope="module")
+def out():
+    return Table(VISITS, domain(), unit="patient_id", contributions=2).counts("region", "smoker").release(BUDGET)
+
+
+def test_frames_of_every_kind(out):
+    frame = out.table()
+    assert list(frame) == ["region", "smoker", "value", "standard_error", "low", "high"]
+    assert frame["value"].tolist() == out.value.ravel().tolist()
+    assert frame["region"].tolist() == [label for label in out.axes[0][1] for _ in out.axes[1][1]]
+    assert frame["smoker"].tolist() == list(out.axes[1][1]) * len(out.axes[0][1])
+    assert np.all((frame["low"] < frame["value"]) & (frame["value"] < frame["high"]))
+    assert frame["standard_error"].to_numpy() == pytest.approx(out.noise.covariance.std, rel=1e-6)
+    wide = (frame["high"] - frame["low"]) / (2 * frame["standard_error"])
+    assert wide.to_numpy() == pytest.approx(1.96, rel=2e-3)
+    assert out.table("polars").equals(polars.from_pandas(frame))
+    assert out.table("arrow").to_pandas()["low"].tolist() == frame["low"].tolist()
+    wider = out.table(level=0.95, simultaneous=True)
+    assert np.all(wider["low"] < frame["low"])
+    with pytest.raises(InvalidInput, match="kind"):
+        out.table("excel")
+
+
+def test_whole_numbers_stay_whole():
+    out = Table(VISITS, domain()).counts("region").release(BUDGET, "laplace")
+    assert np.array_equal(out.value, np.round(out.value))
+    interval = out.interval()
+    assert interval.high - out.value == pytest.approx(out.value - interval.low, rel=1e-9)  # no flooring to be counted
+
+
+def test_files(out, tmp_path):
+    out.to_csv(tmp_path / "table.csv")
+    out.to_parquet(tmp_path / "table.parquet")
+    pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "table.csv"), out.table())
+    assert pyarrow.parquet.read_table(tmp_path / "table.parquet").equals(out.table("arrow"))
+    for write, name in ((out.to_csv, "table.csv"), (out.to_parquet, "table.parquet")):
+        with pytest.raises(FileExistsError):
+            write(tmp_path / name)
+    stream = io.StringIO()
+    out.to_csv(stream)
+    assert stream.getvalue() == (tmp_path / "table.csv").read_text()
+
+
+def test_labels_that_look_like_something_else(tmp_path):
+    public = Domain({"value": Categorical(['a "quoted", one', "=cmd()", "two\nlines", "é"])})
+    frame = pandas.DataFrame({"value": ["é"]})
+    table = Table(frame, public).counts("value").release(BUDGET)
+    assert list(table.table()) == ["value_", "value", "standard_error", "low", "high"]
+    table.to_csv(tmp_path / "table.csv")
+    assert pandas.read_csv(tmp_path / "table.csv")["value_"].tolist() == list(table.axes[0][1])
+
+
+def test_figures_are_drawn(out, tmp_path):
+    pytest.importorskip("matplotlib")
+    table = Table(VISITS, domain())
+    for by in ((), ("region",), ("region", "diagnosis"), ("sex", "smoker", "visit")):
+        chart = table.counts(*by).release(BUDGET).plot()
+        texts = [text.get_text() for text in chart.findobj(lambda part: hasattr(part, "get_text"))]
+        for name in by:
+            assert any(label in text for label in domain()[name].labels for text in texts)
+        assert any("95% for the noise that protects every row" in text for text in texts)
+        chart.savefig(tmp_path / "chart.png")
+    (panel, _) = out.plot().axes
+    assert len(panel.texts) == out.value.size
+    large = Domain({"age": Numeric(0, 110, bins=500)})
+    with pytest.raises(InvalidInput, match="at most 200"):
+        Table(VISITS, large).counts("age").release(BUDGET).plot()
+
+
+def test_a_statement_says_what_the_certificate_says(out, tmp_path):
+    out.certificate.save(tmp_path / "certificate.json")
+    saved = hashlib.sha256((tmp_path / "certificate.json").read_bytes()).hexdigest()
+    guess = (1 + out.certificate.delta(0.0)) / 2
+    for kind in ("markdown", "html"):
+        text = out.statement(kind)
+        plain = text.replace("\\_", "_")
+        assert saved in text
+        assert "At most 2 rows of each patient_id" in plain
+        assert "all rows of any one patient_id were left out" in plain
+        shares = [float(share) for share in re.findall(r"at most ([\d.]+) %", plain)]
+        assert shares
+        assert all(guess <= share / 100 <= guess + 0.001 for share in shares)
+        factor = float(re.search(r"at most ([\d.]+) times", plain)[1])
+        assert math.exp(out.certificate.epsilon(1e-6)) <= factor * (1 + 1e-9) <= math.e * 1.001
+        for words in (
+            "What was released",
+            "About whom",
+            "What is promised",
+            "What is not promised",
+            "region",
+            "smoker",
+        ):
+            assert words in plain
+    assert "<svg" in out.statement("html")
+    assert "data:image/svg+xml;base64," in out.statement("markdown")
+    with pytest.raises(InvalidInput, match="kind"):
+        out.statement("pdf")
+
+
+def test_statements_escape_names_and_name_other_settings():
+    public = Domain({"<b>*x*": Categorical(["a"], missing={"fill": "a"}), "cost": Numeric(0, 9, missing="out")})
+    frame = pandas.DataFrame({"<b>*x*": ["a"], "cost": [1]})
+    table = Table(frame, public, adjacency=REPLACE)
+    out = table.counts("<b>*x*").release(BUDGET, "laplace")
+    assert "&lt;b&gt;*x*" in out.statement("html")
+    assert "\\<b\\>\\*x\\*" in out.statement()
+    assert "missing values become a" in out.statement()
+    assert "replaced by others" in out.statement()
+    assert "Every row of the data is protected by itself" in out.statement()
+    report = table.cell_states().release(BUDGET).statement()
+    assert "How many cells of each column" in report
+    assert "from 0 to 9; values outside are moved to the nearer end; missing values are not counted" in report
+    assert "How many rows there are, in 1 numbers" in table.counts().release(BUDGET).statement()
