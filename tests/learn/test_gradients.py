@@ -529,7 +529,7 @@ SLOW = {
     "PReLU": nn.Sequential(nn.Linear(3, 2), nn.PReLU()),
     "weight norm": nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
     "a transformer": nn.Sequential(
-        *(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, 0.0, batch_first=True), nn.Flatten())
+        *(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, 0.0), nn.Flatten())
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Recurrent layers rebuilt from linear ones: the same outputs and gradients, per record, by both paths."""
+"""Recurrent and attention layers rebuilt from linear ones: the same outputs and gradients per record, by both paths."""
 
 import pytest
 import torch
@@ -65,6 +65,47 @@ def test_clipped_gradients_are_those_of_the_layer(kind, last):
     expected = plain_sum(model, loss, x, y, 0.05)
     gradients = ClippedGradients(model, loss, clip=0.05)
     fast = kind != "time first"
+    if not fast:
+        with pytest.warns(UserWarning, match="one at a time"):
+            gradients.prepare(x, y)
+    gradients.accumulate(x, y)
+    assert gradients.prepare(x, y) == fast
+    torch.testing.assert_close(gradients.flat, expected, rtol=1e-3, atol=1e-6)
+
+
+def transformer(**options):
+    return nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, **options)
+
+
+class Attends(nn.Module):
+    def __init__(self, *, other=False):
+        super().__init__()
+        self.attention, self.other = nn.MultiheadAttention(4, 2, batch_first=True), other
+
+    def forward(self, x):
+        outputs, _ = self.attention(x, x.flip(1) if self.other else x, x)
+        return outputs
+
+
+ATTENTION = {
+    "layer": lambda: (transformer(), True),
+    "norm first, gelu": lambda: (transformer(norm_first=True, activation="gelu"), True),
+    "attention": lambda: (Attends(), True),
+    "attention to something else": lambda: (Attends(other=True), False),
+    "time first": lambda: (nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0), False),
+    "two layers": lambda: (nn.Sequential(transformer(), transformer()), True),
+    "a stack": lambda: (nn.TransformerEncoder(transformer(), 2, enable_nested_tensor=False), False),
+}
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_clipped_gradients_of_attention(kind):
+    torch.manual_seed(2)
+    layer, fast = ATTENTION[kind]()
+    model, loss = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2)), nn.CrossEntropyLoss(reduction="none")
+    x, y = torch.randn(7, 3, 4), torch.arange(7) % 2
+    expected = plain_sum(model, loss, x, y, 0.05)
+    gradients = ClippedGradients(model, loss, clip=0.05)
     if not fast:
         with pytest.warns(UserWarning, match="one at a time"):
             gradients.prepare(x, y)

@@ -218,6 +218,12 @@ def recurrent(kind):
     return layer(batch_first=True), use(M), [(layer(), use(M)), (layer(batch_first=True), use(M, Rows(4, 2)))]
 
 
+def self_attention(kind):
+    layer, other = kind(nn.MultiheadAttention(6, 2, batch_first=True)), Rows(4, 6)
+    refused = [use(M, other, M), use(V, V, V), use(M), use(M, M, M, key_padding_mask=other)]
+    return layer, use(M, M, M), [(layer, arguments) for arguments in refused]
+
+
 def loss_module(targets):
     def cases(kind):
         other = V if targets is V else Rows(4, 1)
@@ -241,6 +247,7 @@ MODULE_RULES = {
     rules.normalizing: normalizing,
     rules.softmax: softmax,
     rebuilt.recurrent: recurrent,
+    rebuilt.self_attention: self_attention,
     rules.embedding: lambda kind: (
         kind(3, 2),
         use(INDEX),
@@ -255,7 +262,8 @@ MODULE_RULES = {
 
 def followed(function, arguments):
     """What the rules say of a call, on shapes alone."""
-    args, kwargs = trees.tree_map_only(Rows, Rows.batched, arguments, is_leaf=lambda a: isinstance(a, Rows))
+    same = functools.cache(Rows.batched)
+    args, kwargs = trees.tree_map_only(Rows, same, arguments, is_leaf=lambda a: isinstance(a, Rows))
     args, kwargs = trees.tree_map_only(Tensor, lambda constant: constant.to("meta"), (args, kwargs))
     try:
         if isinstance(function, nn.Module):

@@ -1,9 +1,9 @@
-"""PyTorch's recurrent layers, rebuilt from linear layers that share their parameters.
+"""PyTorch's recurrent and attention layers, rebuilt from linear layers that share their parameters.
 
 PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not know, and that shows nothing of
 its gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their
 linear layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and
-starts from zeros.
+starts from zeros. Likewise self-attention without masks. What calls them otherwise runs one record at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Recurrent(nn.Module):
     (batch, width), which has one row per record.
     """
 
-    def __init__(self, layer: nn.RNNBase, *, stacked: bool) -> None:
+    def __init__(self, layer: Any, *, stacked: bool) -> None:
         super().__init__()
         self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # as models ask for them
         self.hidden_size, self.dropout, self.batch_first = layer.hidden_size, layer.dropout, layer.batch_first
@@ -94,14 +94,93 @@ def recurrent(layer: Any, *args: Any, **kwargs: Any) -> None:
     require(layer.batch_first and not layer.stacked and args[0].meta.ndim == 3, "needs batch_first=True")
 
 
+class SelfAttention(nn.Module):
+    """What an nn.MultiheadAttention with batch_first=True computes of a sequence that attends to itself, unmasked."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.heads, self.dropout = layer.num_heads, layer.dropout
+        self.project = _linear(layer, "in_proj_weight", "in_proj_bias")
+        self.out = _linear(layer.out_proj, "weight", "bias")
+
+    def forward(self, x: Tensor, *_: Any, need_weights: bool = True) -> tuple[Tensor, None]:
+        """The outputs. A graph that uses the attention weights, which are not given, is refused."""
+        batch, tokens, width = x.shape
+        parts = self.project(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        found = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], dropout_p=dropout)
+        return self.out(found.transpose(1, 2).reshape(batch, tokens, width)), None
+
+
+@module(SelfAttention)
+def self_attention(_: Any, *args: Any, need_weights: bool = True) -> None:
+    """Query, key and value are the same, with a dimension for records and one for tokens."""
+    require(len(args) == 3 and args[0] is args[1] is args[2], "attends to something else than itself")
+    require(isinstance(args[0], Batched) and args[0].meta.ndim == 3, "has no dimension for tokens")
+
+
+class EncoderLayer(nn.Module):
+    """What an nn.TransformerEncoderLayer computes without masks, with all its layers but the attention."""
+
+    norm1: nn.Module
+    norm2: nn.Module
+    dropout: nn.Module
+    dropout1: nn.Module
+    dropout2: nn.Module
+    linear1: nn.Module
+    linear2: nn.Module
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._modules = dict(layer._modules)
+        self.self_attn = SelfAttention(layer.self_attn)
+        self.norm_first, self.activation = layer.norm_first, layer.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention and two linear layers, each beside the identity, and normalized before or after."""
+        if self.norm_first:
+            x = x + self._attend(self.norm1(x))
+            return x + self._feed(self.norm2(x))
+        x = self.norm1(x + self._attend(x))
+        found: Tensor = self.norm2(x + self._feed(x))
+        return found
+
+    def _attend(self, x: Tensor) -> Tensor:
+        found: Tensor = self.dropout1(self.self_attn(x, x, x, need_weights=False)[0])
+        return found
+
+    def _feed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        return found
+
+
 def rebuilt(model: Any, *, stacked: bool) -> Any:
-    """The model, whose recurrent layers are replaced; for copies, since it changes the model itself."""
-    if type(model) in (nn.LSTM, nn.GRU, nn.RNN) and not model.proj_size and "forward" not in vars(model):
+    """The model, whose recurrent layers are replaced, and without `stacked` those of attention.
+
+    For copies, since it changes the model itself.
+    """
+    kind = type(model)
+    if not isinstance(model, nn.Module) or "forward" in vars(model):
+        return model
+    if kind in (nn.LSTM, nn.GRU, nn.RNN) and not model.proj_size:
         return Recurrent(model, stacked=stacked).train(model.training)
-    if isinstance(model, nn.Module):
-        for name, child in model._modules.items():
-            model._modules[name] = rebuilt(child, stacked=stacked)
+    if kind is nn.MultiheadAttention and not stacked and _is_plain(model):
+        return SelfAttention(model).train(model.training)
+    if kind is nn.TransformerEncoderLayer and not stacked and _is_plain(model.self_attn):
+        return EncoderLayer(model).train(model.training)
+    for name, child in model._modules.items():
+        model._modules[name] = rebuilt(child, stacked=stacked)
     return model
+
+
+def _is_plain(layer: Any) -> bool:
+    extras = (layer.bias_k, layer.bias_v, layer.add_zero_attn or None)
+    return (
+        type(layer) is nn.MultiheadAttention
+        and layer.batch_first
+        and layer._qkv_same_embed_dim
+        and not any(extra is not None for extra in extras)
+    )
 
 
 def _linear(layer: nn.Module, weight: str, bias: str) -> nn.Linear:

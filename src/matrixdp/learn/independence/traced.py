@@ -225,7 +225,9 @@ def _computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
     found = function(*plain[0], **plain[1])
 
-    def row(value: Any) -> Batched:
+    def row(value: Any) -> Batched | None:
+        if value is None:
+            return None
         require(isinstance(value, Tensor), "gives something that is no tensor")
         require(value.ndim > 0 and value.shape[0] == _SIZE, "does not keep the records in the first dimension")
         require(all(d % _SIZE for d in value.shape[1:]), "has a dimension for records besides the first")
