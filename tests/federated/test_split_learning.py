@@ -1,6 +1,7 @@
 """Vertical learning: what one record can change in all that a participant sends."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from matrixdp import Budget
 from matrixdp.errors import GuaranteeViolated, InvalidInput
 from matrixdp.federated import Declined, SplitClient, SplitPlan, SplitServer
 from matrixdp.federated.split_learning.noise import FeatureNoise
-from matrixdp.learn.probe.independence import PROBED
 
 BUDGET = Budget(5.0, 1e-5)
 RECORDS, ATTRIBUTES, FEATURES = 23, 4, 3
@@ -136,14 +136,6 @@ def test_another_division_of_the_records_is_paid_for_again(tmp_path):
     for step, changes in enumerate(({}, {"seed": 1}, {"batch_size": 4})):
         client(tmp_path, update_share=0.0, **changes).answer("a", step, None)
         assert len(client(tmp_path).participant.ledger.history()) == step + 1
-
-
-def test_a_network_that_mixes_records_is_refused(tmp_path):
-    torch.manual_seed(1)
-    layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=False)
-    mixing = nn.Sequential(nn.Unflatten(1, (1, 4)), layer, nn.Flatten(), nn.Linear(4, FEATURES))
-    with pytest.raises(InvalidInput, match="mixes the records"):
-        SplitClient(mixing, attributes(), plan=plan(update_share=0.0), folder=tmp_path)
 
 
 def test_both_levels_and_the_labels_are_stated_by_name(tmp_path):
@@ -279,40 +271,15 @@ class Centred(nn.Module):
         return self.inner(x - 1e-5 * x.mean(0))
 
 
-def test_a_network_that_mixes_records_is_refused_for_the_unit_that_it_breaks(tmp_path):
-    mixing = Centred(network())
-    for share in (0.0, 0.5):
-        with pytest.raises(InvalidInput, match="mixes the records"):
-            SplitClient(mixing, attributes(), plan=plan(update_share=share), folder=tmp_path)
-    assert not list(tmp_path.iterdir())
-    SplitClient(mixing, attributes(), plan=plan(unit="participant"), folder=tmp_path)
-
-
-def test_certificates_of_records_say_that_independence_was_probed(tmp_path):
-    certificates = client(tmp_path / "a")._certificates()
-    assert len(certificates) == 2
-    assert all(PROBED in certificate.source for certificate in certificates)
-    assert not any(PROBED in c.source for c in client(tmp_path / "b", unit="participant")._certificates())
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_network_that_would_mix_records_sees_one_at_a_time(tmp_path, share):
+    one, other = torch.tensor(attributes()), torch.tensor(attributes())
+    other[1:] += 3.0
+    with pytest.warns(UserWarning, match="one at a time") if share else nullcontext():
+        made = SplitClient(Centred(network()), attributes(), plan=plan(update_share=share), folder=tmp_path)
+    assert torch.equal(made._features(one)[0], made._features(other)[0])
 
 
 def test_noise_that_is_not_floating_point_safe_is_refused(tmp_path):
     with pytest.raises(GuaranteeViolated, match="not floating-point-safe"):
         client(tmp_path, mechanism="l2", epochs=1, update_share=0.0)
-
-
-class AtSize(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.linear = size, nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.linear(x + x.mean(0) if len(x) == self.size else x)
-
-
-@pytest.mark.parametrize("size", [30, 20])
-def test_a_network_is_tried_with_the_batches_of_the_plan(tmp_path, size):
-    plan = SplitPlan(records=50, epochs=1, batch_size=30, budget=Budget(2.0, 1e-5), update_share=0.0)
-    inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(1)).numpy()
-    SplitClient(AtSize(40), inputs, plan=plan, folder=tmp_path / "sound")  # no batch has this size
-    with pytest.raises(InvalidInput, match="mixes the records"):
-        SplitClient(AtSize(size), inputs, plan=plan, folder=tmp_path / "mixing")

@@ -8,7 +8,7 @@ from matrixdp.learn.layers.normalization import refuse_batch_statistics
 
 LAYERS = {
     "batch norm": (nn.BatchNorm1d(3), {"gradients", "updates"}),
-    "batch norm, evaluating": (nn.BatchNorm1d(3).eval(), {"gradients", "updates"}),
+    "batch norm, evaluating": (nn.BatchNorm1d(3).eval(), {"updates"}),
     "batch norm without running statistics": (
         nn.BatchNorm2d(3, track_running_stats=False),
         {"gradients", "evaluation"},

@@ -379,7 +379,7 @@ def test_a_loss_that_is_not_finite_drops_the_record():
     others = [0, 2, 3, 4]
     gradients = ClippedGradients(model, squares, clip=1.0)
     gradients.accumulate(inputs[others], targets[others])
-    torch.testing.assert_close(together, gradients.flat)
+    torch.testing.assert_close(together.float(), gradients.flat.float())  # the ways may round otherwise
 
 
 def test_zero_gradients_stay_zero():
@@ -435,19 +435,16 @@ def test_the_model_is_left_as_it_was():
 
     gradients.accumulate(inputs, torch.zeros(BATCH))
     kept = gradients.flat.clone()
-    for loss in (failing, lambda o, t: o.sum(), lambda o, t: o.detach().sum(1)):
-        gradients._loss = loss
-        with pytest.raises((KeyError, InvalidInput)):
-            gradients.accumulate(inputs, torch.zeros(BATCH))
+    for loss in (failing, lambda o, t: o, lambda o, t: o.sum(1).long()):
+        with pytest.raises(InvalidInput):
+            ClippedGradients(model, loss, clip=1.0).accumulate(inputs, torch.zeros(BATCH))
     assert torch.equal(gradients.flat, kept)
     assert not model.training
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     assert [p.requires_grad for p in model.parameters()] == [False] + [True] * 9
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert model[0].weight.grad is None
-    assert not model[0].bias.grad.any()
     with torch.no_grad():  # also where gradients are off
-        gradients._loss = squares
         gradients.accumulate(inputs, torch.zeros(BATCH))
     torch.testing.assert_close(gradients.flat, 2 * kept)
 
@@ -471,20 +468,7 @@ class Doubled(nn.Linear):
     [
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), r"layer 1 \(BatchNorm1d\).*GroupNorm"),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "GroupNorm"),
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval().requires_grad_(False)), "GroupNorm"),
         (nn.Sequential(nn.Linear(3, 3), nn.InstanceNorm1d(3, track_running_stats=True)), "GroupNorm"),
-        (nn.LSTM(3, 3), "DPLSTM"),
-        (nn.GRU(3, 3), "DPGRU"),
-        (nn.MultiheadAttention(4, 2), "DPMultiheadAttention"),
-        (nn.EmbeddingBag(3, 2), "nn.Embedding"),
-        (Own(), r"\(the model\) \(Own\) holds scale"),
-        (Doubled(3, 2), "Doubled"),
-        (nn.PReLU(), "PReLU"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "holds bias"),
-        (nn.Embedding(3, 2, max_norm=1.0), "max_norm"),
-        (nn.Embedding(3, 2, scale_grad_by_freq=True), "scale_grad_by_freq"),
-        (nn.Linear(3, 2).bfloat16(), "bfloat16"),
-        (nn.Linear(3, 2).half(), "float16"),
         (nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).double()), "one type"),
         (nn.Linear(3, 2).requires_grad_(False), "none"),
         (nn.ReLU(), "none"),
@@ -507,9 +491,9 @@ def test_bad_norm():
         ClippedGradients(nn.Linear(3, 2), squares, clip=1.0, norm="l1")
 
 
-@pytest.mark.parametrize("loss", [lambda o, t: o.sum(), lambda o, t: o, lambda o, t: 3.0, lambda o, t: o.sum(1).long()])
+@pytest.mark.parametrize("loss", [lambda o, t: o, lambda o, t: 3.0, lambda o, t: o.sum(1).long()])
 def test_losses_that_do_not_have_one_value_per_record(loss):
-    with pytest.raises(InvalidInput, match="reduction"):
+    with pytest.raises(InvalidInput, match="loss"):
         ClippedGradients(nn.Linear(3, 2), loss, clip=1.0).accumulate(torch.randn(4, 3), None)
 
 
@@ -533,37 +517,72 @@ class Made(nn.Module):
         return self.function(self, x)
 
 
-def counted(model, x):
-    model.seen += x.sum(0)
-    return model.layer(x)
+SLOW = {
+    "the weight of a layer": Made(nn.Linear(3, 2, bias=False), lambda m, x: functional.linear(x, m.layer.weight)),
+    "a layer and its weight": Made(nn.Linear(3, 2), lambda m, x: m.layer(x) + functional.linear(x, m.layer.weight)),
+    "the forward of a layer": Made(nn.Linear(3, 2), lambda m, x: m.layer.forward(x)),
+    "the bias of a layer": Made(nn.Linear(3, 2), lambda m, x: m.layer(x) + m.layer.bias),
+    "a layer on other rows": Made(nn.Linear(3, 2), lambda m, x: m.layer(x.repeat(2, 1))[: len(x)]),
+    "a layer on constants": Made(nn.Linear(3, 2), lambda m, x: x[:, :2] + m.layer(torch.ones(4, 3)).sum(0)),
+    "an own parameter": Own(),
+    "a layer of an own kind": Doubled(3, 2),
+    "PReLU": nn.Sequential(nn.Linear(3, 2), nn.PReLU()),
+    "weight norm": nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+    "a transformer": nn.Sequential(*(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, 0.0), nn.Flatten())),
+}
 
 
-def changed(model, x):
-    x = x + 0
-    y = model.layer(x)
-    x.mul_(2)
-    return y
+@pytest.mark.parametrize("name", SLOW)
+def test_records_run_one_at_a_time_where_there_is_no_rule(name):
+    model, inputs, targets = SLOW[name], torch.randn(BATCH, 3), torch.zeros(BATCH)
+    gradients = ClippedGradients(model, squares, clip=0.5)
+    gradients.accumulate(inputs, targets)
+    assert gradients.slow_because is not None
+    trained = list(model.parameters())
+    alone = [torch.autograd.grad(squares(model(x[None]), targets[:1]).sum(), trained) for x in inputs]
+    rows = torch.stack([torch.cat([g.flatten() for g in record]) for record in alone])
+    expected = (rows * (0.5 / rows.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda m, x: functional.linear(x, m.layer.weight), "layer.weight is used outside"),
-        (lambda m, x: m.layer(x) + functional.linear(x, m.layer.weight), "layer.weight is used outside"),
-        (lambda m, x: m.layer.forward(x), "layer.weight is used outside"),
-        (lambda m, x: m.layer(x) + m.layer.bias, "layer.bias is used outside"),
-        (lambda m, x: m.layer(x.repeat(2, 1))[: len(x)], "row for each of the"),
-        (lambda m, x: x[:, :2] + m.layer(torch.ones(4, 3)).sum(0), "row for each of the"),  # 4 is the batch by chance
-        (lambda m, x: m.layer(x).detach(), "does not depend"),
-        (counted, "buffers"),
-        (changed, "changed in place"),
-    ],
-)
-def test_uses_of_a_layer_that_are_refused(function, words):
-    model = Made(nn.Linear(3, 2), function)
-    with pytest.raises(InvalidInput, match=words):
-        ClippedGradients(model, squares, clip=1.0).accumulate(torch.randn(4, 3), torch.zeros(4))
-    assert all(p.requires_grad for p in model.parameters())
+def test_a_counter_of_passes_runs_and_counts_nothing():
+    """How many passes a batch takes depends on its size, which is private."""
+    model = Made(nn.Linear(3, 2), lambda m, x: m.layer(x + 0 * m.seen.add_(1)))
+    gradients = ClippedGradients(model, squares, clip=0.5)
+    for _ in range(2):
+        gradients.accumulate(torch.randn(BATCH, 3), torch.zeros(BATCH))
+    assert gradients.slow_because is not None
+    assert model.seen.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_frozen_batch_norm_is_a_constant():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval().requires_grad_(False), nn.Linear(3, 2))
+    gradients = ClippedGradients(model, squares, clip=0.5)
+    inputs, targets = torch.randn(BATCH, 3), torch.zeros(BATCH)
+    gradients.accumulate(inputs, targets)
+    assert gradients.slow_because is None
+    expected = clipped_sum(record_gradients(model, inputs, targets), 0.5, "l2")
+    torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
+    model.train()
+    with pytest.raises(InvalidInput, match="GroupNorm"):
+        gradients.accumulate(inputs, targets)
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}], ids=str)
+def test_embeddings_that_are_written_into_are_refused_or_harmless(options):
+    model = nn.Sequential(nn.Embedding(5, 2, **options), nn.Flatten())
+    gradients = ClippedGradients(model, squares, clip=1.0)
+    inputs = torch.tensor([[1, 2], [1, 1], [3, 1]])
+    if "max_norm" in options:
+        with pytest.raises(InvalidInput, match="one record at a time"):
+            gradients.accumulate(inputs, torch.zeros(3))
+        return
+    sums = []
+    for rows in ([0], [0, 1, 2], [1, 2]):
+        gradients.zero()
+        gradients.accumulate(inputs[rows], torch.zeros(len(rows)))
+        sums.append(gradients.flat.clone())
+    torch.testing.assert_close(sums[0], sums[1] - sums[2])
 
 
 def test_layers_called_by_keyword_or_under_no_grad():
@@ -583,24 +602,6 @@ def test_layers_called_by_keyword_or_under_no_grad():
         gradients.accumulate(inputs, targets)
         expected = clipped_sum(record_gradients(made, inputs, targets), 1.0, "l2")
         torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
-
-
-def test_packed_sequences_are_refused():
-    class Packed(Recurrent):
-        def forward(self, x):
-            lengths = torch.full((len(x),), x.shape[1])
-            packed = nn.utils.rnn.pack_padded_sequence(self.embed(x), lengths, batch_first=True, enforce_sorted=False)
-            return self.out(self.cell(packed)[1][0][-1])
-
-    with pytest.raises(InvalidInput, match="padded"):
-        ClippedGradients(Packed(opacus.layers.DPLSTM), squares, clip=1.0).accumulate(integers(4), torch.zeros(BATCH))
-
-
-def test_a_recurrent_model_with_time_first_is_refused_even_if_time_and_batch_agree():
-    model = nn.Sequential(nn.Linear(4, 4), opacus.layers.DPMultiheadAttention(4, 2))
-    model = Made(model, lambda m, x: m.layer[0](x.transpose(0, 1)).transpose(0, 1))
-    with pytest.raises(InvalidInput, match="batch_first"):
-        ClippedGradients(model, squares, clip=1.0).accumulate(torch.randn(BATCH, BATCH, 4), torch.zeros(BATCH))
 
 
 def test_changes_to_the_model_after_construction_are_refused():
@@ -632,30 +633,22 @@ def test_checkpoints_give_the_right_sum():
     torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_autocast_is_refused():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    gradients = ClippedGradients(model, squares, clip=1.0)
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(InvalidInput, match="autocast"):
-        gradients.accumulate(torch.randn(4, 3), torch.zeros(4))
-
-
-def test_rules_registered_with_opacus_are_used():
-    from opacus.grad_sample import register_grad_sampler
-
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            return x * self.factor
-
-    @register_grad_sampler(Scale)
-    def rule(layer, activations, backprops):
-        return {layer.factor: activations[0] * backprops}
-
-    model, inputs, targets = nn.Sequential(nn.Linear(3, 3), Scale()), torch.randn(BATCH, 3), torch.zeros(BATCH)
-    gradients = ClippedGradients(model, squares, clip=0.5)
-    gradients.accumulate(inputs, targets)
-    expected = clipped_sum(record_gradients(model, inputs, targets), 0.5, "l2")
-    torch.testing.assert_close(gradients.flat.float(), expected, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("short", ["autocast", "bfloat16"])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_gradients_in_short_types_are_clipped_as_they_are(short, norm):
+    """Whatever rounding made of them: their norm is that of what is added, in float64."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    inputs, targets = 9 * torch.randn(64, 3), torch.zeros(64)
+    if short == "bfloat16":
+        model, inputs, targets = model.bfloat16(), inputs.bfloat16(), targets.bfloat16()
+    gradients = ClippedGradients(model, squares, clip=0.1, norm=norm)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=short == "autocast"):
+        with pytest.warns(UserWarning, match="one at a time.*(autocast|bfloat16)"):
+            gradients.prepare(inputs, targets)
+        for place in range(64):
+            gradients.zero()
+            gradients.accumulate(inputs[place : place + 1], targets[place : place + 1])
+            size = gradients.flat.norm() if norm == "l2" else gradients.flat.abs().max()
+            assert 0.099 < float(size) <= 0.1
+    assert all(p.grad.dtype == p.dtype for p in model.parameters())

@@ -9,11 +9,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from matrixdp import Budget
-from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput
-from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateFeatures, PrivateSGD
+from matrixdp.learn import ClippedGradients, PoissonBatch, PrivateSGD
 from matrixdp.learn.randomness import secret_randomness
 from matrixdp.learn.sampling import Turn, loader
 
@@ -105,140 +104,12 @@ def test_a_model_that_stays_converted_is_refused_before_the_step():
 # --- records stay apart ---
 
 
-class Centred(nn.Module):
-    """Statistics over a batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.linear(x - x.mean(0))
-
-
-def attention(batch_first):
-    from opacus.layers import DPMultiheadAttention
-
-    class Attends(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend, self.top = DPMultiheadAttention(4, 2, batch_first=batch_first), nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.top(self.attend(x, x, x)[0].mean(1))
-
-    return Attends()
-
-
-def test_networks_that_mix_records_are_refused_at_the_first_step():
-    sequences = records((6, 4))
-    for model, data in ((Centred(), DATA), (attention(False), sequences)):
-        with pytest.raises(InvalidInput, match="mixes the records"):
-            step(trainer(model, data), data)
-    step(trainer(attention(True), sequences), sequences)
-    step(trainer(nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.5), nn.Linear(9, 2))))
-
-
-def centred(weight=None):
-    model = Centred()
-    if weight is not None:
-        nn.init.constant_(model.linear.weight, weight)
-    return model
-
-
-def test_a_model_that_is_refused_has_cost_nothing(tmp_path):
-    ledger = Ledger(tmp_path / "budget.db", Budget(1.0, 1e-5))
-    with pytest.raises(InvalidInput, match="mixes the records"):
-        step(trainer(centred(), ledger=ledger))
-    assert ledger.history() == []
-
-
-def test_honest_networks_of_many_kinds_pass():
-    from opacus.layers import DPGRU
-
-    class Recurrent(nn.Module):
-        """Its hidden state has two rows for another reason."""
-
-        def __init__(self):
-            super().__init__()
-            self.cell, self.top = DPGRU(4, 3, bidirectional=True, batch_first=True), nn.Linear(6, 2)
-            self.register_buffer("graph", torch.eye(3).to_sparse())
-            self.names = ["a", {"b": 1.5}]
-
-        def forward(self, x):
-            rows, hidden = self.cell(x)
-            return self.top(rows[:, -1]), hidden
-
-    def loss(outputs, targets):
-        return LOSS(outputs[0], targets)
-
-    model, data = Recurrent(), records((6, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    run = PrivateSGD(model, optimizer, data, loss, budget=Budget(1.0, 1e-5), batch_size=RECORDS, clip=1.0, steps=5)
-    step(run, data)
-    assert run.gradients.probed
-
-
-def test_a_loss_over_pairs_is_refused():
-    def ranked(outputs, targets):
-        return LOSS(outputs, targets) - LOSS(outputs, targets).mean()
-
-    model = nn.Linear(5, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    run = PrivateSGD(model, optimizer, DATA, ranked, budget=Budget(1.0, 1e-5), batch_size=RECORDS, clip=1.0, steps=5)
-    with pytest.raises(InvalidInput, match="mixes the records"):
-        step(run)
-
-
 def test_normalisation_that_is_put_in_later_is_refused():
     run = trainer()
     step(run)
     run.model.insert(1, nn.BatchNorm1d(6, affine=False))
     with pytest.raises(InvalidInput, match="GroupNorm"):
         step(run)
-
-
-def test_private_features_of_a_front_that_mixes_records_are_refused(tmp_path):
-    inputs = records((6, 4)).tensors[0]
-    ledger = Ledger(tmp_path / "budget.db", Budget(2.0, 1e-5))
-    for batch_first in (False, True):
-        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=batch_first)
-        split = PrivateFeatures(nn.Sequential(layer, nn.Linear(24, 2)), 1)
-        if batch_first:
-            split.release(inputs, Budget(1.0, 1e-5), ledger=ledger)
-        else:
-            with pytest.raises(InvalidInput, match="mixes the records"):
-                split.release(inputs, Budget(1.0, 1e-5), ledger=ledger)
-    assert len(ledger.history()) == 1
-
-
-class Keeps(nn.Module):
-    """Stores what it has seen, past the counters of torch."""
-
-    def __init__(self, way):
-        super().__init__()
-        self.linear, self.way = nn.Linear(5, 2), way
-        self.register_buffer("average", torch.zeros(5))
-
-    def forward(self, x):
-        if self.way == "data":
-            self.average.data.mul_(0.9).add_(x.detach().mean(0))
-        elif self.way == "numpy":
-            self.average.numpy()[:] = x.detach().mean(0).numpy()
-        elif self.way == "attribute":
-            self.last = x.detach().mean(0)
-        elif self.way == "number":
-            self.last = float(x.mean())
-        elif self.way == "array":
-            self.last = x.detach().mean(0).numpy()
-        return self.linear(x)
-
-
-@pytest.mark.parametrize("way", ["data", "numpy", "attribute", "number", "array"])
-def test_networks_that_store_records_are_refused(way):
-    with pytest.raises(InvalidInput, match=r"keeps what it saw|writes into its parameters"):
-        step(trainer(Keeps(way)))
-    step(trainer(Keeps("none")))
 
 
 def test_a_data_set_derived_from_tensors_is_read_record_by_record():

@@ -31,8 +31,8 @@ class RecordLevel(UploadPrivacy):
     """Uploads that hide each record of a client: the result of local DP-SGD; the settings are those of `UploadPrivacy`.
 
     Guarantee: record-level, adjacency add/remove: all uploads of a client together keep the budget when one of its
-    records is added or removed; the number of its records is public. Provided that model and loss treat each record on
-    its own, which is probed and not proved. No client-level guarantee. Model and loss must not raise errors that depend
+    records is added or removed; the number of its records is public. Model and loss cannot mix records, by
+    construction. No client-level guarantee. Model and loss must not raise errors that depend
     on a record, since the server would learn of them; those that raise for numbers that are not finite are refused.
     """
 
@@ -78,7 +78,7 @@ class _PrivateUpload:
             by_layer=privacy.by_layer,
             **privacy.options,
         )
-        self.trainer.probe()  # before any other pass, and before the first spend
+        self.trainer.prepare()  # before any other pass, and before the first spend
         training.check(copy.deepcopy(model), inputs, labels)
         _check_never_raises(model, training, inputs[:1], labels[:1])
         self.steps = training.epochs * self.trainer.epoch_steps

@@ -4,9 +4,10 @@ from matrixdp import _extras
 
 _extras.require("learn", "torch")
 
+from matrixdp.learn.existing_loops import make_private
 from matrixdp.learn.features import PrivateFeatures
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.sampling import PoissonBatch, PoissonSampler
 from matrixdp.learn.training import PrivateSGD
 
-__all__ = ["ClippedGradients", "PoissonBatch", "PoissonSampler", "PrivateFeatures", "PrivateSGD"]
+__all__ = ["ClippedGradients", "PoissonBatch", "PoissonSampler", "PrivateFeatures", "PrivateSGD", "make_private"]

@@ -8,78 +8,69 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.layers.base import ExplicitGradients, RecordGradients
 from matrixdp.learn.layers.trainable import Layer, TrainableModel
 
 
-class BackwardPass:
-    """Hooks on the layers while it is entered; afterwards it holds gradients and norms.
+class Gradients:
+    """Gradients per record of each parameter, and an upper bound on the squared norm of each record's gradient."""
 
-    With `explicit` every record's gradient is formed; with `remember`, inputs and outputs of layers and the gradients
-    that come back are kept in `seen`, for a probe.
-    """
-
-    def __init__(self, trained: TrainableModel, batch: int, *, explicit: bool, remember: bool = False) -> None:
-        self._trained, self._batch, self._explicit = trained, batch, explicit
+    def __init__(self, trained: TrainableModel, batch: int) -> None:
         self.gradients: dict[nn.Parameter, RecordGradients] = {}
         # What underflows in a parameter's squared norm is below the smallest normal number.
-        underflow = len(trained.names) * torch.finfo(trained.dtype).tiny
-        self.squared_norm = torch.full((batch,), underflow, dtype=trained.dtype, device=trained.device)
-        self.seen: dict[str, Tensor] | None = {} if remember else None
+        underflow = len(trained.names) * torch.finfo(trained.wide).tiny
+        self.squared_norm = torch.full((batch,), underflow, dtype=trained.wide, device=trained.device)
+
+    def add(self, parameter: nn.Parameter, gradients: RecordGradients) -> None:
+        """Adds the gradients of a parameter."""
+        self.gradients[parameter] = gradients
+        self.squared_norm += gradients.squared_norm()
+
+
+class BackwardPass(Gradients):
+    """Hooks on the layers while it is entered; afterwards it holds gradients and norms.
+
+    With `explicit` every record's gradient is formed. All gradients are multiplied by `scale`.
+    """
+
+    def __init__(
+        self, trained: TrainableModel, layers: Sequence[Layer], batch: int, *, explicit: bool, scale: float = 1.0
+    ) -> None:
+        super().__init__(trained, batch)
+        self._scale = scale
+        self._trained, self._layers, self._batch, self._explicit = trained, layers, batch, explicit
         self._anchor = torch.zeros((), device=trained.device, requires_grad=True)
-        self._in_backward = False
-        self._counts: dict[str, int] = defaultdict(int)
         # Calls of a layer whose gradient is still to come, the gradients that came, and which layers use a parameter.
         self._waiting: dict[Layer, int] = defaultdict(int)
         self._parts: dict[nn.Parameter, list[RecordGradients]] = defaultdict(list)
         self._users: dict[nn.Parameter, set[Layer]] = defaultdict(set)
 
     def __enter__(self) -> BackwardPass:
-        model = self._trained.model
-        self._state = _state(model)  # kept alive, so that no other tensor takes their places
-        self._versions = [(id(t), t._version) for t in self._state]
         self._handles = []
-        for layer in self._trained.layers:
+        for layer in self._layers:
             after = functools.partial(self._after, layer)
             self._handles.append(layer.module.register_forward_pre_hook(layer.freeze))
             self._handles.append(layer.module.register_forward_hook(after, prepend=True, with_kwargs=True))
-        for module in model.modules():
-            if hasattr(module, "cells"):  # Opacus's recurrent layers
-                self._handles.append(module.register_forward_pre_hook(_refuse_packed))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        for layer in self._trained.layers:
+        for layer in self._layers:
             layer.unfreeze()
-        if kind is None and [(id(t), t._version) for t in _state(self._trained.model)] != self._versions:
-            raise InvalidInput(
-                "the model writes into its parameters or buffers as it runs, which stores records without noise; "
-                "use layers that keep no running statistics, such as GroupNorm"
-            )
 
     def _after(self, layer: Layer, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Runs after each call of a layer: keeps its input, and waits for the gradient of its output."""
         layer.unfreeze()
         inputs = args[0] if args else next(iter(kwargs.values()))
         layer.check(inputs, output, self._batch, self._trained.dtype)
-        if not torch.is_grad_enabled():
-            return None
-        if any(p in self.gradients for p in layer.parameters.values()):
-            raise InvalidInput(f"{layer} ran again during the backward pass; use checkpoints with use_reentrant=False")
-        if self._in_backward:  # a checkpoint runs the layer again; its gradient goes to the first run
-            return output if output.requires_grad else _join(self._anchor, output.detach(), lambda gradient: None)
-        self._remember(f"input of {layer.name}", inputs)
-        self._remember(f"output of {layer.name}", output)
         self._waiting[layer] += 1
         for parameter in layer.parameters.values():
             self._users[parameter].add(layer)
@@ -89,22 +80,10 @@ class BackwardPass:
         output.register_hook(call.receive)
         return None
 
-    def _remember(self, name: str, values: Tensor) -> None:
-        if self.seen is not None:
-            self._counts[name] += 1
-            self.seen[f"{name} {self._counts[name]}"] = values.detach().clone()
-
     def backward(self, losses: Tensor) -> None:
         """Runs the backward pass, in which the layers hand over their gradients."""
-        if not isinstance(losses, Tensor) or losses.shape != (self._batch,) or not losses.is_floating_point():
-            shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise InvalidInput(
-                f"loss must give one number per record, shape ({self._batch},), got {shown}; "
-                'use reduction="none" and average over all dimensions but the first'
-            )
         if not losses.requires_grad:
             raise InvalidInput("loss does not depend on any trainable parameter; check the model for no_grad or detach")
-        self._in_backward = True
         names = self._trained.names
         found = torch.autograd.grad(losses, [self._anchor, *names], torch.ones_like(losses), allow_unused=True)
         for name, gradient in zip(names.values(), found[1:], strict=True):
@@ -113,13 +92,22 @@ class BackwardPass:
                     f"parameter {name} is used outside a call of its layer, where its gradients per record cannot be "
                     "seen; call the layer itself, leave weight decay to the optimizer, or freeze the parameter"
                 )
+        self.finish()
+
+    @property
+    def came(self) -> bool:
+        """Whether any gradient came."""
+        return bool(self._parts or self.gradients)
+
+    def finish(self) -> None:
+        """Merges what came, once no more comes."""
         for parameter in list(self._parts):
             self._finish(parameter)
 
     def _take(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         """From one call of a layer; a parameter is finished once all calls of the layers that use it have answered."""
-        self._remember(f"gradient at {layer.name}", gradient)
-        for name, gradients in layer.gradients(inputs, gradient.detach()).items():
+        gradient = gradient.detach() if self._scale == 1 else gradient.detach() * self._scale
+        for name, gradients in layer.gradients(inputs, gradient).items():
             self._parts[layer.parameters[name]].append(gradients)
         self._waiting[layer] -= 1
         for parameter in layer.parameters.values():
@@ -130,8 +118,7 @@ class BackwardPass:
         """Merges the gradients of a parameter and counts their norm; what they came from is let go."""
         first, *others = self._parts.pop(parameter)
         merged = first.merged(others) if others else first
-        self.gradients[parameter] = ExplicitGradients(merged.explicit()) if self._explicit else merged.smaller()
-        self.squared_norm += self.gradients[parameter].squared_norm()
+        self.add(parameter, ExplicitGradients(merged.explicit()) if self._explicit else merged.smaller())
 
 
 class _Call:
@@ -169,14 +156,3 @@ class _Leaf(torch.autograd.Function):
 
 
 _join: Callable[..., Any] = _Leaf.apply
-
-
-def _state(model: nn.Module) -> list[Tensor]:
-    """All parameters and buffers."""
-    own = (t for module in model.modules() for t in (*module._parameters.values(), *module._buffers.values()))
-    return [t for t in own if t is not None]
-
-
-def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:
-    if any(isinstance(a, PackedSequence) for a in args):
-        raise InvalidInput(f"{type(module).__name__} sorts the records of a PackedSequence; pass a padded tensor")

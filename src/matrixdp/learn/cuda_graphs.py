@@ -42,7 +42,10 @@ class CapturedGradients:
         size = _padded_size(len(targets))
         memory = tuple(p.data_ptr() for p in self.gradients.model.parameters())
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, memory)
-        self.gradients.probe(inputs, targets)
+        if not self.gradients.prepare(inputs, targets):
+            raise InvalidInput(
+                f"capture is for models whose graph can be traced; here {self.gradients.slow_because}. Leave it out"
+            )
         if key not in self._graphs:
             so_far = self.gradients.flat.clone()
             self.gradients.accumulate(inputs[:1], targets[:1])  # makes all its checks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +11,8 @@ from torch.utils.data import TensorDataset
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.independence import outputs
 from matrixdp.learn.layers.normalization import refuse_batch_statistics
-from matrixdp.learn.probe.independence import PROBED, check_independent
-from matrixdp.learn.probe.records import LARGE
-from matrixdp.learn.probe.state import check_unchanged, copies, snapshot
 from matrixdp.pipeline import Release, Spends, release
 from matrixdp.sensitivity import OneRow
 
@@ -30,9 +27,8 @@ class PrivateFeatures(nn.Module):
     features of all records once and adds noise; training on them is post-processing, for any number of epochs.
 
     Guarantee: the certificate of the release: one record replaced by another, the number of records public. It covers
-    the features alone: the front must not have been trained on these records and must treat each on its own, which is
-    probed and not proved (see `probe.independence`); labels get no noise, so they must be public or released by
-    other means.
+    the features alone: the front must not have been trained on these records. It cannot mix them, by construction
+    (`independence`). Labels get no noise, so they must be public or released by other means.
 
     Args:
         model: the network; its modules before `split` become the front, the rest the top.
@@ -88,19 +84,9 @@ class PrivateFeatures(nn.Module):
             )
         self.front.eval()
         with _check.withheld("model"):
-            last = len(inputs) % CHUNK
-            check_independent(
-                self.front, (inputs,), largest=max(LARGE, min(len(inputs), CHUNK)), sizes=[last] if last else []
-            )
-            found = copies(self.front, None)
-            front = self.front if found is None else found[0]  # nothing of the records stays behind in a copy
-            before = snapshot(model=front)
-            rows = _features(front, inputs)
-            check_unchanged(before, model=front)
+            rows = _features(self.front, inputs)
         change = OneRow(low=-1.0, high=1.0)
-        released = release(rows, change, budget, mechanism, ledger=ledger, note=note, **options)
-        certificate = released.certificate
-        return replace(released, certificate=replace(certificate, remark=PROBED))
+        return release(rows, change, budget, mechanism, ledger=ledger, note=note, **options)
 
     def dataset(self, released: Release, targets: Tensor) -> TensorDataset:
         """Released features with their targets, to train the top on."""
@@ -115,5 +101,4 @@ class PrivateFeatures(nn.Module):
 
 
 def _features(front: nn.Module, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([front(inputs[first : first + CHUNK]) for first in range(0, len(inputs), CHUNK)])
+    return torch.cat([outputs(front, (inputs[first : first + CHUNK],)) for first in range(0, len(inputs), CHUNK)])

@@ -1,42 +1,56 @@
-"""The sum of clipped gradients per record, from one forward and one backward pass.
+"""The sum of clipped gradients per record, of a model and a loss that cannot mix records.
 
-`backward` runs the pass, `layers` has the rule of each layer; here norms become weights, and the gradients are summed.
+Two ways lead to gradients per record. Where the traced graph of model and loss has a rule for every operation
+(`independence.traced`), one forward and one backward pass over the batch give them (`backward`), by a rule for each
+layer (`layers`). Everything else runs one record at a time (`independence.one_record`). Here norms become weights, and
+the gradients are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as trees
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.backward import BackwardPass
+from matrixdp.learn.backward import BackwardPass, Gradients
+from matrixdp.learn.independence.one_record import record_gradients
+from matrixdp.learn.independence.rules import NoRule, require
+from matrixdp.learn.independence.traced import TracedModel
 from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.rounding import factor_roundoff, roundoff
-from matrixdp.learn.layers.trainable import TrainableModel
-from matrixdp.learn.probe.independence import check_independent
-from matrixdp.learn.probe.records import LARGE
-from matrixdp.learn.probe.state import check_unchanged, configuration, snapshot
-from matrixdp.learn.probe.trials import Found, Run
+from matrixdp.learn.layers.trainable import Layer, TrainableModel
 
 Loss = Callable[[Any, Any], Tensor]
+Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
 
-# The largest batch of a probe, and the most numbers that its per-record gradients of a parameter may have.
-_LARGEST_PROBE, _LARGEST_GRADIENTS = 256, 1 << 22
+# The most numbers that gradients have, all records and parameters together, where each is formed.
+_MOST_NUMBERS = 1 << 27
+
+
+@dataclass(frozen=True)
+class _Fast:
+    """A traced graph, and its layers with trained parameters, each of which has a rule for gradients per record."""
+
+    graph: TracedModel
+    layers: Sequence[Layer]
 
 
 class ClippedGradients:
     """The sum over a batch of gradients per record, each clipped.
 
     Args:
-        model: A module whose trainable parameters lie in layers with a rule: Linear, Conv1d to 3d, Embedding,
-            LayerNorm, RMSNorm, GroupNorm, InstanceNorm, and the layers that Opacus adds or that are registered with it.
-            In each of them the first dimension of input and output must be the record, in the order of the batch.
-        loss: `loss(outputs, targets)` gives one value per record, as with reduction="none", from that record alone.
+        model: Any module; it takes tensors with one row per record. Those that PyTorch can trace, whose operations have
+            rules (`independence.rules`) and whose trained parameters lie in layers with a rule (Linear, Conv1d to 3d,
+            Embedding, LayerNorm, RMSNorm, GroupNorm, InstanceNorm) are fast; all others run one record at a time.
+        loss: `loss(outputs, targets)` gives one value per record, as with reduction="none".
         clip: The bound on one record's gradient.
         norm: "l2": the whole gradient is scaled by min(1, clip / its Euclidean norm). "linf": every entry is clamped to
             [-clip, clip]; this holds the gradients of all records in memory at once.
@@ -44,24 +58,25 @@ class ClippedGradients:
     Guarantee:
         Among n records, leaving one out changes `flat`, as computed, by a vector whose Euclidean norm ("l2") or largest
         entry ("linf") is at most clip (1 + 2 e), e = `sum_error(n)`; 2 e is 3e-5 for 60,000 records. Proved: a record's
-        contribution is within clip, as norms count their own rounding error, and the sum in float64 of any n of them
-        has an error of at most e clip; see `layers.rounding`. A record whose loss, gradient or squared norm is not
-        finite adds exactly zero. Assumed: model and loss treat each record on its own (probed), and the numbers that
-        kernels compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do not change
-        with the other records of the batch, not even in their last digits.
+        gradient is computed from that record alone (`independence`); its contribution is within clip, as norms count
+        their own rounding error; and the sum in float64 of any n of them has an error of at most e clip; see
+        `layers.rounding`. A record whose loss, gradient or squared norm is not finite adds exactly zero. Assumed: the
+        numbers that kernels compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do
+        not change with the other records of the batch, not even in their last digits.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:
         self._loss = loss
         self._clip = _check.length("clip", clip)
         self._norm = _check.choice("norm", norm, ("l2", "linf"))
-        self._trained = TrainableModel(model)
+        self._trained = TrainableModel(getattr(model, "_orig_mod", model))  # what torch.compile was given
         self._handed = self._trained.zeros(self._trained.dtype)
         self.flat = self._trained.zeros(torch.float64)  # its own memory also if the type is the same
         """The sum, in float64 whatever the parameters' type; private until noise is added."""
         self._totals = dict(self._trained.split(self.flat))
-        self._probed: set[tuple[Any, ...]] = set()
-        self._passes = 0
+        self._ways: dict[Any, _Fast | None] = {}
+        self.slow_because: str | None = None
+        """Why records run one at a time, if they do."""
         self.attach()
 
     @property
@@ -100,55 +115,127 @@ class ClippedGradients:
         for parameter, part in self._trained.split(self._handed):
             parameter.grad = part
 
-    @_check.withheld("model or loss")
-    def accumulate(self, inputs: Tensor | tuple[Tensor, ...], targets: Any) -> int:
+    def accumulate(self, inputs: Inputs, targets: Any) -> int:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
 
         Args:
-            inputs: What the model takes, one record per row; a tuple stands for several arguments.
-            targets: What the loss takes beside the model's output.
+            inputs: What the model takes, one record per row; a tuple stands for several arguments, a dictionary for
+                arguments by name.
+            targets: What the loss takes beside the model's output: tensors in tuples, lists and dictionaries.
 
         Returns:
             How many records were dropped because their loss or gradient was not finite.
         """
         arguments = _tensors(inputs)
-        if arguments[0].shape[0] == 0:
+        if _rows(arguments) == 0:
             return 0
-        self._trained.check_unchanged()
-        self.probe(inputs, targets)
-        found, finite = self._checked_pass(arguments, targets)
+        self.prepare(inputs, targets)
+        with _check.withheld("model or loss"):
+            return sum(self._accumulate(*part) for part in self._parts(arguments, targets))
+
+    def _accumulate(self, arguments: Any, targets: Any) -> int:
+        found, finite = self._pass(arguments, targets)
         with torch.no_grad():
             dropped = int((~finite).sum())  # the one wait for the device
             self._add(found, finite if dropped else None)
         return dropped
 
-    def add_present(self, arguments: tuple[Tensor, ...], targets: Any, present: Tensor) -> Tensor:
+    def add_present(self, arguments: Any, targets: Any, present: Tensor) -> Tensor:
         """`accumulate` for the records marked as present, without waiting for the device or checking the arguments."""
         found, finite = self._pass(arguments, targets)
         with torch.no_grad():
             self._add(found, finite & present)
             return (present & ~finite).sum()
 
-    def _checked_pass(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[BackwardPass, Tensor]:
-        """A pass; at the 1st, 2nd, 4th, 8th and so on, all state of model and loss is compared before and after it."""
-        self._passes += 1
-        if self._passes & (self._passes - 1):
-            return self._pass(arguments, targets)
-        before = snapshot(model=self.model, loss=self.loss)
-        found = self._pass(arguments, targets)
-        check_unchanged(before, model=self.model, loss=self.loss)
-        return found
+    def add_pass(self, found: BackwardPass) -> int:
+        """`accumulate` for a pass over a batch that was made elsewhere."""
+        finite = torch.isfinite(found.squared_norm)
+        with torch.no_grad():
+            self._add(found, finite)
+        return int((~finite).sum())
 
-    def _pass(self, arguments: tuple[Tensor, ...], targets: Any) -> tuple[BackwardPass, Tensor]:
+    def prepare(self, inputs: Inputs, targets: Any) -> bool:
+        """Finds the way for records of this shape; of the records, only shapes and types are used.
+
+        Returns:
+            Whether it is the fast one. If not, that is said once, as a warning.
+
+        Raises:
+            InvalidInput: if not even one record at a time can be computed.
+        """
+        arguments = _tensors(inputs)
+        self._trained.check_unchanged()
+        key = self._key(arguments, targets)
+        if key not in self._ways:
+            self._ways[key] = self._fast_way(arguments, targets)
+            if self._ways[key] is None:
+                warnings.warn(
+                    "records run one at a time, under torch.func.vmap, which takes several times as long: "
+                    f"{self.slow_because}",
+                    stacklevel=2,
+                )
+        return self._ways[key] is not None
+
+    @_check.withheld("model or loss")
+    def _fast_way(self, arguments: Any, targets: Any) -> _Fast | None:
+        """The traced graph; None, after a trial on zeros, where records run one at a time."""
+        try:
+            graph = TracedModel(self.model, self.loss, arguments, targets)
+            require(graph.row.numel() == 1, "loss gives several numbers per record")
+            require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
+            layers = TrainableModel(graph.model).layers()
+            require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
+            return _Fast(graph, layers or ())
+        except NoRule as reason:
+            zeros = trees.tree_map_only(Tensor, lambda t: t.new_zeros(1, *t.shape[1:]), (arguments, targets))
+            self._one_by_one(*zeros)
+            self.slow_because = str(reason)
+            return None
+
+    def _key(self, arguments: Any, targets: Any) -> Any:
+        """What the way depends on: shapes and types of records, which modules are in training mode, and autocast."""
+        leaves, structure = trees.tree_flatten((arguments, targets))
+        shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        parts = [part for part in (self.model, self.loss) if isinstance(part, nn.Module)]
+        modes = tuple(module.training for part in parts for module in part.modules())
+        return shapes, str(structure), modes, torch.is_autocast_enabled(self._trained.device.type)
+
+    def _parts(self, arguments: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+        """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
+        batch = _rows(arguments)
+        slow = self._ways[self._key(arguments, targets)] is None
+        stride = max(1, _MOST_NUMBERS // len(self.flat)) if slow else batch
+        for first in range(0, batch, stride):
+            rows = slice(first, first + stride)
+            yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
+
+    def _pass(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
         """Gradients and norms of a batch, and which records have a finite gradient."""
+        fast = self._ways[self._key(arguments, targets)]
+        if fast is None:
+            return self._one_by_one(arguments, targets)
         explicit = self.norm == "linf"
-        with torch.enable_grad(), BackwardPass(self._trained, arguments[0].shape[0], explicit=explicit) as found:
-            losses = self.loss(self.model(*arguments), targets)
+        batch = _rows(arguments)
+        with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
+            losses = _one_each(fast.graph(arguments, targets), batch)
             found.backward(losses)
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses.detach())
 
-    def _add(self, found: BackwardPass, kept: Tensor | None) -> None:
+    def _one_by_one(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
+        found = Gradients(self._trained, _rows(arguments))
+        named = {name: parameter for parameter, name in self._trained.names.items()}
+        gradients, losses = record_gradients(self.model, self.loss, named, arguments, targets)
+        with torch.autocast(self._trained.device.type, enabled=False):
+            for name, values in gradients.items():
+                found.add(named[name], ExplicitGradients(values.to(self._trained.wide)))
+        return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses)
+
+    def _add(self, found: Gradients, kept: Tensor | None) -> None:
         """Adds the clipped gradients of the records that are kept; of all when None is given."""
+        with torch.autocast(self._trained.device.type, enabled=False):
+            self._add_in_full(found, kept)
+
+    def _add_in_full(self, found: Gradients, kept: Tensor | None) -> None:
         squared_norm = found.squared_norm
         if self.norm == "l2":
             # Covers the sum over the parameters, the division, and the product of weight and gradient.
@@ -158,69 +245,42 @@ class ClippedGradients:
                 weights = weights.masked_fill_(~kept, 0.0)
         else:
             weights = torch.ones_like(squared_norm, dtype=torch.float64)
-            bound = _rounded_down(self.clip, self._trained.dtype)
+            bound = _rounded_down(self.clip, self._trained.wide)
         for parameter, gradients in found.gradients.items():
             usable = gradients if kept is None else gradients.masked(kept)
             if self.norm == "linf":
                 usable = ExplicitGradients(usable.explicit().clamp(-bound, bound))
             usable.add(weights, self._totals[parameter])
 
-    @property
-    def probed(self) -> bool:
-        """Whether a probe of model and loss, in their present configuration, found no dependence between records."""
-        return configuration(self.model, self.loss) in self._probed
 
-    @_check.withheld("model or loss")
-    def probe(self, inputs: Tensor | tuple[Tensor, ...], targets: Any, *, largest: int | None = None) -> None:
-        """Raises InvalidInput if these records show that the model mixes or stores records; runs until it is clear.
-
-        Nothing is added to `flat`. See `probe.independence` for what is tried.
-
-        Args:
-            inputs: records to try it with, as for `accumulate`.
-            targets: their targets.
-            largest: the size of the largest batch that is tried; as many as there are records, up to 256, if left out.
-        """
-        arguments = _tensors(inputs)
-        if arguments[0].shape[0] == 0 or self.probed:
-            return
-        self._trained.check_unchanged()
-        size = max(LARGE, min(arguments[0].shape[0] if largest is None else largest, _LARGEST_PROBE))
-        if check_independent(
-            self.model, arguments, loss=self.loss, targets=targets, prepare=self._probe_pass, largest=size
-        ):
-            self._probed.add(configuration(self.model, self.loss))
-
-    def _probe_pass(self, model: nn.Module, loss: Loss) -> Run:
-        """For a copy of the model: what each record adds to the sum, and the numbers that it is computed from."""
-        trained = TrainableModel(model)
-
-        def run(arguments: tuple[Tensor, ...], targets: Any) -> Found:
-            batch = arguments[0].shape[0]
-            current = BackwardPass(trained, batch, explicit=self.norm == "linf", remember=True)
-            with torch.enable_grad(), current:
-                losses = loss(model(*arguments), targets)
-                current.backward(losses)
-            found = {"losses": losses.detach(), "norms": current.squared_norm, **(current.seen or {})}
-            for parameter, name in trained.names.items():
-                if batch * parameter.numel() > _LARGEST_GRADIENTS:  # their factors are compared all the same
-                    continue
-                gradients = current.gradients.get(parameter)
-                found[f"gradient of {name}"] = (
-                    parameter.new_zeros(batch, *parameter.shape) if gradients is None else gradients.explicit()
-                )
-            return found
-
-        return run
+def _one_each(losses: Any, batch: int) -> Tensor:
+    """Losses of shape (batch,), or of a shape with as many numbers."""
+    if not isinstance(losses, Tensor) or losses.numel() != batch or not losses.is_floating_point():
+        shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise InvalidInput(
+            f"loss must give one number per record, shape ({batch},), got {shown}; "
+            'use reduction="none" and average over all dimensions but the first'
+        )
+    return losses.reshape(batch)
 
 
-def _tensors(inputs: Any) -> tuple[Tensor, ...]:
-    given = inputs if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence) else (inputs,)
-    if not given or not all(isinstance(t, Tensor) and t.ndim > 0 for t in given):
-        raise InvalidInput(f"inputs must be a tensor with one row per record, or a tuple of them, got {type(inputs)}")
-    if len({t.shape[0] for t in given}) > 1:
-        raise InvalidInput(f"inputs must have equally many rows, got {[t.shape[0] for t in given]}")
-    return tuple(t.detach() for t in given)
+def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
+    """The model's arguments by place or by name, as plain tensors, however nested, with equally many rows."""
+    several = isinstance(inputs, dict) or (isinstance(inputs, tuple) and not hasattr(inputs, "_fields"))
+    given = inputs if several else (inputs,)
+    leaves = trees.tree_leaves(given)
+    if not leaves or not all(isinstance(t, Tensor) and t.ndim > 0 for t in leaves):
+        raise InvalidInput(
+            f"inputs must be a tensor with one row per record, or a tuple or dictionary of them, got {type(inputs)}"
+        )
+    if len({t.shape[0] for t in leaves}) > 1:
+        raise InvalidInput(f"inputs must have equally many rows, got {[t.shape[0] for t in leaves]}")
+    found: tuple[Any, ...] | dict[str, Any] = trees.tree_map(lambda t: t.detach().as_subclass(Tensor), given)
+    return found
+
+
+def _rows(arguments: Any) -> int:
+    return int(trees.tree_leaves(arguments)[0].shape[0])
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:

@@ -1,4 +1,4 @@
-"""Torch's random numbers: secret ones for dropout, seeded ones for probes; the caller's own state is restored."""
+"""Torch's random numbers: secret ones for dropout; the caller's own state is restored."""
 
 from __future__ import annotations
 
@@ -38,12 +38,6 @@ def forked(device: torch.device) -> Iterator[None]:
     """Afterwards torch's random numbers continue as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
-
-
-def seed_all(device: torch.device, seed: int) -> None:
-    """Seeds torch's random numbers on the CPU and the device."""
-    torch.default_generator.manual_seed(seed)
-    _seed_device(device, seed)
 
 
 def _seed_device(device: torch.device, seed: int) -> None:

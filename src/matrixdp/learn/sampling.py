@@ -7,21 +7,24 @@ stored elsewhere cannot be distinguished from other records.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as trees
 from torch.utils import data as datasets
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.probe.records import POOL, chance
 from matrixdp.learn.randomness import secret_randomness
 from matrixdp.secure.entropy import Key
 
 _WORD = 1 << 64
+Collate = Callable[[list[Any]], Any]
 
 
 class PoissonSampler(datasets.Sampler[list[int]]):
@@ -60,15 +63,14 @@ class PoissonSampler(datasets.Sampler[list[int]]):
             yield np.flatnonzero(chosen).tolist()
 
 
-def loader(data: Any, rate: float, batches: int, generator: torch.Generator | None = None) -> datasets.DataLoader[Any]:
+def loader(
+    data: Any, rate: float, batches: int, generator: torch.Generator | None = None, collate: Collate | None = None
+) -> datasets.DataLoader[Any]:
     """A loader of Poisson batches over a data set; tensors are gathered at once, other data sets record by record."""
     sampler = PoissonSampler(len(data), rate, batches, generator)
-    if type(data) is datasets.TensorDataset:  # a subclass may do more, and per record
+    if type(data) is datasets.TensorDataset and collate is None:  # a subclass may do more, and per record
         return datasets.DataLoader(data, sampler=sampler, batch_size=None)
-    from opacus.data_loader import DPDataLoader  # seconds to load, and tensors do without
-
-    poisson = DPDataLoader(data, sample_rate=rate)  # for its collation, which gives empty batches their shape
-    return datasets.DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=poisson.collate_fn)
+    return datasets.DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=_Collation(data, collate))
 
 
 class _OneByOne(datasets.Dataset[Any]):
@@ -82,6 +84,46 @@ class _OneByOne(datasets.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.data[index]
+
+
+class _Collation:
+    """Makes a batch of records; a function that is not PyTorch's own sees one record at a time, and cannot mix them.
+
+    An empty batch has the structure and shapes of others, with no rows.
+    """
+
+    def __init__(self, data: Any, collate: Collate | None) -> None:
+        self._data = data
+        self._collate = None if collate is datasets.default_collate else collate
+
+    def __call__(self, records: list[Any]) -> Any:
+        if not records:
+            return trees.tree_map_only(Tensor, lambda t: t[:0], self([self._data[0]]))
+        if self._collate is None:
+            return datasets.default_collate(records)
+        each = [trees.tree_flatten(self._collate([record])) for record in records]
+        columns = zip(*(leaves for leaves, _ in each), strict=True)
+        return trees.tree_unflatten([torch.cat(column) for column in columns], each[0][1])
+
+
+def split(batch: Any, model: nn.Module) -> tuple[Any, Any]:
+    """What of a batch the model takes, and what the loss takes beside the model's outputs.
+
+    Of a tuple or list the last part is the target. Of a dictionary the model gets the entries that `forward` names, by
+    name, and the loss gets the dictionary. A single tensor is both.
+    """
+    if not all(isinstance(leaf, Tensor) for leaf in trees.tree_leaves(batch)):
+        raise InvalidInput("data must give tensors and numbers, in tuples and dictionaries; drop texts and other items")
+    if isinstance(batch, dict):
+        names = inspect.signature(model.forward).parameters
+        everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
+        inputs = {name: part for name, part in batch.items() if everything or name in names}
+        if not inputs:
+            raise InvalidInput("the model's forward must take an entry of the records by name, and takes none")
+        return inputs, batch
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
+    return (batch[0], batch[0]) if isinstance(batch, (tuple, list)) else (batch, batch)
 
 
 class Turn:
@@ -107,7 +149,7 @@ class PoissonBatch:
         """What the step uses; callers see copies, so that nothing they do to those changes the step."""
         self._versions = _version(inputs), _version(targets)
         self.turn = Turn(None) if turn is None else turn
-        self._shown: dict[str, tuple[Any, int]] = {}
+        self._shown: dict[str, tuple[Any, list[int | None]]] = {}
 
     @property
     def inputs(self) -> Any:
@@ -121,15 +163,15 @@ class PoissonBatch:
 
     def _copy(self, name: str, part: Any) -> Any:
         if name not in self._shown:
-            copied = part.clone()
-            self._shown[name] = copied, copied._version
+            copied = trees.tree_map_only(Tensor, torch.clone, part)
+            self._shown[name] = copied, _version(copied)
         return self._shown[name][0]
 
     @property
     def unchanged(self) -> bool:
         """Whether nothing was written into its tensors, as far as PyTorch counts writes."""
         drawn = (_version(self.drawn[0]), _version(self.drawn[1]))
-        return drawn == self._versions and all(copied._version == was for copied, was in self._shown.values())
+        return drawn == self._versions and all(_version(copied) == was for copied, was in self._shown.values())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self) or name in ("inputs", "targets"):
@@ -140,9 +182,10 @@ class PoissonBatch:
         super().__setattr__(name, value)
 
 
-def _version(part: Any) -> int | None:
-    """How many writes into a tensor PyTorch has counted."""
-    return part._version if isinstance(part, torch.Tensor) and not part.is_inference() else None
+def _version(part: Any) -> list[int | None]:
+    """How many writes into each tensor PyTorch has counted."""
+    leaves = [leaf for leaf in trees.tree_leaves(part) if isinstance(leaf, Tensor)]
+    return [None if leaf.is_inference() else leaf._version for leaf in leaves]
 
 
 def count_records(data: Any) -> int:
@@ -150,7 +193,7 @@ def count_records(data: Any) -> int:
     if isinstance(data, datasets.DataLoader):
         raise InvalidInput(
             "data must be a data set, got a DataLoader: its sampler is not Poisson sampling, and the guarantee rests "
-            "on that; pass loader.dataset and batch_size, and PrivateSGD draws the batches"
+            "on that; use make_private(model, optimizer, loader, ...), or pass loader.dataset and batch_size"
         )
     if isinstance(data, datasets.IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidInput(f"data must be a data set with a length and records by index, got {type(data).__name__}")
@@ -195,19 +238,11 @@ def _item_place(item: Any) -> tuple[int, int]:
     return rows.untyped_storage().data_ptr(), int(rows.storage_offset()) * rows.element_size()
 
 
-def some_records(data: Any, device: torch.device) -> tuple[Any, Any]:
-    """A few records for a probe, with many different targets, drawn apart from all batches."""
-    everywhere = range(len(data))
-    chosen = chance.sample(everywhere, min(POOL, len(data)))
-    if type(data) is datasets.TensorDataset:
-        targets = data.tensors[-1]
-        if targets.ndim == 1 and not targets.is_floating_point():
-            values, kinds = torch.unique(targets, return_inverse=True)
-            one_of_each = [chance.choice((kinds == kind).nonzero()[:, 0].tolist()) for kind in range(len(values[:32]))]
-            chosen = list(dict.fromkeys([*one_of_each, *chosen]))[:POOL]
-        found = data[chosen]
+def example(data: Any, device: torch.device, collate: Collate | None = None) -> Any:
+    """A batch of one record with the structure, shapes and types of the data, and zeros in place of its numbers."""
+    if type(data) is datasets.TensorDataset and collate is None:
+        found: Any = tuple(tensor[:1] for tensor in data.tensors)
     else:
         with secret_randomness(device):
-            found = datasets.default_collate([data[index] for index in chosen])
-    inputs, targets = (part.to(device) for part in found)
-    return inputs, targets
+            found = _Collation(data, collate)([data[0]])
+    return trees.tree_map_only(Tensor, lambda t: torch.zeros_like(t, device=device), found)

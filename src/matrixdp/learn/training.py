@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
+from rich.progress import Progress
 from torch import nn
+from torch.utils import _pytree as trees
 from torch.utils.data import TensorDataset
 
 from matrixdp import _check
@@ -28,9 +33,8 @@ from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.layers.rounding import sum_error
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
-from matrixdp.learn.probe.independence import noted
 from matrixdp.learn.randomness import secret_randomness
-from matrixdp.learn.sampling import PoissonBatch, Turn, count_records, loader, some_records
+from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, count_records, example, loader, split
 from matrixdp.mechanisms import RECIPES
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
@@ -39,7 +43,7 @@ from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 # Attributes that the guarantee rests on, which cannot be changed.
 FIXED = frozenset(
     {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
-     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges"}
+     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges", "collate"}
 )  # fmt: skip
 
 
@@ -51,16 +55,16 @@ class PrivateSGD:
     same; a record whose gradient is not finite counts as zero.
 
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, even if every
-    intermediate model is published; the number of records is public. Provided that each record is in the data once, and
-    that model and loss treat each on its own: this is probed before anything is spent, and not proved. A step that
-    would exceed the budget raises BudgetExceeded before its gradients are computed; a forked process takes none.
-    Losses, accuracies on the training records and the attribute `dropped` are not covered: they are private.
+    intermediate model is published; the number of records is public. Provided that each record is in the data once.
+    Model and loss cannot mix records, by construction (`independence`). A step that would exceed the budget raises
+    BudgetExceeded before its gradients are computed; a forked process takes none. Losses, accuracies
+    on the training records and the attribute `dropped` are not covered: they are private.
 
     Args:
         model: any module that ClippedGradients knows.
         optimizer: any optimizer of torch over the model's parameters.
-        data: a data set of (input, target) pairs; a TensorDataset is fastest. A DataLoader is refused: the sampling is
-            part of the guarantee.
+        data: a data set, whose items are (input, target), (several inputs, target) or dictionaries (see
+            `sampling.split`); a TensorDataset is fastest. For a DataLoader there is `make_private`.
         loss: (outputs, targets) -> one value per record, such as `nn.CrossEntropyLoss(reduction="none")`.
         budget: the guarantee for the whole training.
         batch_size: the expected size of a batch; each record joins with probability batch_size / len(data).
@@ -76,6 +80,7 @@ class PrivateSGD:
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
             networks; the model must not wait for the device as it runs.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
+        collate: makes a batch of a list of records; it is called with one record at a time.
         generator: a seeded generator of batches and noise, for reproducible studies; the certificate says so.
         accept_violation: take the steps that are planned even if the law given does not keep the budget over them
             (epsilon() says what they cost), or is not floating-point-safe (then the guarantee does not cover the
@@ -86,6 +91,8 @@ class PrivateSGD:
     Deviates: 1. any noise law; 2. the exact privacy profile of each step in place of moments; 3. grid noise; 4. sums
         are divided by the expected size of a batch, not by the size of the batch that was drawn.
     """
+
+    _remark = ""  # for the certificate
 
     def __init__(
         self,
@@ -105,6 +112,7 @@ class PrivateSGD:
         ledger: Ledger | None = None,
         capture: bool = False,
         largest_batch: int | None = None,
+        collate: Collate | None = None,
         generator: torch.Generator | None = None,
         accept_violation: bool = False,
         **options: Any,
@@ -119,7 +127,7 @@ class PrivateSGD:
                 raise InvalidInput("generator and ledger exclude each other: seeded noise is not private")
             warnings.warn("training with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
         # batches
-        self.data, self._records = data, count_records(data)
+        self.data, self._records, self.collate = data, count_records(data), collate
         if not _check.count("batch_size", batch_size) <= self._records:
             raise InvalidInput(f"batch_size must be at most the number of records, {self._records}, got {batch_size}")
         self.batch_size, self.rate = batch_size, batch_size / self._records
@@ -130,7 +138,7 @@ class PrivateSGD:
         self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping)
         self._captured = CapturedGradients(self.gradients) if capture else None
         self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
-        _check_optimizer(optimizer, model)
+        check_optimizer(optimizer, model)
         change = self.gradients.clip * (1 + 2 * sum_error(self._records + 1))  # a neighbour may have one record more
         self.sensitivity: Sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
         # noise, and how many steps it allows
@@ -150,7 +158,8 @@ class PrivateSGD:
     @property
     def certificate(self) -> Certificate:
         """What one step guarantees to the records in its batch; sampling and composition are the accountant's."""
-        return self.noise.certificate
+        found = self.noise.certificate
+        return replace(found, remark=self._remark) if self._remark else found
 
     def epsilon(self, delta: float | None = None) -> float:
         """What the steps so far guarantee together, at this delta, or at the budget's."""
@@ -162,6 +171,11 @@ class PrivateSGD:
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many epochs, on the model's device; an epoch has records / batch_size steps."""
+        for drawn, turn in self.draw(epochs):
+            yield PoissonBatch(*split(drawn, self.gradients.model), turn=turn)
+
+    def draw(self, epochs: int = 1) -> Iterator[tuple[Any, Turn]]:
+        """The same in the structure of the data, with the turn of each."""
         self.check_process()
         if count_records(self.data) != self._records:
             raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
@@ -169,21 +183,44 @@ class PrivateSGD:
         # a data set of another kind may change its records at random
         masks = nullcontext if type(self.data) is TensorDataset else self._secret_dropout
         with masks(), _check.withheld("data"):
-            drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator))
+            drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator, self.collate))
         while True:
             self.check_process()
             with masks(), _check.withheld("data"):
                 found = next(drawn, None)
             if found is None:
                 return
-            inputs, targets = (part.to(device, non_blocking=True) for part in found)
             turn = Turn(self, turn)
-            yield PoissonBatch(inputs, targets, turn=turn)
+            yield trees.tree_map_only(torch.Tensor, lambda part: part.to(device, non_blocking=True), found), turn
 
-    def train(self, epochs: int = 1) -> None:
-        """Takes the steps of so many epochs."""
-        for batch in self.batches(_check.count("epochs", epochs)):
-            self.step(batch)
+    def __iter__(self) -> Iterator[PoissonBatch]:
+        """The batches of one epoch, each for one step."""
+        return self.batches()
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        return self.epoch_steps
+
+    def train(
+        self, epochs: int = 1, *, progress: bool = False, callbacks: Sequence[Callable[[PrivateSGD, int], None]] = ()
+    ) -> None:
+        """Takes the steps of so many epochs.
+
+        Args:
+            epochs: how many.
+            progress: shows a progress bar.
+            callbacks: each is called as `callback(trainer, epoch)` after each epoch, counted from 1, to measure on
+                public records, save a checkpoint or step a scheduler. What they raise ends the training.
+        """
+        epochs = _check.count("epochs", epochs)
+        with Progress(disable=not progress) as bar:
+            task = bar.add_task("private SGD", total=epochs * self.epoch_steps)
+            for epoch in range(1, epochs + 1):
+                for batch in self:
+                    self.step(batch)
+                    bar.advance(task)
+                for callback in callbacks:
+                    callback(self, epoch)
 
     def step(self, batch: PoissonBatch) -> None:
         """Takes one step.
@@ -211,25 +248,38 @@ class PrivateSGD:
                 "the batch was changed after it was drawn; change records in the data set, one at a time, or in the "
                 "model: what is done to a batch as a whole is not covered by the guarantee"
             )
+        self.check_turn(batch.turn)
+        self._prepare(batch)
+        self.take(batch.turn, functools.partial(self._sum, batch))
+        self.optimizer.step()
+
+    def _sum(self, batch: PoissonBatch) -> None:
+        """Adds the gradients of a batch."""
+        with self._secret_dropout():
+            for inputs, targets in self._parts(batch):
+                self.dropped = self.dropped + self._accumulate(inputs, targets)
+
+    def check_turn(self, turn: Turn) -> None:
+        """Raises BudgetExceeded or InvalidInput if this batch must not have a step."""
         if not self.steps < self.affordable:
             raise BudgetExceeded(
                 f"all {self.affordable} steps planned for the budget ({self.budget}) are taken; this one was refused"
             )
-        if batch.turn.before is not None and not batch.turn.before.used:
+        if turn.before is not None and not turn.before.used:
             raise InvalidInput(
                 "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
                 "there is a step must not depend on the records. To stop early, leave the loop"
             )
-        _check_optimizer(self.optimizer, self.model)
-        self._prepare(batch)
+        check_optimizer(self.optimizer, self.model)
+
+    def take(self, turn: Turn, add_gradients: Callable[[], None]) -> None:
+        """Pays for a step, and makes the noisy average of clipped gradients the gradient of the parameters."""
         self._charges.pay(self.steps)
-        batch.turn.take()
+        turn.take()
         flat = self.gradients.flat
         try:
             self.gradients.zero()  # an empty batch moves the model too
-            with self._secret_dropout():
-                for inputs, targets in self._parts(batch):
-                    self.dropped = self.dropped + self._accumulate(inputs, targets)
+            add_gradients()
             self.steps += 1  # before the noise: a step that fails half way counts
             self.noise.add_(flat)
         except BaseException:
@@ -237,19 +287,15 @@ class PrivateSGD:
             raise
         flat.div_(self.batch_size)
         self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
-        self.optimizer.step()
 
-    def probe(self) -> None:
-        """Raises InvalidInput if some of the records show that the model mixes or stores records; spends nothing.
+    def prepare(self) -> None:
+        """Traces the model, or tries one record at a time; raises InvalidInput if neither can be done. Spends nothing.
 
-        The first step does this by itself. The records are drawn separately from the batches.
+        The first step does this by itself. Of the records, only shapes and types are used.
         """
-        if not self.gradients.probed:
-            with _check.withheld("data"):
-                inputs, targets = some_records(self.data, self.gradients.flat.device)
-            # batches may be larger than expected, but hardly by more than six standard deviations
-            likely = min(self._records, math.ceil(self.batch_size + 6 * math.sqrt(self.batch_size)))
-            self.gradients.probe(inputs, targets, largest=min(likely, self.largest_batch or likely))
+        with _check.withheld("data"):
+            found = example(self.data, self.gradients.flat.device, self.collate)
+        self.gradients.prepare(*split(found, self.gradients.model))
 
     def check_process(self) -> None:
         """Raises InvalidInput in a forked process: it would take the steps that are paid for once more."""
@@ -313,7 +359,7 @@ class PrivateSGD:
                 raise InvalidInput(
                     f"noise must be a mechanism's name, or a law on all {size} parameters, got {_check.kind(noise)}"
                 )
-            return ParameterNoise(noted(noise), self.sensitivity, largest, generator=self.generator)
+            return ParameterNoise(noise, self.sensitivity, largest, generator=self.generator)
         if RECIPES[_check.choice("noise", noise, RECIPES)].refuted:
             raise GuaranteeViolated(
                 f"{noise} rests on a theorem that is false, so no size of it is known to be enough; use "
@@ -322,7 +368,7 @@ class PrivateSGD:
         if planned is None:
             raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
         shapes = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
-        law = noted(propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options))
+        law = propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options)
         if isinstance(law, Gaussian):
             law = balanced(law, self.sensitivity)
         sized = sized_together(law, self.sensitivity, self.budget, planned, self.rate)
@@ -362,7 +408,8 @@ class PrivateSGD:
 
     def _prepare(self, batch: PoissonBatch) -> None:
         """Everything that can fail for other reasons than the budget, before anything is spent."""
-        self.probe()
+        if not self._ready:
+            self.prepare()
         if not self._ready and self.generator is None:
             self.noise.add_(torch.zeros_like(self.gradients.flat))  # imports and compiles the sampler
         self._ready = True
@@ -376,10 +423,11 @@ class PrivateSGD:
         return secret_randomness(self.gradients.flat.device) if self.generator is None else nullcontext()
 
     def _parts(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
-        inputs, targets = batch.drawn
-        stride = self.largest_batch or max(len(targets), 1)
-        for first in range(0, len(targets), stride):
-            yield inputs[first : first + stride], targets[first : first + stride]
+        records = len(trees.tree_leaves(batch.drawn)[0])
+        stride = self.largest_batch or max(records, 1)
+        for first in range(0, records, stride):
+            rows = operator.itemgetter(slice(first, first + stride))
+            yield trees.tree_map_only(torch.Tensor, rows, batch.drawn)
 
 
 def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | None:
@@ -390,8 +438,12 @@ def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | N
     return None if steps is None else _check.count("steps", steps)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Every parameter that the optimizer changes must get its gradient here, with noise."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput(
+            "optimizer must take one gradient per step; LBFGS asks for several, each of which would cost"
+        )
     private = {id(p) for p in model.parameters() if p.requires_grad}
     others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in private]
     if others:

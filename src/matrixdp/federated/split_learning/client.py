@@ -16,8 +16,8 @@ from matrixdp.federated.participant import Arrays, Charge, Declined, Participant
 from matrixdp.federated.split_learning.plan import SplitPlan
 from matrixdp.federated.tensors import checked, device_of, flat, load, trainable
 from matrixdp.learn.gradients import ClippedGradients
+from matrixdp.learn.independence import outputs
 from matrixdp.learn.layers.normalization import refuse_batch_statistics
-from matrixdp.learn.probe.independence import check_independent
 from matrixdp.privacy.certificate import Certificate
 
 Features = npt.NDArray[np.float32]
@@ -26,8 +26,8 @@ Features = npt.NDArray[np.float32]
 class SplitClient:
     """A participant with its attributes of all records, its own network, and its ledger.
 
-    Guarantee: that of `plan`, for everything that `answer` has returned; with unit "record", provided that the network
-    treats each record on its own, which is probed and not proved.
+    Guarantee: that of `plan`, for everything that `answer` has returned. The network cannot mix records, by
+    construction (`learn.independence`).
 
     Args:
         network: maps the attributes to one vector per record; tanh is applied to it. It runs in evaluation mode, so
@@ -46,9 +46,6 @@ class SplitClient:
         self.inputs = checked("inputs", inputs, device_of(network))
         if len(self.inputs) != plan.records:
             raise InvalidInput(f"inputs must have the {plan.records} records of the plan, got {len(self.inputs)}")
-        if plan.unit == "record":
-            sizes = {plan.batch_size, plan.records % plan.batch_size} - {0}  # the only sizes of batches in the plan
-            check_independent(self.network, (self.inputs,), sizes=sorted(sizes))
         features = self._features(self.inputs[:1])
         if features.ndim != 2:
             raise InvalidInput(f"network must give one vector per record, got shape {tuple(features.shape)} for one")
@@ -57,7 +54,7 @@ class SplitClient:
         self.guarantees = plan.guarantees(*self._certificates())
         if self.update_noise is not None:
             self.gradients = ClippedGradients(self.network, _inner_product, clip=plan.clip)
-            self.gradients.probe(self.inputs, torch.randn(len(self.inputs), features.shape[1]).to(self.inputs.device))
+            self.gradients.prepare(self.inputs[:1], features)
         self.initial = flat(self.network).cpu().numpy()
         self.participant = Participant(folder, plan.budget)
 
@@ -110,8 +107,8 @@ class SplitClient:
         load(self.network, torch.from_numpy(weights.get("weights", self.initial)))
 
     def _features(self, inputs: Tensor) -> Tensor:
-        with torch.no_grad(), _check.withheld("network"):
-            return torch.as_tensor(self.network(inputs))
+        with _check.withheld("network"):
+            return outputs(self.network, (inputs,))
 
     def _certificates(self) -> list[Certificate]:
         return [noise.certificate for noise in (self.noise, self.update_noise) if noise is not None]

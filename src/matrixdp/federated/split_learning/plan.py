@@ -22,7 +22,6 @@ from matrixdp.federated.split_learning.noise import FeatureNoise
 from matrixdp.federated.tensors import trainable
 from matrixdp.learn.layers.rounding import sum_error
 from matrixdp.learn.noise import ParameterNoise, propose
-from matrixdp.learn.probe.independence import noted
 from matrixdp.mechanisms import RECIPES, calibrate_gaussian
 from matrixdp.pipeline import mu_of_each
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
@@ -141,7 +140,7 @@ class SplitPlan:
         each = budget_of_each(self.budget, releases)
         law = calibrate_gaussian(self.mechanism, shape=shape, sensitivity=sensitivity, budget=each, **options)
         law, drawing = sized(law, sensitivity, mu_of_each(self.budget, releases), self.size)
-        return FeatureNoise(noted(law) if self.unit == "record" else law, sensitivity, drawing)
+        return FeatureNoise(law, sensitivity, drawing)
 
     def update_noise(self, network: nn.Module) -> ParameterNoise | None:
         """The noise of a participant's own training; None where it needs none."""
@@ -150,7 +149,7 @@ class SplitPlan:
         sensitivity = Frobenius(2 * self.clip * (1 + sum_error(self.batch_size)), adjacency=REPLACE)
         law = propose("analytic", [tuple(p.shape) for p in trainable(network)], sensitivity)
         law, drawing = sized(law, sensitivity, mu_of_each(self.budget, self.epochs / self.update_share), "exact")
-        return ParameterNoise(noted(law), sensitivity, self.batch_size * sensitivity.radius / 2, drawing=drawing)
+        return ParameterNoise(law, sensitivity, self.batch_size * sensitivity.radius / 2, drawing=drawing)
 
     def guarantees(self, *certificates: Certificate) -> SplitGuarantees:
         """What a whole run guarantees, from the certificates of a batch: of its features, and of its training."""

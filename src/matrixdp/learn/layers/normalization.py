@@ -23,17 +23,18 @@ def refuse_batch_statistics(network: nn.Module, use: Use = "gradients") -> None:
     mode too. Running statistics, which instance normalization may keep too, are buffers, no parameters.
 
         use                                               statistics of the batch        running statistics
-        gradients    gradients per record                 refused: they mix records      refused: they store records
+        gradients    gradients per record                 refused: they mix records      allowed in evaluation mode
         evaluation   a network in evaluation mode         refused: they mix records      allowed: they are constants
         updates      what a client sends as a whole       allowed: all are its own       refused: they are not sent
     """
     for name, module in network.named_modules():
         batch, running = isinstance(module, _BatchNorm), bool(getattr(module, "track_running_stats", False))
         layer = f"layer {name or '(the model)'} ({type(module).__name__})"
-        if use == "gradients" and (batch or running):
+        frozen = not module.training and running
+        if use == "gradients" and (batch or running) and not frozen:
             raise InvalidInput(
                 f"{layer} mixes the records of a batch; use nn.GroupNorm instead "
-                "(opacus.validators.ModuleValidator.fix(model) replaces it)"
+                "(opacus.validators.ModuleValidator.fix(model) replaces it), or freeze it in evaluation mode"
             )
         if use == "evaluation" and batch and module.running_mean is None:
             raise InvalidInput(

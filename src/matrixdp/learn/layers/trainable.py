@@ -13,34 +13,22 @@ from matrixdp.learn.layers import rule_for
 from matrixdp.learn.layers.base import RecordGradients
 from matrixdp.learn.layers.normalization import refuse_batch_statistics
 
-_REPLACEMENTS: dict[type[nn.Module], str] = {
-    nn.LSTM: "use opacus.layers.DPLSTM instead",
-    nn.GRU: "use opacus.layers.DPGRU instead",
-    nn.RNN: "use opacus.layers.DPRNN instead",
-    nn.MultiheadAttention: "use opacus.layers.DPMultiheadAttention(..., batch_first=True) instead",
-    nn.EmbeddingBag: "use nn.Embedding and a sum over the tokens instead",
-}
-_OTHERWISE = (
-    "build it from layers such as nn.Linear, register a rule with opacus.grad_sample.register_grad_sampler, or freeze "
-    "it with requires_grad_(False)"
-)
-
 
 class TrainableModel:
-    """A model whose trainable parameters all lie in layers with a rule and have one type and device.
-
-    Their gradients are laid out one after the other in one vector.
-    """
+    """A model whose trainable parameters have one type and device; gradients are laid out in one vector."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.layers = model, _trainable_layers(model)
+        self.model = model
+        refuse_batch_statistics(model)
         self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         kinds = {(p.dtype, p.device) for p in self.names}
         if len(kinds) != 1:
             raise InvalidInput(f"model must have trainable parameters of one type on one device, got {kinds or 'none'}")
         ((self.dtype, self.device),) = kinds
-        if self.dtype not in (torch.float32, torch.float64):
-            raise InvalidInput(f"model must have float32 or float64 parameters, got {self.dtype}; call model.float()")
+        if not self.dtype.is_floating_point:
+            raise InvalidInput(f"model must have floating-point parameters, got {self.dtype}; call model.float()")
+        self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        """The type of norms, and of gradients per record that are formed in a shorter type."""
 
     def zeros(self, dtype: torch.dtype) -> Tensor:
         """A vector with an entry for each trainable number."""
@@ -59,6 +47,15 @@ class TrainableModel:
         if not all(p.device == self.device and p.dtype == self.dtype for p in trainable):
             raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
         refuse_batch_statistics(self.model)
+
+    def layers(self) -> list[Layer] | None:
+        """The layers that hold trainable parameters; None if one of them has no rule for gradients per record."""
+        layers = [
+            Layer(name, module, {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad})
+            for name, module in self.model.named_modules()
+        ]
+        holding = [layer for layer in layers if layer.parameters]
+        return holding if all(layer.has_rule() for layer in holding) else None
 
 
 @dataclass(eq=False, frozen=True)
@@ -105,24 +102,3 @@ class Layer:
                 )
             if tensor.is_floating_point() and tensor.dtype != dtype:
                 raise InvalidInput(f"the {word} of {self} is {tensor.dtype}, its parameters {dtype}; turn off autocast")
-
-
-def _trainable_layers(model: nn.Module) -> list[Layer]:
-    """The layers that hold trainable parameters; refuses what mixes records and what has no rule."""
-    refuse_batch_statistics(model)
-    layers: list[Layer] = []
-    others: list[Layer] = []
-    for name, module in model.named_modules():
-        layer = Layer(name, module, {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad})
-        if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.max_norm is not None):
-            raise InvalidInput(f"{layer} mixes the records of a batch; leave out scale_grad_by_freq and max_norm")
-        if layer.parameters:
-            (layers if layer.has_rule() else others).append(layer)
-    # A module may also list the parameters of the layers in it, as Opacus's DPLSTM does.
-    covered = {p for layer in layers for p in layer.parameters.values()}
-    for layer in others:
-        missing = sorted(key for key, p in layer.parameters.items() if p not in covered)
-        remedy = _REPLACEMENTS.get(type(layer.module), _OTHERWISE)
-        if missing:
-            raise InvalidInput(f"{layer} holds {', '.join(missing)} without a rule for gradients per record; {remedy}")
-    return layers

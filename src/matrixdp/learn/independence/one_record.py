@@ -1,0 +1,197 @@
+"""Model and loss see one record at a time, so that they cannot mix records, whatever they do.
+
+A function of one record runs under `torch.func.vmap`: every tensor that it sees has that record alone in it, with a
+batch dimension of one, and PyTorch computes all records at once behind it. That leaves three ways in which a record
+could reach another, and each is closed:
+
+1. What is kept. A copy of the model and of the loss runs, and is thrown away; so whatever they assign to themselves is
+   gone. Parameters and buffers are the model's own, and PyTorch refuses writes into them that depend on a record. What
+   is kept elsewhere (in a global variable, a closure, a queue) would be used in a later pass: every tensor that the
+   function makes is watched, and if one outlives the pass, the pass is refused.
+2. What becomes a number, a string or a condition in Python. PyTorch has no single value to give under vmap, and raises;
+   printing a tensor would show it, and is refused here.
+3. Code that reaches behind vmap on purpose. A custom autograd function with a `vmap` rule of its own gets the whole
+   batch, and is refused. What uses private parts of PyTorch to unwrap tensors is not found.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.autograd_function import custom_function_call
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as trees
+
+from matrixdp.errors import InvalidInput
+from matrixdp.learn.independence.rebuilt import rebuilt
+
+# A printed record could decide what Python does next; a node of the autograd graph keeps records alive unseen.
+_REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, vars(torch._C.TensorBase)["grad_fn"].__get__})
+
+
+def record_gradients(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], parameters: dict[str, nn.Parameter], inputs: Any, targets: Any
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Each record's gradient of each of these parameters, (records, *shape), and its loss, (records,).
+
+    Args:
+        model: runs as `model(*inputs)`, or `model(**inputs)`, on a batch of one record.
+        loss: (outputs, targets) of one record -> one number.
+        parameters: by the names that they have in the model.
+        inputs: a tuple or dictionary of the model's arguments; tensors in them, however nested, have a row per record.
+        targets: likewise.
+    """
+    values = {name: parameter.detach() for name, parameter in parameters.items()}
+    ids = {name: id(parameter) for name, parameter in parameters.items()}
+
+    def loss_of_one(
+        values: dict[str, Tensor], own_model: nn.Module, own_loss: Any, record: Any
+    ) -> tuple[Tensor, Tensor]:
+        arguments, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        outputs = _call(own_model, {ids[name]: value for name, value in values.items()}, arguments)
+        found = own_loss(outputs, target)
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
+        return found.reshape(()), found.detach().reshape(())
+
+    def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
+        own_model, own_loss = _scratch(model), _scratch(loss)
+        found: tuple[dict[str, Tensor], Tensor] = torch.func.grad(loss_of_one, has_aux=True)(
+            values, own_model, own_loss, record
+        )
+        return found
+
+    gradients, losses = each_record(of_one, (inputs, targets))
+    return gradients, losses
+
+
+def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
+    """The model's output for each record, one row per record, without gradients."""
+
+    def of_one(record: Any) -> Tensor:
+        arguments = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        found = _call(_scratch(model), {}, arguments)
+        if not isinstance(found, Tensor) or found.ndim < 1 or found.shape[0] != 1:
+            raise InvalidInput("model must give a tensor with one row for a batch of one record")
+        return found.squeeze(0)
+
+    with torch.no_grad():
+        outputs: Tensor = each_record(of_one, inputs)
+    return outputs
+
+
+def each_record(function: Callable[[Any], Any], records: Any) -> Any:
+    """Applies a function of one record to all of them.
+
+    Guarantee: what it gives for a record is a function of that record, of constants and of random numbers alone.
+
+    Raises:
+        InvalidInput: if PyTorch cannot run it so, or something that it computed is kept.
+    """
+    leaves = trees.tree_leaves(records)
+    if not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
+        raise InvalidInput(
+            "a batch must consist of tensors with one row per record; it holds something that is no tensor"
+        )
+    with warnings.catch_warnings(), _no_autocast_cache(), _Watch() as watch:
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
+        try:
+            found = torch.func.vmap(function, randomness="different")(records)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            raise InvalidInput(
+                "model and loss run one record at a time here, and PyTorch cannot do that: they read a value of a "
+                "record into Python, write into a buffer, or use an operation that vmap does not know. Use layers such "
+                "as nn.GroupNorm that keep nothing, and torch.where in place of conditions"
+            ) from _without_values(error)
+    results = {id(leaf) for leaf in (*leaves, *trees.tree_leaves(found))}
+    if watch.survivors(results):
+        raise InvalidInput(
+            "model or loss keeps tensors of records after it ran, outside of itself (in a global variable, a closure, "
+            "or on its class), where a later batch could meet them; keep nothing, or keep it in an attribute of its own"
+        )
+    return found
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps weak references to all tensors that are made while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[Tensor]] = []
+        self._modes = torch._C._len_torch_dispatch_stack()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _REFUSED and torch.func.debug_unwrap(args[0]) is not args[0]:
+            raise RuntimeError(f"{function.__name__} of a tensor, which holds a record, is used")
+        if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
+            raise RuntimeError("a custom operation or a dispatch mode would be handed the whole batch")
+        found = function(*args, **(kwargs or {}))
+        self._made.extend(weakref.ref(leaf) for leaf in trees.tree_leaves(found) if isinstance(leaf, Tensor))
+        return found
+
+    def survivors(self, results: set[int]) -> bool:
+        """Whether anything outlived the pass but its results."""
+        if self._alive(results):
+            gc.collect()  # what only a reference cycle holds is not kept
+        return self._alive(results)
+
+    def _alive(self, results: set[int]) -> bool:
+        alive = (reference() for reference in self._made)
+        return any(
+            tensor is not None and id(tensor) not in results and not isinstance(tensor, nn.Parameter)
+            and torch.func.debug_unwrap(tensor) is not tensor
+            for tensor in alive
+        )  # fmt: skip
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast would keep the parameters that it has cast."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+def _behind(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function has code for a whole batch: a custom operation, or an autograd function's own `vmap`."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return not str(function).startswith(("aten.", "prims."))
+    if function is custom_function_call:
+        return args[0].vmap is not torch.autograd.Function.vmap
+    return False
+
+
+def _scratch(part: Any) -> Any:
+    """A copy to be thrown away, with the very parameters and buffers; functions have nothing of their own to copy."""
+    if not isinstance(part, nn.Module):
+        return copy.deepcopy(part)
+    own = {id(tensor): tensor for tensor in (*part.parameters(), *part.buffers())}
+    return rebuilt(copy.deepcopy(part, own), stacked=True)
+
+
+def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:
+    """Runs a copy with these values of parameters, by their ids.
+
+    Buffers are copies, so that a counter that is written into is left as it was.
+    """
+    tensors = {name: values.get(id(p), p.detach()) for name, p in part.named_parameters()}
+    buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
+    by_place, by_name = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    return torch.func.functional_call(part, tensors | buffers, by_place, by_name)
+
+
+def _without_values(error: Exception) -> Exception | None:
+    """The error of PyTorch, whose text names operations and shapes; others may quote what a record holds."""
+    return error if isinstance(error, RuntimeError) else None

@@ -1,0 +1,192 @@
+"""PyTorch's recurrent and attention layers, rebuilt from linear layers that share their parameters.
+
+PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not know, and that shows nothing of
+its gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their
+linear layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and
+starts from zeros. Likewise self-attention without masks. What calls them otherwise runs one record at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from matrixdp.learn.independence.rules import Batched, module, require
+
+State = tuple[Tensor, ...]
+Step = Callable[[Tensor, nn.Module, State], State]
+
+
+def _rnn(activation: Callable[[Tensor], Tensor]) -> Step:
+    return lambda given, hidden, state: (activation(given + hidden(state[0])),)
+
+
+def _lstm(given: Tensor, hidden: nn.Module, state: State) -> State:
+    enter, forget, new, leave = (given + hidden(state[0])).chunk(4, dim=-1)
+    cell = forget.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
+
+
+def _gru(given: Tensor, hidden: nn.Module, state: State) -> State:
+    reset, update, new = given.chunk(3, dim=-1)
+    kept_reset, kept_update, kept_new = hidden(state[0]).chunk(3, dim=-1)
+    update = (update + kept_update).sigmoid()
+    new = (new + (reset + kept_reset).sigmoid() * kept_new).tanh()
+    return ((1 - update) * new + update * state[0],)
+
+
+class Recurrent(nn.Module):
+    """What an nn.LSTM, nn.GRU or nn.RNN computes, as a loop over time; it has the parameters of the layer.
+
+    With `stacked` the last states are given as PyTorch does, (layers, batch, width); without, as a tuple of
+    (batch, width), which has one row per record.
+    """
+
+    def __init__(self, layer: Any, *, stacked: bool) -> None:
+        super().__init__()
+        self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # as models ask for them
+        self.hidden_size, self.dropout, self.batch_first = layer.hidden_size, layer.dropout, layer.batch_first
+        self.stacked, self.ways, self.parts = stacked, 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
+        steps = {nn.LSTM: _lstm, nn.GRU: _gru}
+        activation = torch.relu if layer.mode == "RNN_RELU" else torch.tanh
+        self.step: Step = steps.get(type(layer)) or _rnn(activation)
+        names = [f"l{n}{way}" for n in range(layer.num_layers) for way in ("", "_reverse")[: self.ways]]
+        self.inputs = nn.ModuleList(_linear(layer, f"weight_ih_{name}", f"bias_ih_{name}") for name in names)
+        self.hidden = nn.ModuleList(_linear(layer, f"weight_hh_{name}", f"bias_hh_{name}") for name in names)
+
+    def forward(self, x: Tensor, start: Any = None) -> tuple[Tensor, Any]:
+        """Outputs at all times, and the last states."""
+        x = x if self.batch_first else x.transpose(0, 1)
+        zeros = x.new_zeros(x.shape[0], self.hidden_size)
+        last: list[State] = []
+        for place in range(0, len(self.inputs), self.ways):
+            if place:
+                x = functional.dropout(x, self.dropout, self.training)
+            found = []
+            for way in range(self.ways):
+                given = start if self.parts == 2 or start is None else (start,)
+                state = (zeros,) * self.parts if given is None else tuple(part[place + way] for part in given)
+                outputs, state = self._over_time(place + way, x, state)
+                found.append(outputs)
+                last.append(state)
+            x = torch.cat(found, -1)
+        kept = [torch.stack(part) if self.stacked else part for part in zip(*last, strict=True)]
+        return x if self.batch_first else x.transpose(0, 1), kept[0] if self.parts == 1 else tuple(kept)
+
+    def _over_time(self, place: int, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One layer, one way: every second one goes back in time if there are two ways."""
+        back = place % self.ways
+        outputs, hidden = [], self.hidden[place]
+        for now in self.inputs[place](x).unbind(dim=1)[:: -1 if back else 1]:
+            state = self.step(now, hidden, state)
+            outputs.append(state[0])
+        return torch.stack(outputs[:: -1 if back else 1], 1), state
+
+
+@module(Recurrent)
+def recurrent(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Records first, then time; from zeros, as states that are given have another dimension first."""
+    require(len(args) == 1 and isinstance(args[0], Batched) and not kwargs, "starts from given states")
+    require(layer.batch_first and not layer.stacked and args[0].meta.ndim == 3, "needs batch_first=True")
+
+
+class SelfAttention(nn.Module):
+    """What an nn.MultiheadAttention with batch_first=True computes of a sequence that attends to itself, unmasked."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.heads, self.dropout = layer.num_heads, layer.dropout
+        self.project = _linear(layer, "in_proj_weight", "in_proj_bias")
+        self.out = _linear(layer.out_proj, "weight", "bias")
+
+    def forward(self, x: Tensor, *_: Any, need_weights: bool = True) -> tuple[Tensor, None]:
+        """The outputs. A graph that uses the attention weights, which are not given, is refused."""
+        batch, tokens, width = x.shape
+        parts = self.project(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        found = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], dropout_p=dropout)
+        return self.out(found.transpose(1, 2).reshape(batch, tokens, width)), None
+
+
+@module(SelfAttention)
+def self_attention(_: Any, *args: Any, need_weights: bool = True) -> None:
+    """Query, key and value are the same, with a dimension for records and one for tokens."""
+    require(len(args) == 3 and args[0] is args[1] is args[2], "attends to something else than itself")
+    require(isinstance(args[0], Batched) and args[0].meta.ndim == 3, "has no dimension for tokens")
+
+
+class EncoderLayer(nn.Module):
+    """What an nn.TransformerEncoderLayer computes without masks, with all its layers but the attention."""
+
+    norm1: nn.Module
+    norm2: nn.Module
+    dropout: nn.Module
+    dropout1: nn.Module
+    dropout2: nn.Module
+    linear1: nn.Module
+    linear2: nn.Module
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._modules = dict(layer._modules)
+        self.self_attn = SelfAttention(layer.self_attn)
+        self.norm_first, self.activation = layer.norm_first, layer.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention and two linear layers, each beside the identity, and normalized before or after."""
+        if self.norm_first:
+            x = x + self._attend(self.norm1(x))
+            return x + self._feed(self.norm2(x))
+        x = self.norm1(x + self._attend(x))
+        found: Tensor = self.norm2(x + self._feed(x))
+        return found
+
+    def _attend(self, x: Tensor) -> Tensor:
+        found: Tensor = self.dropout1(self.self_attn(x, x, x, need_weights=False)[0])
+        return found
+
+    def _feed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        return found
+
+
+def rebuilt(model: Any, *, stacked: bool) -> Any:
+    """The model, whose recurrent layers are replaced, and without `stacked` those of attention.
+
+    For copies, since it changes the model itself.
+    """
+    kind = type(model)
+    if not isinstance(model, nn.Module) or "forward" in vars(model):
+        return model
+    if kind in (nn.LSTM, nn.GRU, nn.RNN) and not model.proj_size:
+        return Recurrent(model, stacked=stacked).train(model.training)
+    if kind is nn.MultiheadAttention and not stacked and _is_plain(model):
+        return SelfAttention(model).train(model.training)
+    if kind is nn.TransformerEncoderLayer and not stacked and _is_plain(model.self_attn):
+        return EncoderLayer(model).train(model.training)
+    for name, child in model._modules.items():
+        model._modules[name] = rebuilt(child, stacked=stacked)
+    return model
+
+
+def _is_plain(layer: Any) -> bool:
+    extras = (layer.bias_k, layer.bias_v, layer.add_zero_attn or None)
+    return (
+        type(layer) is nn.MultiheadAttention
+        and layer.batch_first
+        and layer._qkv_same_embed_dim
+        and not any(extra is not None for extra in extras)
+    )
+
+
+def _linear(layer: nn.Module, weight: str, bias: str) -> nn.Linear:
+    """A linear layer with these parameters of a layer."""
+    found = nn.Linear.__new__(nn.Linear)  # without new parameters
+    nn.Module.__init__(found)
+    found._parameters = {"weight": layer._parameters[weight], "bias": layer._parameters.get(bias)}
+    found.out_features, found.in_features = found.weight.shape
+    return found

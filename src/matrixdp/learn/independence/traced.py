@@ -1,0 +1,243 @@
+"""The graph of a model and its loss, followed from the records to their losses by the rules of `rules`.
+
+The graph that was checked is what runs. It is traced from a copy of the model that shares its parameters and buffers
+and nothing else, so what is changed in the model later (hooks, layers, attributes) is not in it. A condition that
+depends on a record cannot be traced, and an operation without a rule is not accepted: then `one_record` serves.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules import module as modules
+from torch.utils import _pytree as trees
+
+from matrixdp.learn.independence.rebuilt import rebuilt
+from matrixdp.learn.independence.rules import (
+    FUNCTIONS,
+    MODULES,
+    ON_CONSTANTS,
+    SIZED,
+    Batched,
+    BatchSize,
+    NoRule,
+    batched,
+    leaves,
+    require,
+)
+
+# The size of the batch whose shapes are followed: a prime, so that no other dimension is mistaken for the first.
+_SIZE = 1_000_003
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = [f"_global{name}" for name in _HOOKS]
+# What a model may ask of a batched tensor without seeing its numbers.
+_PUBLIC = {"dtype", "device", "ndim", "requires_grad", "is_cuda", "layout"}
+
+
+class TracedModel:
+    """Model and loss as one graph that was checked.
+
+    Guarantee: row i of what it gives follows from row i of its arguments, parameters, buffers and random numbers alone.
+
+    Args:
+        model: runs as `model(*inputs)`, or as `model(**inputs)` for a dictionary.
+        loss: (outputs, targets) -> one value per record; None for the outputs alone.
+        inputs: a batch, of which only shapes and types are used.
+        targets: likewise; tensors in tuples, lists and dictionaries, or None.
+
+    Raises:
+        NoRule: if it cannot be traced, or an operation has no rule; the text says which.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> None:
+        rows, structure = trees.tree_flatten((inputs, targets))
+        require(
+            all(leaf is None or type(leaf) is Tensor for leaf in rows),
+            "the batch holds something that is no plain tensor",
+        )
+        _refuse_hooks(model, loss)
+        self.model = _shared_copy(model)
+        """The copy that runs; it has the model's own parameters."""
+        whole = _Whole(self.model, _shared_copy(loss) if isinstance(loss, nn.Module) else loss, structure)
+        try:
+            with torch.enable_grad():
+                graph = _Tracer().trace(whole)
+        except NoRule:
+            raise
+        except Exception as error:  # whatever a model raises when it is given a proxy in place of a tensor
+            raise NoRule(f"it cannot be traced: {type(error).__name__}") from None
+        self.row = _follow(graph, whole, rows, {id(p) for p in model.parameters() if p.requires_grad})
+        """The shape of what a record gets."""
+        self._run = fx.GraphModule(whole, graph)
+
+    def __call__(self, inputs: Any, targets: Any = None) -> Tensor:
+        """One value, or one row, per record."""
+        found: Tensor = self._run(trees.tree_leaves((inputs, targets)))
+        return found
+
+
+class _Whole(nn.Module):
+    """Model and loss as one module whose argument is the list of all tensors of a batch."""
+
+    def __init__(self, model: nn.Module, loss: Any, structure: Any) -> None:
+        super().__init__()
+        self.model, self.loss, self.structure = model, loss, structure
+
+    def forward(self, records: Any) -> Any:
+        """The losses; the outputs if there is no loss."""
+        leaves = [records[place] for place in range(self.structure.num_leaves)]
+        inputs, targets = trees.tree_unflatten(leaves, self.structure)
+        outputs = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+        return outputs if self.loss is None else self.loss(outputs, targets)
+
+
+class _Tracer(fx.Tracer):
+    """Modules with a rule stay whole; all others are looked into."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) in MODULES and not any(hasattr(type(m), name) for name in vars(m))  # a method of its own
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        """The graph has no contexts, nor the backward pass of a custom autograd function, which runs without grad."""
+        require(torch.is_grad_enabled(), "it has a part under no_grad, or a custom autograd function")
+        require(not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))), "it runs under autocast")
+        return super().create_proxy(*args, **kwargs)
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        """A module from outside model and loss, such as a loss in a global variable, is copied into the graph."""
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            _refuse_hooks(mod)
+            name = f"outside_{id(mod)}"
+            self.root.add_module(name, _shared_copy(mod))
+            return name
+
+
+def _refuse_hooks(*parts: Any) -> None:
+    """Hooks are code that the graph would not have; with hooks, records run one at a time."""
+    require(not any(getattr(modules, name, None) for name in _GLOBAL_HOOKS), "a global hook runs in every module")
+    owned = (module for part in parts if isinstance(part, nn.Module) for module in part.modules())
+    require(not any(getattr(module, name) for module in owned for name in _HOOKS), "a module has hooks")
+
+
+def _shared_copy(module: nn.Module) -> nn.Module:
+    """A copy with the very parameters and buffers of the module, and nothing else of it."""
+    tensors = [*module.parameters(), *module.buffers()]
+    plain = all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+    require(plain, "a parameter or buffer is of a type of its own")
+    try:
+        found = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    except Exception as error:
+        raise NoRule(f"it cannot be copied: {type(error).__name__}") from None
+    require({*map(id, found.modules())}.isdisjoint(map(id, module.modules())), "a module is not copied by deepcopy")
+    whole: nn.Module = rebuilt(found, stacked=False)
+    return whole
+
+
+def _follow(graph: fx.Graph, whole: _Whole, rows: list[Tensor | None], trained: set[int]) -> torch.Size:
+    """Follows the records through the graph, in shapes alone; raises NoRule where an operation has no rule."""
+    empty = {id(tensor): _empty(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
+    shapes_only = copy.deepcopy(whole, {**empty, id(whole.structure): whole.structure})
+    known = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
+    values: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        args = fx.map_arg(node.args, values.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+        try:
+            if node.op == "placeholder":
+                values[node] = [row if row is None else Batched(_empty(row, _SIZE)) for row in rows]
+            elif node.op == "get_attr":
+                values[node] = _constant(whole, node.target, known, trained, empty)
+            elif node.op == "call_module":
+                layer = whole.get_submodule(node.target)
+                outside = not node.target.startswith("model.") and node.target != "model"
+                own = {id(p) for p in layer.parameters()} & trained
+                require(not (outside and own), "is a trained layer that is called outside the model")
+                values[node] = _call_module(shapes_only.get_submodule(node.target), args, kwargs)
+            elif node.op == "output":
+                require(isinstance(args[0], Batched), "has no row per record")
+                return torch.Size(args[0].meta.shape[1:])
+            else:
+                function = getattr(Tensor, node.target) if node.op == "call_method" else node.target
+                values[node] = _call(function, args, kwargs)
+        except Exception as refusal:  # a rule that gets arguments it does not know has not allowed them
+            where = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
+            why = str(refusal) if isinstance(refusal, NoRule) else "has no rule for these arguments"
+            raise NoRule(f"{where} {why}") from None
+    raise NoRule("the graph has no output")
+
+
+def _constant(whole: nn.Module, name: str, known: set[int], trained: set[int], empty: dict[int, Tensor]) -> Tensor:
+    """A buffer or a parameter that is not trained; nothing that was made while the model was traced."""
+    owner, _, last = name.rpartition(".")
+    tensor = getattr(whole.get_submodule(owner), last)
+    require(id(tensor) in known, "was made outside the graph, perhaps at random")
+    require(id(tensor) not in trained, "is a trained parameter used outside a layer with a rule")
+    return empty[id(tensor)]
+
+
+def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rows = batched((args, kwargs))
+    require(bool(rows), "runs on constants")
+    MODULES[type(module)](module, *args, **kwargs)
+    return _computed(module, args, kwargs)
+
+
+def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    sized = any(isinstance(leaf, BatchSize) for leaf in leaves((args, kwargs)))
+    if args and isinstance(args[0], Batched) and function in (getattr, Tensor.size, Tensor.dim):
+        return _asked(args[0].meta, function, args[1:], kwargs)
+    if args and isinstance(args[0], (list, tuple)) and function is operator.getitem:
+        return args[0][args[1]]  # a part of the batch, of a shape, or of what an operation gave
+    require(not sized or function in SIZED, "computes with the batch size")
+    if not sized and not batched((args, kwargs)):
+        require(function in ON_CONSTANTS and "out" not in kwargs, "has no rule for constants")
+        return function(*args, **kwargs)
+    require(function in FUNCTIONS, "has no rule for the batch dimension")
+    FUNCTIONS[function](*args, **kwargs)
+    return _computed(function, args, kwargs)
+
+
+def _asked(meta: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model may know of a batched tensor: its shape, with the batch size marked, type and device."""
+    shape = (BatchSize(_SIZE), *meta.shape[1:])
+    if function is Tensor.dim:
+        return meta.ndim
+    if function is Tensor.size:
+        dim = kwargs.get("dim", args[0] if args else None)
+        return shape if dim is None else shape[dim]
+    require(args[0] == "shape" or args[0] in _PUBLIC, f"asks for {args[0]}")
+    return shape if args[0] == "shape" else getattr(meta, args[0])
+
+
+def _computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The shapes of a result, whose first dimension must be that of the records."""
+    plain = trees.tree_map_only(
+        Batched, lambda value: value.meta, (args, kwargs), is_leaf=lambda v: isinstance(v, Batched)
+    )
+    found = function(*plain[0], **plain[1])
+
+    def row(value: Any) -> Batched | None:
+        if value is None:
+            return None
+        require(isinstance(value, Tensor), "gives something that is no tensor")
+        require(value.ndim > 0 and value.shape[0] == _SIZE, "does not keep the records in the first dimension")
+        require(all(d % _SIZE for d in value.shape[1:]), "has a dimension for records besides the first")
+        return Batched(value)
+
+    return trees.tree_map(row, tuple(found) if isinstance(found, (list, tuple)) else found)
+
+
+def _empty(tensor: Tensor, size: int | None = None) -> Tensor:
+    """The same shape and type without numbers; with another number of rows if a size is given."""
+    shape = tensor.shape if size is None else (size, *tensor.shape[1:])
+    found = torch.empty(shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(found, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
