@@ -20,7 +20,7 @@ from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array
@@ -323,7 +323,7 @@ class MarginalRelease:
         coordinates = math.prod(table.shape)  # all residuals of a table have as many numbers as it has cells
         grid = self.certificate.drawing.grid if self.certificate.drawing else None
         rounding = 0.0 if grid is None else grid.displacement * math.sqrt(coordinates)
-        half = (-float(ndtri(alpha / 2)) + rounding) * error
+        half = (-float(scipy.special.ndtri(alpha / 2)) + rounding) * error
         return Interval(table - half, table + half, level, simultaneous)
 
     @property

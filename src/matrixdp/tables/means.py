@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
@@ -178,7 +178,7 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
         std = law.covariance.std / STEPS
         drawing = release.certificate.drawing
         rounding = 0.0 if drawing is None or drawing.grid is None else 2 * drawing.grid.displacement
-        margin = (-float(ndtri(error_rate(level) / 2)) + rounding) * std
+        margin = (-float(scipy.special.ndtri(error_rate(level) / 2)) + rounding) * std
         ends, method = _fieller(above, count, margin), "Fieller, covers at least the level"
         error = std * np.sqrt((1 - ratio) ** 2 + ratio**2)
     else:
