@@ -275,3 +275,30 @@ def test_evaluation_between_steps_takes_no_part():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(X)
+
+
+class Adapter(nn.Module):
+    """A frozen layer with a trained update of low rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(WIDTH, 2).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 1, bias=False), nn.Linear(1, 2, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_frozen_parts_stay_as_they_are():
+    model = Adapter()
+    before = copy.deepcopy(model.state_dict())
+    data = TensorDataset(X, Y)
+    with pytest.warns(UserWarning, match="Poisson"):
+        run = make_private(
+            model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]), DataLoader(data, batch_size=8),
+            loss=EACH, budget=Budget(3.0, 1e-5), clip=1.0, epochs=1,
+        )  # fmt: skip
+    run.train()
+    assert run.gradients.slow_because is None
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"down.weight", "up.weight"}
