@@ -197,11 +197,13 @@ def test_a_loop_of_its_own(tmp_path):
         optimizer.step()
 
 
-def test_its_sums_are_those_of_the_trainer():
+@pytest.mark.parametrize(("clip", "size"), [(0.05, 8), (100.0, 8), (100.0, 1)])
+def test_its_sums_are_those_of_the_trainer(clip, size):
     model = nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Linear(4, 2))
     same = copy.deepcopy(model)
-    expected, noise = ClippedGradients(same, EACH, clip=0.05), []
-    model, optimizer, loader = trusted(model, clip=0.05)
+    expected, noise = ClippedGradients(same, EACH, clip=clip), []
+    batches = DataLoader(TensorDataset(X, Y), batch_size=size)
+    model, optimizer, loader = trusted(model, clip=clip, loader=batches, epochs=1)
     loader.trainer.noise.__dict__["_draws"] = {torch.device("cpu"): lambda flat, _: noise.append(flat.clone())}
     for x, y in loader:
         functional.cross_entropy(model(x), y).backward()
@@ -295,7 +297,7 @@ def test_frozen_parts_stay_as_they_are():
     data = TensorDataset(X, Y)
     with pytest.warns(UserWarning, match="Poisson"):
         run = make_private(
-            model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]), DataLoader(data, batch_size=8),
+            model, torch.optim.AdamW([*model.down.parameters(), *model.up.parameters()]), DataLoader(data, batch_size=8),
             loss=EACH, budget=Budget(3.0, 1e-5), clip=1.0, epochs=1,
         )  # fmt: skip
     run.train()
