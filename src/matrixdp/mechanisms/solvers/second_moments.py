@@ -33,8 +33,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
-from scipy.optimize import minimize
+import scipy
 
 from matrixdp._check import Array
 
@@ -85,8 +84,8 @@ def solve(on_diagonal: Array, off_diagonal: Array, *, replaced: bool, max_iterat
 
     def error(entries: Array) -> tuple[float, Array]:
         try:
-            inverse = cho_solve(cho_factor(precision(entries)), np.eye(d))
-        except LinAlgError:
+            inverse = scipy.linalg.cho_solve(scipy.linalg.cho_factor(precision(entries)), np.eye(d))
+        except scipy.linalg.LinAlgError:
             return math.inf, np.zeros_like(entries)
         R = inverse @ D @ inverse
         off = p[upper] / (1 - entries[:pairs])
@@ -101,7 +100,7 @@ def solve(on_diagonal: Array, off_diagonal: Array, *, replaced: bool, max_iterat
     apart = np.ones((d, d))
     apart[upper] = 1 - entries[:pairs]
     apart.T[upper] = apart[upper]
-    values, vectors = eigh(on_diagonal if replaced else D)
+    values, vectors = scipy.linalg.eigh(on_diagonal if replaced else D)
     columns = inverse @ (vectors * np.sqrt(np.maximum(values, 0.0)))[:, ::-1]
     lower_bound = _dual(on_diagonal, off_diagonal, columns, off_diagonal / apart**2, replaced)
     return MomentDesign(K, 0.5 / apart, value, lower_bound, value / lower_bound - 1)
@@ -118,7 +117,7 @@ def _minimised(
         return (value / scale, gradient / scale) if math.isfinite(value) else (_WALL, gradient)
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 20}
-    found: Any = minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)  # type: ignore[call-overload]
+    found: Any = scipy.optimize.minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)  # type: ignore[call-overload]
     return np.asarray(found.x)
 
 
@@ -167,7 +166,7 @@ def _bound(D: Array, p: Array, on: Array, off: Array, mass: float, wanted: Array
     """f^2 over the mass of the weights; replacements that move one entry add what is wanted off the diagonal."""
     upper = np.triu_indices(len(D), 1)
     added = np.maximum(wanted - off, 0.0)[upper]
-    values, vectors = eigh(D)
+    values, vectors = scipy.linalg.eigh(D)
     root = np.sqrt(np.maximum(values, 0.0)) * vectors
     seen = np.maximum(np.linalg.eigvalsh(root.T @ on @ root), 0.0)
     trace = float(np.sum(np.sqrt(seen)) + np.sum(np.sqrt(p[upper] * (off[upper] + added))))
