@@ -96,7 +96,7 @@ def release_quantiles(
 
     Guarantee: `result.certificate`.
     """
-    borders, wanted = _edges(edges), _probabilities(probabilities)
+    borders, wanted = _edges(edges), probabilities_in(probabilities)
     _check.probability("level", level)
     inside = np.clip(_check.finite("values", values, ndim=1), borders[0], borders[-1])
     answer = histogram(inside[:, None], edges=borders, adjacency=checked(adjacency))
@@ -147,7 +147,7 @@ def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0
         probabilities: which quantiles.
         level: the coverage of each interval.
     """
-    borders, wanted = _edges(edges), _probabilities(probabilities)
+    borders, wanted = _edges(edges), probabilities_in(probabilities)
     counts = np.asarray(release.value, dtype=np.float64).reshape(-1)
     if len(counts) != len(borders) - 1:
         raise InvalidInput(f"edges must be one more than the {len(counts)} bins that were released, got {len(borders)}")
@@ -175,7 +175,8 @@ def _edges(edges: Any) -> Array:
     return borders
 
 
-def _probabilities(probabilities: Any) -> Array:
+def probabilities_in(probabilities: Any) -> Array:
+    """Which quantiles are asked for, if they are."""
     wanted = _check.finite("probabilities", probabilities, ndim=1)
     if not np.all((wanted >= 0) & (wanted <= 1)):
         raise InvalidInput("probabilities must lie between 0 and 1")
