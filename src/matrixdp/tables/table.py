@@ -206,7 +206,7 @@ class Table:
         """Least squares of a column on others: the intercept, and a coefficient per feature.
 
         False and true count as 0 and 1, the values of an ordered column as 0, 1, 2 and so on. A categorical column is
-        one feature per value but the first. Rows with a missing or unexpected cell are out, unless its policy fills it in.
+        one feature per value but the first. Rows with a missing or unexpected cell are out, unless that is filled in.
 
         Args:
             target: the column to explain.
@@ -256,7 +256,9 @@ class Table:
 
         Guarantee: a unit has at most `contributions` rows, each in one cell of every table.
         """
-        families = None if up_to is not None and not tables else [tuple(_names("a table", table)) for table in tables]
+        if (up_to is None) == (not tables):
+            raise InvalidInput("name the tables, or give up_to for all tables of so many columns, and not both")
+        families = None if up_to is not None else [tuple(_names("a table", table)) for table in tables]
         names = list(self.domain.sizes) if families is None else list(dict.fromkeys(chain.from_iterable(families)))
         chosen = {name: self.domain[name] for name in names}
         for table in families or [(name,) for name in names]:
