@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Axes = tuple[tuple[str, tuple[str, ...]], ...]
 """The name and the labels of each axis of a table; its cells are in row-major order."""
 
-NUMBERS = ("value", "standard_error", "low", "high", "reliable")
+NUMBERS = ("value", "standard_error", "low", "high")
 """The columns of numbers in a table that is written out."""
 
 FRAMES = ("pandas", "polars", "arrow")
@@ -48,7 +48,7 @@ class Labelled(ABC):
                 column += [None if place is None else cell[place] for cell in cells]
         named: dict[str, list[str | None]] = {}
         for name, column in found.items():
-            while name in named or name in NUMBERS:
+            while name in named or name in (*NUMBERS, "reliable"):
                 name += "_"
             named[name] = column
         return named
@@ -123,7 +123,7 @@ class TableRelease(Release, Labelled):
         numbers = (self.value, self.standard_error, interval.low, interval.high)
         shape = np.shape(self.value)
         return self._labels() | {
-            name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=False)
+            name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)
         }
 
     def plot(self, *, level: float = 0.95) -> Figure:
