@@ -20,7 +20,6 @@ from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
-import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array
@@ -28,6 +27,7 @@ from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import ResidualNoise
+from matrixdp.distributions.gaussian import normal_quantile
 from matrixdp.distributions.margins import error_rate, sidak
 from matrixdp.errors import InvalidInput
 from matrixdp.intervals import Interval
@@ -323,7 +323,7 @@ class MarginalRelease:
         coordinates = math.prod(table.shape)  # all residuals of a table have as many numbers as it has cells
         grid = self.certificate.drawing.grid if self.certificate.drawing else None
         rounding = 0.0 if grid is None else grid.displacement * math.sqrt(coordinates)
-        half = (-float(scipy.special.ndtri(alpha / 2)) + rounding) * error
+        half = (normal_quantile(alpha) + rounding) * error
         return Interval(table - half, table + half, level, simultaneous)
 
     @property

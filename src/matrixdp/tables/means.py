@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
@@ -21,6 +20,7 @@ from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.distributions.covariance import Isotropic
+from matrixdp.distributions.gaussian import normal_quantile
 from matrixdp.distributions.margins import error_rate
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, prepare
@@ -178,7 +178,7 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
         std = law.covariance.std / STEPS
         drawing = release.certificate.drawing
         rounding = 0.0 if drawing is None or drawing.grid is None else 2 * drawing.grid.displacement
-        margin = (-float(scipy.special.ndtri(error_rate(level) / 2)) + rounding) * std
+        margin = (normal_quantile(error_rate(level)) + rounding) * std
         ends, method = _fieller(above, count, margin), "Fieller, covers at least the level"
         error = std * np.sqrt((1 - ratio) ** 2 + ratio**2)
     else:
