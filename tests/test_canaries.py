@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typer.testing import CliRunner
 
 import matrixdp
@@ -77,7 +77,7 @@ class Strange(Dataset):
 
 def accumulated(network, given):
     gradients = learn.ClippedGradients(network, loss, clip=1.0)
-    gradients.accumulate(ROWS, LABELS % 3)  # probed, so that the next error is that of the pass itself
+    gradients.accumulate(ROWS, LABELS % 3)  # prepared, so that the next error is that of the pass itself
     return gradients.accumulate(*given)
 
 
@@ -90,6 +90,19 @@ def trained(network, given, loss=loss):
     for batch in trainer.batches():
         trainer.step(batch)
     return trainer
+
+
+def in_a_loop(network, given):
+    data = given if isinstance(given, Dataset) else TensorDataset(*given)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="make_private takes")
+        private = learn.make_private(
+            network, optimizer, DataLoader(data, batch_size=4), loss=loss, budget=Budget(3.0, 1e-5), clip=1.0, steps=2
+        )
+    for batch in private:
+        private.step(batch)
+    return private
 
 
 BOUND, EDGES = {"norm": 1.0}, {"edges": [0.0, 0.5, 1.0]}
@@ -151,6 +164,7 @@ ENTRIES |= {
         of_network(lambda n, x: learn.ClippedGradients(n, lambda *_: NUMBER, clip=1.0).accumulate(*x)), LEARNED,
     ),
     "learn.PrivateSGD": (of_network(trained), LEARNED | {"strange": Strange()}),
+    "learn.make_private": (of_network(in_a_loop), LEARNED | {"strange": Strange()}),
     "learn.PrivateFeatures": (
         lambda x: learn.PrivateFeatures(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), 1).release(x, BUDGET),
         {name: x for name, (x, _) in LEARNED.items()} | RECORDS,

@@ -451,7 +451,7 @@ def test_other_bad_input():
     for rate in (0.0, 1.5):
         with pytest.raises(InvalidInput, match="sampling_rate"):
             acct.add(certificate(GaussianProfile(0.5)), sampling_rate=rate)
-    for delta in (0.0, 1.0):
+    for delta in (-0.1, 1.0):
         with pytest.raises(InvalidInput, match="delta"):
             acct.epsilon(delta)
     with pytest.raises(InvalidInput, match="method"):

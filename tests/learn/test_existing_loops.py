@@ -197,11 +197,13 @@ def test_a_loop_of_its_own(tmp_path):
         optimizer.step()
 
 
-def test_its_sums_are_those_of_the_trainer():
+@pytest.mark.parametrize(("clip", "size"), [(0.05, 8), (100.0, 8), (100.0, 1)])
+def test_its_sums_are_those_of_the_trainer(clip, size):
     model = nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Linear(4, 2))
     same = copy.deepcopy(model)
-    expected, noise = ClippedGradients(same, EACH, clip=0.05), []
-    model, optimizer, loader = trusted(model, clip=0.05)
+    expected, noise = ClippedGradients(same, EACH, clip=clip), []
+    batches = DataLoader(TensorDataset(X, Y), batch_size=size)
+    model, optimizer, loader = trusted(model, clip=clip, loader=batches, epochs=1)
     loader.trainer.noise.__dict__["_draws"] = {torch.device("cpu"): lambda flat, _: noise.append(flat.clone())}
     for x, y in loader:
         functional.cross_entropy(model(x), y).backward()
@@ -275,3 +277,31 @@ def test_evaluation_between_steps_takes_no_part():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(X)
+
+
+class Adapter(nn.Module):
+    """A frozen layer with a trained update of low rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(WIDTH, 2).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 1, bias=False), nn.Linear(1, 2, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_frozen_parts_stay_as_they_are():
+    model = Adapter()
+    trained = [*model.down.parameters(), *model.up.parameters()]
+    before = copy.deepcopy(model.state_dict())
+    data = TensorDataset(X, Y)
+    with pytest.warns(UserWarning, match="Poisson"):
+        run = make_private(
+            model, torch.optim.AdamW(trained), DataLoader(data, batch_size=8),
+            loss=EACH, budget=Budget(3.0, 1e-5), clip=1.0, epochs=1,
+        )  # fmt: skip
+    run.train()
+    assert run.gradients.slow_because is None
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"down.weight", "up.weight"}

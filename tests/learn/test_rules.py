@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as trees
 
-from matrixdp.learn.independence import rebuilt, rules, traced
+from matrixdp.learn.independence import module_rules, rebuilt, rules, traced
 from matrixdp.learn.independence.rules import FUNCTIONS, MODULES, Batched, BatchSize, NoRule
 from matrixdp.learn.independence.traced import TracedModel
 
@@ -236,27 +236,27 @@ def loss_module(targets):
 
 
 MODULE_RULES = {
-    rules.row_by_row: row_by_row,
-    rules.padding: padding,
-    rules.linear_module: lambda kind: (
+    module_rules.row_by_row: row_by_row,
+    module_rules.padding: padding,
+    module_rules.linear_module: lambda kind: (
         kind(4, 2),
         use(V),
         [(kind(1, 2), use(Rows())), (kind(4, 2), use(torch.ones(4)))],
     ),
-    rules.convolution: convolution,
-    rules.normalizing: normalizing,
-    rules.softmax: softmax,
+    module_rules.convolution: convolution,
+    module_rules.normalizing: normalizing,
+    module_rules.softmax: softmax,
     rebuilt.recurrent: recurrent,
     rebuilt.self_attention: self_attention,
-    rules.embedding: lambda kind: (
+    module_rules.embedding: lambda kind: (
         kind(3, 2),
         use(INDEX),
         [(kind(3, 2, max_norm=1.0), use(INDEX)), (kind(3, 2, scale_grad_by_freq=True), use(INDEX))],
     ),
-    rules.batch_norm: batch_norm,
-    rules.instance_norm: instance_norm,
-    rules.loss_module: loss_module(V),
-    rules.class_loss_module: loss_module(INDEX),
+    module_rules.batch_norm: batch_norm,
+    module_rules.instance_norm: instance_norm,
+    module_rules.loss_module: loss_module(V),
+    module_rules.class_loss_module: loss_module(INDEX),
 }
 
 

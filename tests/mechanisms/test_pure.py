@@ -145,12 +145,23 @@ def test_what_cannot_keep_delta_0_says_so(tmp_path):
         lambda: noise_multiplier_for(1.0, 0.0, 0.01, 10),
         lambda: mu_of_each(PURE, 3),
         lambda: gaussian.mu(1.0, 0.0),
-        lambda: accountant.epsilon(0.0),
         lambda: accountant.composition(PURE),
     ):
         with pytest.raises(InvalidInput, match="delta"):
             refused()
     assert not (tmp_path / "budget.db").exists()
+
+
+def test_pure_epsilons_add_up():
+    accountant = Accountant()
+    accountant.add(release(np.arange(3), Counts(1), Budget(0.25, 0)).certificate, 4)
+    assert 1.0 <= accountant.epsilon(0) <= 1.0 + 1e-12
+    assert accountant.delta(1.0 + 1e-12) == 0.0
+    accountant.add(release(np.arange(3), Counts(1), Budget(0.25, 1e-9), "laplace").certificate)
+    assert accountant.epsilon(0) == math.inf  # from tables
+    other = Accountant()
+    other.add(certify(Gaussian(Isotropic((2,), 1.0)), Frobenius(1.0)))
+    assert other.epsilon(0) == math.inf
 
 
 def test_a_scale_out_of_range_is_refused_in_words():

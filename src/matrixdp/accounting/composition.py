@@ -138,10 +138,13 @@ class Composition:
         """The least epsilon that is proven at this delta.
 
         Args:
-            delta: strictly between 0 and 1.
+            delta: below 1; 0 for pure differential privacy, whose epsilons add up, and infinity for all other noise.
             method: "exact" (Gaussian noise without sampling, or a single release), "pld" (privacy-loss distributions,
                 for everything), "renyi" (Gaussian noise, looser), or "auto", the best of them.
         """
+        if _check.number("delta", delta) == 0:
+            drawn_exactly = all(use.total_variation == 0.0 for use in self.uses)
+            return methods.pure_epsilon(self.uses) if drawn_exactly else math.inf
         delta = _check.probability("delta", delta)
         return methods.epsilon(self.uses, self.adjacency or ADD_REMOVE, delta, method)
 

@@ -39,6 +39,8 @@ class CapturedGradients:
 
     def prepare(self, inputs: Tensor, targets: Tensor) -> _Graph:
         """Records the pass that a batch of this size needs, if there is none yet; the sum stays as it is."""
+        if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+            raise InvalidInput("capture is for records of one input and one target; leave it out")
         size = _padded_size(len(targets))
         memory = tuple(p.data_ptr() for p in self.gradients.model.parameters())
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, memory)

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as trees
 
+from matrixdp.learn.independence import module_rules  # noqa: F401  fills MODULES
 from matrixdp.learn.independence.rebuilt import rebuilt
 from matrixdp.learn.independence.rules import (
     FUNCTIONS,

@@ -1,0 +1,5 @@
+"""Budgets that several releases share."""
+
+from matrixdp.planning.plans import Plan, PlannedRelease, Shared
+
+__all__ = ["Plan", "PlannedRelease", "Shared"]

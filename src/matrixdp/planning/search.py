@@ -1,0 +1,276 @@
+"""The noise of all releases of a plan at once.
+
+Releases with equal sets, shapes and weights have the same law. What can have discrete noise has it with one
+exponent t, at scales s prop. to (k m^p / w)^(1 / (2 + p)) for k entries that change by m steps, and the weight w of
+s^2 in the error: the least error if the privacy losses add up like (m/s)^p, p = 1 for pure noise and 2 otherwise. The
+rest is Gaussian with mu^2 prop. to the root of its error at mu = 1, which is the least error. That leaves the exponent,
+and the share of Gaussian noise, which are tried; or all of it is Gaussian. What is found need not be the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import scipy
+
+from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.accounting import methods
+from matrixdp.accounting.methods import Use
+from matrixdp.budget import Allotment, Budget
+from matrixdp.distributions import Gaussian, NoiseLaw, Product
+from matrixdp.distributions.product import steps_variance
+from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
+from matrixdp.mechanisms import calibrate
+from matrixdp.mechanisms.base import HEADROOM
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.certificate import certify
+from matrixdp.privacy.discrete import DiscreteProfile, best_exponent
+from matrixdp.privacy.guarantee import GaussianProfile
+from matrixdp.sensitivity import Entrywise, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+
+ROOM = 1e-4
+"""The share of delta that is left for the total-variation errors of the samplers."""
+ROUGH, _FINE = 5e-3, 1e-6  # of a scale, while a plan is sought, and in the end
+_SHARES = 0.05  # of the share of Gaussian noise
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Releases with one set, shape and weight, and what noise they can have.
+
+    Attributes:
+        sensitivity: the set.
+        count: how many.
+        weight: of the squared error of one entry; summed over the entries if the shape is known.
+        normal: Gaussian noise, in any size.
+        discrete: discrete noise, in any size, if there is any.
+    """
+
+    sensitivity: Sensitivity
+    count: int
+    weight: float
+    normal: Gaussian
+    discrete: Product | None
+
+    @cached_property
+    def normal_error(self) -> float:
+        """Of Gaussian noise with mu = 1."""
+        each = self.normal.expected_squared_error() / math.prod(self.normal.shape)
+        return self.weight * each * mu_of(self.normal, self.sensitivity) ** 2
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """The entries that change, as (steps, entries)."""
+        assert self.discrete is not None
+        profile = certify(self.discrete, self.sensitivity).profile
+        assert isinstance(profile, DiscreteProfile)
+        return ((profile.shift, profile.cells), *profile.others)
+
+    def profile(self, exponent: float, scale: float) -> DiscreteProfile:
+        """Of one release with discrete noise of this scale, in steps."""
+        (shift, cells), *others = self.groups
+        return DiscreteProfile(exponent, scale, shift, cells, tuple(others))
+
+    def discrete_law(self, exponent: float, scale: float) -> Product:
+        """Discrete noise of this scale, in steps."""
+        assert self.discrete is not None
+        return replace(self.discrete, exponent=exponent, scale=scale * self.discrete.step)
+
+    def discrete_error(self, exponent: float, scale: float) -> float:
+        """Of one release with it."""
+        assert self.discrete is not None
+        return self.weight * self.discrete.step**2 * steps_variance(exponent, scale)
+
+    def relative_scale(self, power: float) -> float:
+        """The scale, up to a factor that all kinds share; see the module."""
+        assert self.discrete is not None
+        cost = sum(cells * shift**power for shift, cells in self.groups)
+        return float((cost / (self.weight * self.discrete.step**2)) ** (1.0 / (2.0 + power)))
+
+
+def kinds_of(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list[Kind], list[Kind]]:
+    """The kinds of releases, and the kind of each release in order."""
+    check_whole(budget)
+    sets = list(sets)
+    if not sets or not all(isinstance(each, Sensitivity) for each in sets):
+        raise InvalidInput("sets must be a list of sets from matrixdp.sensitivity, one per release, and not be empty")
+    if len({each.adjacency for each in sets}) > 1:
+        raise InvalidInput("sets must share one adjacency: guarantees about different neighbours do not add up")
+    counted = [1.0] * len(sets) if weights is None else [_check.positive("weights", each) for each in weights]
+    shaped = [_own_shape(each) for each in sets] if shapes is None else [_check.any_shape(each) for each in shapes]
+    if not len(sets) == len(counted) == len(shaped):
+        raise InvalidInput(f"weights and shapes must have one entry per set, {len(sets)}")
+    keys: list[tuple[Any, ...]] = []
+    for each, weight, shape in zip(sets, counted, shaped, strict=True):
+        each.fits(shape)
+        keys.append((type(each), each.extent(shape), shape, weight))
+    found: dict[tuple[Any, ...], Kind] = {}
+    for key, each, weight, shape in zip(keys, sets, counted, shaped, strict=True):
+        if key not in found:
+            entries = 1 if shapes is None else math.prod(shape)
+            normal, discrete = gaussian_noise(shape, each, budget, shapes is None), _discrete(shape, each, budget)
+            found[key] = Kind(each, keys.count(key), weight * entries, normal, discrete)
+    return list(found.values()), [found[key] for key in keys]
+
+
+def check_whole(budget: Budget) -> None:
+    """Raises InvalidInput for a part of another plan, and for delta = 0."""
+    if isinstance(budget, Allotment):
+        raise InvalidInput(f"a plan needs a whole budget, not a part of another plan, got {budget}")
+    budget.with_delta("a plan")
+
+
+def _own_shape(sensitivity: Sensitivity) -> Shape:
+    """The smallest shape that has all of a set, where one stands for all."""
+    if isinstance(sensitivity, Vertices):
+        return tuple(sensitivity.differences[0].shape)
+    if isinstance(sensitivity, RankOne):
+        return (1, 1)
+    per_entry = isinstance(sensitivity, Entrywise) or (
+        isinstance(sensitivity, (OneColumn, OneRow)) and sensitivity.radius is None
+    )
+    if per_entry:
+        raise InvalidInput(f"shapes must be given for a set whose size depends on the shape: {sensitivity}")
+    if isinstance(sensitivity, (OneColumn, OneRow)):
+        return (1, 1)
+    return (max(int(getattr(sensitivity, "cells", 1)), 1),)
+
+
+def gaussian_noise(shape: Shape, sensitivity: Sensitivity, budget: Budget, alike: bool = False) -> Gaussian:
+    """Gaussian noise of the least error, or the same for all entries."""
+    law: NoiseLaw | None = None
+    if not alike:
+        try:
+            law = calibrate("optimal", shape=shape, sensitivity=sensitivity, budget=budget)
+        except (NotApplicable, NotCertifiable, NumericalFailure):
+            law = None
+    law = law or calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget)
+    assert isinstance(law, Gaussian)
+    return law
+
+
+def _discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product | None:
+    """Discrete noise, if there is any for the set."""
+    try:
+        law = calibrate("discrete", shape=shape, sensitivity=sensitivity, budget=budget)
+    except NotApplicable:
+        return None
+    assert isinstance(law, Product)
+    return law
+
+
+def mu_of(law: Gaussian, sensitivity: Sensitivity) -> float:
+    """What Gaussian noise guarantees on a set."""
+    mu = certify(law, sensitivity).mu
+    assert mu is not None
+    return mu
+
+
+def least_error(budget: Budget, kinds: Sequence[Kind]) -> dict[Kind, NoiseLaw]:
+    """The laws with the least total error found."""
+    grained = [kind for kind in kinds if kind.discrete is not None]
+    normal = [kind for kind in kinds if kind.discrete is None]
+    whole = float(gaussian.mu(budget.epsilon, budget.delta * (1.0 - ROOM)))
+    laws, least = _gaussian_laws(kinds, whole)
+    if not grained:
+        return laws
+    cells = sum(kind.count * sum(cells for _, cells in kind.groups) for kind in grained)
+    alone = best_exponent(budget.epsilon, budget.delta * (1.0 - ROOM), 1, min(cells, 4096)).exponent
+    for exponent in sorted({1.0, alone}):
+        search = _Mixture(budget, grained, normal, exponent, whole)
+        found = search.best()
+        if found is not None and found[1] < least:
+            laws, least = found
+    return laws
+
+
+def _gaussian_laws(kinds: Sequence[Kind], mu: float) -> tuple[dict[Kind, NoiseLaw], float]:
+    """Gaussian noise for all, of the least error: the squares of mu, which add up, in proportion to roots of errors."""
+    roots = {kind: math.sqrt(kind.normal_error) for kind in kinds}
+    whole = math.fsum(kind.count * roots[kind] for kind in kinds)
+    laws, error = dict[Kind, NoiseLaw](), 0.0
+    for kind in kinds:
+        own = mu * math.sqrt(roots[kind] / whole) * (1.0 - 1e-12)
+        laws[kind] = kind.normal.scaled(mu_of(kind.normal, kind.sensitivity) / own * HEADROOM)
+        error += kind.count * kind.normal_error / own**2
+    return laws, error
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixture:
+    """Discrete noise of one exponent for some kinds, and Gaussian noise for the others."""
+
+    budget: Budget
+    grained: Sequence[Kind]
+    normal: Sequence[Kind]
+    exponent: float
+    whole: float
+
+    def best(self) -> tuple[dict[Kind, NoiseLaw], float] | None:
+        """The laws with the least error found, and that error."""
+        if not self.normal:
+            return self._at(0.0, _FINE)
+
+        def error(share: float) -> float:
+            found = self._at(share, ROUGH)
+            return math.inf if found is None else math.log(found[1])
+
+        # both ends cost without bound
+        found = scipy.optimize.minimize_scalar(
+            error, bounds=(0.02, 0.98), method="bounded", options={"xatol": _SHARES, "maxiter": 9}
+        )
+        return self._at(float(found.x), _FINE)
+
+    def _at(self, share: float, tolerance: float) -> tuple[dict[Kind, NoiseLaw], float] | None:
+        """The laws where the others have so much of the square of mu."""
+        mu = self.whole * math.sqrt(share)
+        scales = self._scales(mu, tolerance)
+        if scales is None:
+            return None
+        laws, error = _gaussian_laws(self.normal, mu) if self.normal else ({}, 0.0)
+        for kind, scale in scales.items():
+            laws[kind] = kind.discrete_law(self.exponent, scale)
+            error += kind.count * kind.discrete_error(self.exponent, scale)
+        return laws, error
+
+    def _scales(self, mu: float, tolerance: float) -> dict[Kind, float] | None:
+        """The least scales, in their proportion, at which everything keeps the budget, as far as bisection finds."""
+        power = 1.0 if self.exponent == 1.0 else 2.0
+        relative = {kind: kind.relative_scale(power) for kind in self.grained}
+        target = self.budget.delta * (1.0 - ROOM)
+
+        @cache
+        def excess(log_factor: float) -> float:
+            uses = {Use(GaussianProfile(mu)): 1} if mu > 0.0 else {}
+            for kind, scale in relative.items():
+                use = Use(kind.profile(self.exponent, scale * math.exp(log_factor)))
+                uses[use] = uses.get(use, 0) + kind.count
+            found = methods.delta(uses, "add/remove", self.budget.epsilon)
+            return math.log(max(found, 1e-300) / target)
+
+        changes = [kind.count * cells * shift / relative[kind] for kind in self.grained for shift, cells in kind.groups]
+        pure = math.log(math.fsum(changes) / self.budget.epsilon)
+        try:
+            low, high = _bracket(excess, pure)
+            root = float(scipy.optimize.brentq(excess, low, high, xtol=tolerance, rtol=1e-15))
+            while tolerance <= _FINE and not excess(root) <= 0.0:
+                root += tolerance
+        except (InvalidInput, NotCertifiable):  # no scale in range
+            return None
+        return {kind: scale * math.exp(root) for kind, scale in relative.items()}
+
+
+def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
+    """Two points around a root: above 0 at the first, at most 0 at the second."""
+    step, high = 0.05, start
+    while not excess(high) <= 0.0:
+        high, step = high + step, 2.0 * step
+    low, step = high - step, 0.05
+    while not excess(low) > 0.0:
+        low, step = low - step, 2.0 * step
+    return low, high
