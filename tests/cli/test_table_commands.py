@@ -70,6 +70,37 @@ def test_other_sources_and_the_report(call, files):
     assert json.loads(result.stdout)["query"]["name"] == "cell-states"
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "labels", "rows"),
+    [
+        (("--marginals", "region, diagnosis; age,sex"), "table-marginals", ["region", "diagnosis", "age", "sex"], 70),
+        (("--marginals", "1"), "table-marginals", list(domain()), 1 + sum(domain().sizes.values())),
+        (("--mean", "cost"), "means", ["mean"], 1),
+        (("--mean", "cost", "--by", "region,sex"), "means", ["region", "sex"], 24),
+        (("--quantiles", "age:0.25,0.5,0.75"), "quantiles", ["quantile"], 3),
+        (("--regress", "cost ~ age + sex"), "regression", ["term"], 3),
+        (("--by", "sex,smoker,severity"), "counts", ["sex", "smoker", "severity"], 80),
+    ],
+)
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_other_questions(call, files, ending, options, name, labels, rows):
+    Ledger(files / "budget.db", Budget(3.0, 1e-6))
+    output = files / f"out{ending}"
+    result = call(
+        "release", files / "visits.csv", "--domain", files / "domain.toml", *BUDGET, *options, "--unit", "patient_id",
+        "--contributions", "3", "--out", output, "--ledger", files / "budget.db",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "all rows of one patient_id added or removed" in result.stdout
+    frame = pandas.read_csv(output) if ending == ".csv" else pandas.read_parquet(output)
+    assert list(frame)[: len(labels) + 1] == [*labels, "value"]
+    assert len(frame) == rows
+    assert (frame["low"] <= frame["value"]).all()
+    assert call("verify", files / "out.certificate.json", "--value", output).exit_code == 0
+    (entry,) = Ledger(files / "budget.db").history()
+    assert (entry.unit, entry.note) == ("patient_id", name)
+
+
 def test_a_table_from_a_pipe(files):
     asked = ["release", "-", "--domain", files / "domain.toml", "--by", "sex", *BUDGET, "--out", files / "pipe.csv"]
     result = CliRunner().invoke(app, [str(part) for part in asked], input=(files / "visits.csv").read_bytes())
@@ -91,6 +122,21 @@ def test_a_table_from_a_pipe(files):
         (("--by", "region", "--statement", "no/page.html"), "folder"),
         (("--by", "region", "--sql", "SELECT 1"), "database must be"),
         (("--by", "region", "--separator", ";;"), "separator"),
+        (("--by", "region", "--marginals", "2"), "say one thing"),
+        (("--mean", "cost", "--quantiles", "age:0.5"), "say one thing"),
+        (("--mean", "region"), "numeric, boolean or ordered"),
+        (("--mean", "cost", "--by", "regoin"), "no column 'regoin'"),
+        (("--mean", "cost", "--figure", "t.png"), "for counts"),
+        (("--mean", "cost", "--adjacency", "replace"), "add/remove"),
+        (("--marginals", "9"), "up_to"),
+        (("--marginals", "region,;sex"), "no column ''"),
+        (("--marginals", "1", "--mechanism", "laplace"), "noise of their own"),
+        (("--marginals", "1", "--shared", "2"), "noise of their own"),
+        (("--quantiles", "age"), "such as age:0.25"),
+        (("--quantiles", "age:half"), "such as age:0.25"),
+        (("--quantiles", "age:2"), "between 0 and 1"),
+        (("--regress", "cost"), "such as cost~age+sex"),
+        (("--regress", "cost~csot"), "no column 'csot'"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_spent(refused, files, monkeypatch, options, words):

@@ -28,7 +28,6 @@ def test_the_noise_is_the_best_of_the_library_for_prefix_sums(bins, kind):
     for name, options in CANDIDATES.items():
         other = calibrate(name, shape=(bins,), sensitivity=Counts(1), budget=BUDGET, **options)
         assert workload_error("prefix", law) <= workload_error("prefix", other) * (1 + 1e-9)
-    assert isinstance(prefix_noise(bins, Counts(1), BUDGET, gaussian_only=True), Gaussian)
 
 
 @pytest.mark.parametrize("mechanism", ["auto", "laplace", "analytic"])
@@ -68,8 +67,9 @@ def test_intervals_cover_the_quantile_of_the_records(mechanism):
 
 def test_a_ledger_is_charged_in_one_call(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", Budget(2.0, 1e-5))
-    out = release_quantiles(ages(), [0.5], edges=range(0, 60, 3), budget=BUDGET, ledger=ledger, note="median age")
-    assert isinstance(out.release.noise, Gaussian)
+    edges = range(0, 60, 3)
+    out = release_quantiles(ages(), [0.5], edges=edges, budget=BUDGET, ledger=ledger, note="median age")
+    assert type(out.release.noise) is type(prefix_noise(len(edges) - 1, Counts(1), BUDGET))
     assert [entry.note for entry in ledger.history()] == ["median age"]
 
 

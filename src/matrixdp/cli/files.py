@@ -81,7 +81,7 @@ def reserved(output: Path, certificate: Certificate, content: Content | None = N
         InvalidInput: if a name is taken, or the file cannot be written.
     """
     check_free(output)
-    if len(certificate.shape) not in (1, 2) and output.suffix != ".npy":
+    if content is None and len(certificate.shape) not in (1, 2) and output.suffix != ".npy":
         raise InvalidInput(
             f"output must end in .npy for a value of {len(certificate.shape)} dimensions, got {str(output)!r}"
         )

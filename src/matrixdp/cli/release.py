@@ -94,6 +94,16 @@ def release(
     cell_states: Annotated[
         bool, typer.Option("--cell-states", help="Instead of counts: how many cells were clipped, unexpected, missing.")
     ] = False,
+    marginals: Annotated[
+        str | None,
+        typer.Option(
+            help="Tables of counts together: a,b;c,d for tables by a and b and by c and d, or a number for all tables "
+            "of up to so many columns."
+        ),
+    ] = None,
+    mean: Annotated[str | None, typer.Option(help="The mean of this column, in groups with --by.")] = None,
+    quantiles: Annotated[str | None, typer.Option(help="Quantiles of a column: age:0.25,0.5,0.75.")] = None,
+    regress: Annotated[str | None, typer.Option(help="Least squares of a column on others: cost~age+sex.")] = None,
     unit: Annotated[str | None, typer.Option(help="The column of ids whose owners are protected.")] = None,
     contributions: Annotated[int | None, typer.Option(help="How many rows of a unit count.")] = None,
     sql: Annotated[str | None, typer.Option(help="The SELECT whose rows are used, for a database.")] = None,
@@ -144,8 +154,9 @@ def release(
         return _part(budget, answer) if isinstance(budget, Plan) else budget
 
     about_tables: dict[str, Any] = {
-        "by": by, "cell_states": cell_states or None, "unit": unit, "contributions": contributions, "sql": sql,
-        "separator": separator, "statement": statement, "figure": figure,
+        "by": by, "cell_states": cell_states or None, "marginals": marginals, "mean": mean, "quantiles": quantiles,
+        "regress": regress, "unit": unit, "contributions": contributions, "sql": sql, "separator": separator,
+        "statement": statement, "figure": figure,
     }  # fmt: skip
     wanted = {name: value for name, value in about_tables.items() if value is not None}
     if domain is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from matrixdp.budget import Budget
     from matrixdp.pipeline import Spends
     from matrixdp.privacy.certificate import Certificate
-    from matrixdp.tables.outputs import Axes, TableRelease
+    from matrixdp.tables import Table, TableAnswer
+    from matrixdp.tables.outputs import Labelled
 
 # More than the bytes of a number and a separator, in CSV and in Parquet, and of what Parquet adds for a column.
 _NUMBER, _COLUMN = 26, 4096
@@ -35,6 +35,10 @@ def release_table(
     *,
     by: str | None = None,
     cell_states: bool = False,
+    marginals: str | None = None,
+    mean: str | None = None,
+    quantiles: str | None = None,
+    regress: str | None = None,
     unit: str | None = None,
     contributions: int | None = None,
     adjacency: str | None = None,
@@ -52,8 +56,15 @@ def release_table(
 
     if output.suffix not in (".csv", ".parquet"):
         raise InvalidInput(f"output of a table must end in .csv or .parquet, got {str(output)!r}")
-    if (by is None) != cell_states:
-        raise InvalidInput("say what to count: --by with columns, or --cell-states")
+    given = {"marginals": marginals, "mean": mean, "quantiles": quantiles, "regress": regress}
+    asked = {name: text for name, text in given.items() if text is not None}
+    if len(asked) + cell_states + (by is not None and mean is None) != 1:
+        raise InvalidInput(
+            "say one thing to release: --by with columns, --cell-states, --marginals, --mean (also with --by), "
+            "--quantiles or --regress"
+        )
+    if asked and (statement is not None or figure is not None):
+        raise InvalidInput("--statement and --figure are for counts: --by without --mean, or --cell-states")
     also = {path: suffixes for path, suffixes in ((statement, (".html", ".md")), (figure, (".png",))) if path}
     for path, suffixes in also.items():
         _check_free(path, suffixes)
@@ -66,18 +77,64 @@ def release_table(
         contributions=contributions,
         **({} if adjacency is None else {"adjacency": adjacency}),
     )
-    answer = table.cell_states() if by is None else table.counts(*(name.strip() for name in by.split(",")))
+    groups = [] if by is None else _listed(by)
+    if asked:
+        ((name, text),) = asked.items()
+        answer = _ASKED[name](table, text, groups)
+    else:
+        answer = table.cell_states() if by is None else table.counts(*groups)
     prepared = answer.prepare(budget_for(answer), mechanism, **options)
-    content = files.Content(_size(answer.axes), lambda file, out: _write(file, output.suffix, out))
+    content = files.Content(_size(answer), lambda file, out: _write(file, output.suffix, out))
     with files.reserved(output, prepared.prepared.certificate, content) as place:
         out = prepared.release(account, note=answer.query["name"] if answer.query else "")
         certificate = place.publish(out)
-    out = replace(out, certificate=certificate)
+    if also:
+        out = replace(out, certificate=certificate)
     if statement is not None:
         statement.write_text(out.statement("html" if statement.suffix == ".html" else "markdown"), encoding="utf-8")
     if figure is not None:
         plots.save(out.plot(), figure)
     return certificate, list(also)
+
+
+def _marginals(table: Table, text: str, by: list[str]) -> TableAnswer:
+    if text.strip().isdecimal():
+        return table.marginals(up_to=int(text))
+    return table.marginals(*(_listed(part) for part in text.split(";")))
+
+
+def _mean(table: Table, text: str, by: list[str]) -> TableAnswer:
+    return table.means(text.strip(), by)
+
+
+def _quantiles(table: Table, text: str, by: list[str]) -> TableAnswer:
+    column, _, given = text.rpartition(":")
+    try:
+        wanted = [float(part) for part in given.split(",")]
+    except ValueError:
+        wanted = []
+    if not column or not wanted:
+        raise InvalidInput("--quantiles must be a column and numbers between 0 and 1, such as age:0.25,0.5,0.75")
+    return table.quantiles(column.strip(), wanted)
+
+
+def _regression(table: Table, text: str, by: list[str]) -> TableAnswer:
+    target, _, features = text.partition("~")
+    if not target or not features:
+        raise InvalidInput("--regress must be a column and those that explain it, such as cost~age+sex")
+    return table.regression(target.strip(), [name.strip() for name in features.split("+")])
+
+
+_ASKED: dict[str, Callable[[Table, str, list[str]], TableAnswer]] = {
+    "marginals": _marginals,
+    "mean": _mean,
+    "quantiles": _quantiles,
+    "regress": _regression,
+}
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _source(records: str, sql: str | None, separator: str | None) -> Any:
@@ -99,15 +156,14 @@ def _check_free(path: Path, suffixes: tuple[str, ...]) -> None:
         raise InvalidInput(f"{str(path)!r} exists already and is not replaced; choose another name")
 
 
-def _size(axes: Axes) -> int:
+def _size(answer: TableAnswer) -> int:
     """Bytes of the table in its file, from above; in CSV a label may be quoted, and every quote in it doubled."""
-    rows = math.prod(len(labels) for _, labels in axes)
-    label = sum(max(len(label.encode()) for label in labels) * 2 + 16 for _, labels in axes)
-    header = sum(len(name.encode()) * 2 + 16 for name, _ in axes)
-    return rows * (label + 4 * _NUMBER) + header + _COLUMN * (len(axes) + 5)
+    label = sum(max(len(label.encode()) for label in labels) * 2 + 16 for _, labels in answer.axes)
+    header = sum(len(name.encode()) * 2 + 16 for name, _ in answer.axes)
+    return answer.cells * (label + 5 * _NUMBER) + header + _COLUMN * (len(answer.axes) + 6)
 
 
-def _write(file: BinaryIO, suffix: str, out: TableRelease) -> None:
+def _write(file: BinaryIO, suffix: str, out: Labelled) -> None:
     if suffix == ".parquet":
         out.to_parquet(file)  # type: ignore[arg-type]
         return

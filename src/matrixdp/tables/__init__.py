@@ -11,6 +11,7 @@ A domain is public and total: every cell has a place, so that no error, warning 
 from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.databases import sql
 from matrixdp.tables.domain import Domain
+from matrixdp.tables.estimates import TableEstimates, TableMarginals
 from matrixdp.tables.files import csv_file
 from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
 from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
@@ -36,6 +37,8 @@ __all__ = [
     "Quantiles",
     "Table",
     "TableAnswer",
+    "TableEstimates",
+    "TableMarginals",
     "TableRelease",
     "bounded",
     "csv_file",

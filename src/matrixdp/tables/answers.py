@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
-from matrixdp.pipeline import Prepared, Spends, prepare
+from matrixdp.pipeline import Prepared, Release, Spends, prepare
 from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.queries import Answer
 from matrixdp.sensitivity import Sensitivity
@@ -35,6 +36,11 @@ class TableAnswer(Answer):
         return *super().__getnewargs__(), self.axes
 
     @property
+    def cells(self) -> int:
+        """How many numbers come out."""
+        return math.prod(len(labels) for _, labels in self.axes)
+
+    @property
     def unit(self) -> str:
         """Whom the guarantee protects: a column of ids, or "record"."""
         return str((self.query or {})["parameters"].get("unit", "record"))
@@ -42,7 +48,11 @@ class TableAnswer(Answer):
     def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
         """All of `release` that comes before the ledger is charged."""
         prepared = prepare(self.value, self.sensitivity, budget, mechanism, query=self.query, **options)
-        return PreparedTable(prepared, self.axes, self.unit)
+        return PreparedTable(prepared, self.outcome, self.unit)
+
+    def outcome(self, out: Release) -> Any:
+        """What a release of this answer hands out."""
+        return TableRelease(**{field.name: getattr(out, field.name) for field in fields(out)}, axes=self.axes)
 
     def release(
         self,
@@ -52,7 +62,7 @@ class TableAnswer(Answer):
         ledger: Spends | None = None,
         note: str = "",
         **options: Any,
-    ) -> TableRelease:
+    ) -> Any:
         """Adds noise so that the budget is kept, and certifies it; see `matrixdp.release`."""
         return self.prepare(budget, mechanism, **options).release(ledger, note)
 
@@ -62,13 +72,14 @@ class PreparedTable:
     """A labelled release that only has to be charged and drawn, once."""
 
     prepared: Prepared
-    axes: Axes
+    outcome: Callable[[Release], Any]
     unit: str
 
-    def release(self, ledger: Spends | None = None, note: str = "") -> TableRelease:
+    def release(self, ledger: Spends | None = None, note: str = "") -> Any:
         """Charges the ledger, if there is one, and then draws the noise."""
-        out = self.prepared.release(_PerUnit(ledger, self.unit) if isinstance(ledger, Ledger) else ledger, note)
-        return TableRelease(**{field.name: getattr(out, field.name) for field in fields(out)}, axes=self.axes)
+        return self.outcome(
+            self.prepared.release(_PerUnit(ledger, self.unit) if isinstance(ledger, Ledger) else ledger, note)
+        )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def change_in_counts(
     shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
 ) -> Sensitivity:
     """Each row of a unit changes one cell by 1; several may fall into the same cell, or into different ones."""
-    domain = _domain(columns)
+    domain = domain_of(columns)
     if shape != shape_of(list(domain.values())):
         raise InvalidInput(f"the columns are those of a table of shape {shape_of(list(domain.values()))}, not {shape}")
     return _of_rows(2 if adjacency == REPLACE else 1, unit, contributions, adjacency)
@@ -40,7 +40,7 @@ def change_in_cell_states(
     shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
 ) -> Sensitivity:
     """Each row of a unit changes one of the four numbers of each column by 1."""
-    if shape != (len(_domain(columns)), len(STATES)):
+    if shape != (len(domain_of(columns)), len(STATES)):
         raise InvalidInput(f"the report has {len(columns)} columns and {len(STATES)} states, not {shape}")
     return _of_rows(len(columns) * (2 if adjacency == REPLACE else 1), unit, contributions, adjacency)
 
@@ -55,6 +55,7 @@ def _of_rows(cells: int, unit: str | None, contributions: int, adjacency: str) -
     return L1(cells * rows, rows if cells > 1 else None, adjacency, step=1)
 
 
-def _domain(columns: Iterable[Any]) -> dict[str, Column]:
+def domain_of(columns: Iterable[Any]) -> dict[str, Column]:
+    """The columns by name, as a query's parameters have them."""
     found = dict(columns)
     return dict(Domain(found)) if found else {}

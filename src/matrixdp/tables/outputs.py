@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -27,35 +28,30 @@ NUMBERS = ("value", "standard_error", "low", "high")
 FRAMES = ("pandas", "polars", "arrow")
 
 
-@dataclass(frozen=True, eq=False)
-class TableRelease(Release):
-    """A noisy table that may be published: labels, values, error bars, and what it guarantees.
+class Labelled(ABC):
+    """Labelled numbers with error bars, as a frame or a file."""
 
-    Error bars are those of the noise: how far a number may lie from what the rows say. How far these are from the truth
-    about more people than they cover is not in them.
-    """
+    axes: Axes
 
-    axes: Axes = field(default=())
-
-    @property
-    def query(self) -> Mapping[str, Any]:
-        """The name and the public parameters of the query."""
-        return self.certificate.query or {"name": "query", "parameters": {}}
-
+    @abstractmethod
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
-        """The columns of the table: labels, values, standard errors, and the ends of intervals of this level."""
-        interval = self.interval(level, simultaneous=simultaneous)
-        cells = list(product(*(labels for _, labels in self.axes)))
-        found: dict[str, Any] = {}
-        for place, (name, _) in enumerate(self.axes):
-            while name in found or name in NUMBERS:
+        """The columns of the table: labels, values, and the ends of intervals of this level."""
+
+    def _labels(self, tables: Sequence[Sequence[str]] | None = None) -> dict[str, list[str | None]]:
+        """The columns of labels, of one table of all axes or of several tables; None where one lacks an axis."""
+        labels = dict(self.axes)
+        found: dict[str, list[str | None]] = {name: [] for name in labels}
+        for table in [list(labels)] if tables is None else tables:
+            cells = list(product(*(labels[name] for name in table)))
+            for name, column in found.items():
+                place = list(table).index(name) if name in table else None
+                column += [None if place is None else cell[place] for cell in cells]
+        named: dict[str, list[str | None]] = {}
+        for name, column in found.items():
+            while name in named or name in (*NUMBERS, "reliable"):
                 name += "_"
-            found[name] = [cell[place] for cell in cells]
-        numbers = (self.value, self.standard_error, interval.low, interval.high)
-        shape = np.shape(self.value)
-        return found | {
-            name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)
-        }
+            named[name] = column
+        return named
 
     def table(self, kind: str = "pandas", *, level: float = 0.95, simultaneous: bool = False) -> Any:
         """A frame with one row per cell: labels, value, standard error, and an interval.
@@ -104,6 +100,31 @@ class TableRelease(Release):
 
         pyarrow.parquet.write_table(table, path)
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class TableRelease(Release, Labelled):
+    """A noisy table that may be published: labels, values, error bars, and what it guarantees.
+
+    Error bars are those of the noise: how far a number may lie from what the rows say. How far these are from the truth
+    about more people than they cover is not in them.
+    """
+
+    axes: Axes = field(default=())
+
+    @property
+    def query(self) -> Mapping[str, Any]:
+        """The name and the public parameters of the query."""
+        return self.certificate.query or {"name": "query", "parameters": {}}
+
+    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
+        """The columns of the table: labels, values, standard errors, and the ends of intervals of this level."""
+        interval = self.interval(level, simultaneous=simultaneous)
+        numbers = (self.value, self.standard_error, interval.low, interval.high)
+        shape = np.shape(self.value)
+        return self._labels() | {
+            name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)
+        }
 
     def plot(self, *, level: float = 0.95) -> Figure:
         """A figure: bars with intervals for one column, a heat map with margins for several."""

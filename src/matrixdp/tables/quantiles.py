@@ -22,13 +22,13 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms import calibrate
+from matrixdp.mechanisms.base import HEADROOM
 from matrixdp.mechanisms.matrix_mechanism import workload_error
 from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.postprocess import nondecreasing
 from matrixdp.privacy.certificate import Certificate
-from matrixdp.queries.answer import Answer
 from matrixdp.queries.histograms import histogram
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity import L1, Counts, Sensitivity
 
 # The most bins: the best noise for prefix sums takes seconds to find for so many.
 MOST_BINS = 512
@@ -87,8 +87,7 @@ def release_quantiles(
         probabilities: between 0 and 1; 0.5 is the median.
         edges: the borders of the bins, increasing and public; the answers are as fine as the bins.
         budget: the guarantee to keep.
-        mechanism: a mechanism's name, or a noise law for the histogram; "auto" takes the least error of prefix sums,
-            of Gaussian noise alone where a ledger is charged, as that adds up best.
+        mechanism: a mechanism's name, or a noise law for the histogram; "auto" takes the least error of prefix sums.
         adjacency: which data sets are neighbours.
         level: the coverage of each interval.
         ledger: charged before any noise is drawn.
@@ -97,46 +96,39 @@ def release_quantiles(
 
     Guarantee: `result.certificate`.
     """
-    borders, wanted = _edges(edges), _probabilities(probabilities)
+    borders, wanted = _edges(edges), probabilities_in(probabilities)
     _check.probability("level", level)
     inside = np.clip(_check.finite("values", values, ndim=1), borders[0], borders[-1])
     answer = histogram(inside[:, None], edges=borders, adjacency=checked(adjacency))
-    return quantiles(_released(answer, budget, mechanism, ledger, note, rng), borders, wanted, level)
+    law = prefix_noise(len(answer.value), answer.sensitivity, budget) if mechanism == "auto" else mechanism
+    released = prepare(*answer, budget, law, query=answer.query, rng=rng).release(ledger, note)
+    return quantiles(released, borders, wanted, level)
 
 
-def _released(
-    answer: Answer,
-    budget: Budget,
-    mechanism: str | NoiseLaw,
-    ledger: Spends | None,
-    note: str,
-    rng: np.random.Generator | None,
-) -> Release:
-    law = mechanism
-    if mechanism == "auto":
-        law = prefix_noise(len(answer.value), answer.sensitivity, budget, gaussian_only=ledger is not None)
-    return prepare(*answer, budget, law, query=answer.query, rng=rng).release(ledger, note)
-
-
-def prefix_noise(bins: int, sensitivity: Sensitivity, budget: Budget, *, gaussian_only: bool = False) -> NoiseLaw:
+def prefix_noise(bins: int, sensitivity: Sensitivity, budget: Budget) -> NoiseLaw:
     """The noise on a histogram with the least expected error of its prefix sums.
 
     Args:
         bins: of the histogram.
-        sensitivity: what a neighbour can change in it.
+        sensitivity: what a neighbour can change in it. For `L1(k)`, of k records, noise for prefix sums is k times that
+            of one record: the worst is k in one bin, as Gaussian mu is convex.
         budget: the guarantee to keep.
-        gaussian_only: leave out independent discrete noise, which does not add up as well over several releases.
     """
     if not _check.count("bins", bins) <= MOST_BINS:
         raise InvalidInput(f"at most {MOST_BINS} bins have noise for prefix sums, got {bins}; use wider bins")
     found: list[tuple[float, NoiseLaw]] = []
     for name, options in CANDIDATES.items():
+        several = name == "matrix-mechanism" and isinstance(sensitivity, L1) and sensitivity.bound is None
+        alone = Counts(1, adjacency=sensitivity.adjacency) if several else sensitivity
         try:
-            law = calibrate(name, shape=(bins,), sensitivity=sensitivity, budget=budget, **options)
+            law = calibrate(name, shape=(bins,), sensitivity=alone, budget=budget, **options)
         except NotApplicable:
             continue
-        if isinstance(law, Gaussian) or not gaussian_only:
-            found.append((workload_error("prefix", law), law))
+        if several:
+            assert isinstance(sensitivity, L1)
+            assert isinstance(law, Gaussian)
+            law = law.scaled(sensitivity.radius * HEADROOM)
+        found.append((workload_error("prefix", law), law))
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -155,7 +147,7 @@ def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0
         probabilities: which quantiles.
         level: the coverage of each interval.
     """
-    borders, wanted = _edges(edges), _probabilities(probabilities)
+    borders, wanted = _edges(edges), probabilities_in(probabilities)
     counts = np.asarray(release.value, dtype=np.float64).reshape(-1)
     if len(counts) != len(borders) - 1:
         raise InvalidInput(f"edges must be one more than the {len(counts)} bins that were released, got {len(borders)}")
@@ -183,7 +175,8 @@ def _edges(edges: Any) -> Array:
     return borders
 
 
-def _probabilities(probabilities: Any) -> Array:
+def probabilities_in(probabilities: Any) -> Array:
+    """Which quantiles are asked for, if they are."""
     wanted = _check.finite("probabilities", probabilities, ndim=1)
     if not np.all((wanted >= 0) & (wanted <= 1)):
         raise InvalidInput("probabilities must lie between 0 and 1")

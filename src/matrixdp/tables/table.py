@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,27 @@ from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.columns import OUT, STATES, Codes, Column, States
 from matrixdp.tables.counts import change_in_cell_states, change_in_counts, shape_of
 from matrixdp.tables.domain import Domain
+from matrixdp.tables.estimates import (
+    EstimateAnswer,
+    MarginalsAnswer,
+    Means,
+    PlanOf,
+    PrefixNoise,
+    QuantilesOf,
+    Regression,
+    bounds_of,
+    cells_in,
+    change_in_means,
+    change_in_quantiles,
+    change_in_regression,
+    change_in_table_marginals,
+    is_indicated,
+    terms_of,
+)
+from matrixdp.tables.kinds import Numeric
+from matrixdp.tables.means import bounded_totals
+from matrixdp.tables.moments import bounded_moments
+from matrixdp.tables.quantiles import probabilities_in
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.sources import Cells, positions
 from matrixdp.tables.units import NO_UNIT, Numbering, Selection, checked_contributions
@@ -124,6 +148,140 @@ class Table:
         sensitivity = change_in_cell_states(counts.shape, **asked["parameters"])
         return TableAnswer(counts, sensitivity, asked, axes)
 
+    def means(self, column: str, by: Sequence[str] = ()) -> EstimateAnswer:
+        """The mean of a column in each combination of categories of others; rows without a number are out.
+
+        Guarantee: a unit changes the totals of all groups by at most `contributions` in all.
+        """
+        chosen = self.domain.chosen(_names("by", by))
+        if column in chosen:
+            raise InvalidInput(f"column {column!r} is named twice")
+        measured = self.domain[column]
+        low, high = bounds_of(column, measured)
+        columns = {**chosen, column: measured}
+
+        def made(read: Read, rows: int) -> Made:
+            inside, values = measured.numbers(*read[column])
+            codes, group = _codes(chosen, read, rows), np.zeros(rows)
+            for place, each in enumerate(chosen.values()):
+                group = group * len(each.labels) + codes[:, place]
+            return inside & np.all(codes != OUT, axis=1), np.stack([group, values], axis=1)
+
+        rows = self._collected(columns, made, 2)
+        groups = math.prod(shape_of(chosen.values()))
+        value = np.zeros((groups, 2))
+        if len(rows):
+            places = rows[:, 0].astype(np.int64)
+            value = bounded_totals(rows[:, 1], low, high, groups=places, group_count=groups).value
+        asked = query("means", of=column, columns=[list(item) for item in columns.items()], **self.parameters())
+        axes = tuple((name, each.labels) for name, each in chosen.items()) or (("mean", (column,)),)
+        sensitivity = change_in_means(value.shape, **asked["parameters"])
+        return EstimateAnswer(value, sensitivity, asked, axes, Means(low, high))
+
+    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 128) -> EstimateAnswer:
+        """Quantiles of a numeric column; rows without a number are out.
+
+        Args:
+            column: the column.
+            probabilities: between 0 and 1; 0.5 is the median.
+            bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width. The
+                answers are as fine as the bins; those of the domain are for counts.
+
+        Guarantee: a unit changes the counts of the bins by at most `contributions` in all.
+        """
+        measured = self.domain[column]
+        if not isinstance(measured, Numeric):
+            raise InvalidInput(f"column {column!r} must be numeric for quantiles, and is {type(measured).__name__}")
+        binned = replace(measured, bins=bins)
+        wanted = probabilities_in(probabilities)
+        rows = self.numbers(column)
+        value = np.bincount(binned._index(rows[:, 0]), minlength=len(binned.categories))
+        asked = query("quantiles", columns=[[column, binned]], **self.parameters())
+        sensitivity = change_in_quantiles(value.shape, **asked["parameters"])
+        axes = (("quantile", tuple(f"{p:g}" for p in wanted.tolist())),)
+        computed = QuantilesOf(binned.bins, tuple(wanted.tolist()))
+        return EstimateAnswer(value, sensitivity, asked, axes, computed, PrefixNoise(len(value), sensitivity))
+
+    def regression(self, target: str, on: Sequence[str], *, ridge: float = 0.0) -> EstimateAnswer:
+        """Least squares of a column on others: the intercept, and a coefficient per feature.
+
+        False and true count as 0 and 1, the values of an ordered column as 0, 1, 2 and so on. A categorical column is
+        one feature per value but the first. Rows with a missing or unexpected cell are out, unless that is filled in.
+
+        Args:
+            target: the column to explain.
+            on: the columns that explain it.
+            ridge: added to the sum of squares for each squared coefficient, but for the intercept.
+
+        Guarantee: a unit changes the second moments by `contributions` matrices of one row each.
+        """
+        columns = {name: self.domain[name] for name in (target, *_names("on", on))}
+        if len(columns) != 1 + len(on):
+            raise InvalidInput("a column is named twice")
+        low, high, names = terms_of(target, columns)
+        _check.at_least_zero("ridge", ridge)
+
+        def made(read: Read, rows: int) -> Made:
+            inside, parts = np.ones(rows, dtype=bool), []
+            for name, column in columns.items():
+                known, values = column.numbers(*read[name])
+                inside &= known
+                if is_indicated(column):
+                    parts.append(values[:, None] == np.arange(1, len(column.categories)))
+                else:
+                    parts.append(values[:, None])
+            return inside, np.concatenate(parts, axis=1).astype(np.float64)
+
+        rows = self._collected(columns, made, len(low))
+        value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
+        asked = query(
+            "regression", target=target, columns=[list(item) for item in columns.items()], **self.parameters()
+        )
+        sensitivity = change_in_regression(value.shape, **asked["parameters"])
+        computed = Regression(tuple(low), tuple(high), ridge)
+        return EstimateAnswer(value, sensitivity, asked, (("term", ("intercept", *names)),), computed)
+
+    def marginals(
+        self, *tables: Sequence[str], up_to: int | None = None, ordered: Mapping[str, str] | None = None, **options: Any
+    ) -> MarginalsAnswer:
+        """Many tables of counts from one release, consistent with each other: see `plan_marginals`.
+
+        A row that is out of the count by one of the columns is out of all tables.
+
+        Args:
+            *tables: the tables, each as names of columns.
+            up_to: instead, all tables of at most so many columns, of all columns that rows can be counted by.
+            ordered: see `plan_marginals`.
+            **options: `weights`, `targets` and `objective` of `plan_marginals`.
+
+        Guarantee: a unit has at most `contributions` rows, each in one cell of every table.
+        """
+        if (up_to is None) == (not tables):
+            raise InvalidInput("name the tables, or give up_to for all tables of so many columns, and not both")
+        families = None if up_to is not None else [tuple(_names("a table", table)) for table in tables]
+        names = list(self.domain.sizes) if families is None else list(dict.fromkeys(chain.from_iterable(families)))
+        chosen = {name: self.domain[name] for name in names}
+        for table in families or [(name,) for name in names]:
+            self.domain.chosen(table)
+        plan = PlanOf(
+            {name: len(column.labels) for name, column in chosen.items()},
+            {"up_to": up_to, "families": families, "ordered": ordered, "contributions": self.contributions},
+            options,
+        )
+        structure = plan.structure()
+        known = tuple(tuple(names[i] for i in row if i >= 0) for row in structure.incidence.tables.tolist())
+        axes = tuple((name, column.labels) for name, column in chosen.items())
+        cells_in(axes, known)
+        rows = self._collected(chosen, lambda read, rows: _inside(_codes(chosen, read, rows)))
+        value = structure.answer(rows).value
+        assert structure.certificate.query is not None
+        found = structure.certificate.query["parameters"]
+        shared = {name: found[name] for name in ("up_to", "families", "contrasts") if name in found}
+        columns = [list(item) for item in chosen.items()]
+        asked = query("table-marginals", columns=columns, **shared, **self.parameters())
+        sensitivity = change_in_table_marginals(value.shape, **asked["parameters"])
+        return MarginalsAnswer(value, sensitivity, asked, axes, plan, known)
+
     # --- for queries ---
 
     def codes(self, *by: str) -> Codes:
@@ -135,12 +293,7 @@ class Table:
             of lines would have to be public, which policies and units do not allow.
         """
         chosen = self.domain.chosen(by)
-
-        def places_of(read: Read, rows: int) -> Made:
-            codes = np.stack([column.codes(*read[name]) for name, column in chosen.items()], axis=1)
-            return np.all(codes != OUT, axis=1), codes
-
-        return self._collected(chosen, places_of)
+        return self._collected(chosen, lambda read, rows: _inside(_codes(chosen, read, rows)))
 
     def numbers(self, *columns: str) -> Array:
         """The rows that count as numbers inside the bounds of these columns, one row per line: still private.
@@ -157,13 +310,16 @@ class Table:
 
         return self._collected(chosen, numbers_of)
 
-    def _collected(self, chosen: dict[str, Column], make: Callable[[Read, int], Made]) -> npt.NDArray[Any]:
+    def _collected(
+        self, chosen: dict[str, Column], make: Callable[[Read, int], Made], width: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The lines that count, of so many entries each; one per column by default."""
         if self.adjacency != ADD_REMOVE:
             raise InvalidInput(f"adjacency must be add/remove for rows to be handed out, got {self.adjacency}")
         if not chosen:
             raise InvalidInput("name at least one column")
         parts = list(self.rows(list(chosen), make))
-        return np.concatenate(parts) if parts else np.empty((0, len(chosen)), dtype=np.int64)
+        return np.concatenate(parts) if parts else np.empty((0, width or len(chosen)), dtype=np.int64)
 
     def parameters(self) -> dict[str, Any]:
         """The public parameters that say whom a query on this table protects."""
@@ -197,6 +353,22 @@ class Table:
         chosen = selection.rows()
         if chosen is not None:
             yield chosen
+
+
+def _codes(chosen: Mapping[str, Column], read: Read, rows: int) -> Codes:
+    """The place of each row's cell among the labels of each column."""
+    found = [column.codes(*read[name]) for name, column in chosen.items()]
+    return np.stack(found, axis=1) if found else np.empty((rows, 0), dtype=np.int64)
+
+
+def _inside(codes: Codes) -> Made:
+    return np.all(codes != OUT, axis=1), codes
+
+
+def _names(argument: str, names: Sequence[str]) -> Sequence[str]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise InvalidInput(f"{argument} must be a sequence of names of columns, got {_check.kind(names)}")
+    return names
 
 
 def _read(column: Column, given: Cells) -> tuple[States, Array]:

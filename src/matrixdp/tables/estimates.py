@@ -1,0 +1,386 @@
+"""Means, quantiles, regressions and marginals of a table: answers that are computed from one release, with labels.
+
+Each asks for noise on a vector or a matrix whose set follows from the public domain (`changes` below), and computes
+labelled numbers from what comes out. Only add/remove is taken: which rows count is private, and so is their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.adjacency import ADD_REMOVE
+from matrixdp.budget import Allotment, Budget
+from matrixdp.distributions import NoiseLaw
+from matrixdp.errors import InvalidInput
+from matrixdp.pipeline import Release
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.queries.answer import changes
+from matrixdp.residuals import Residuals
+from matrixdp.sensitivity import L1, RankOne, Sensitivity
+from matrixdp.tables.answers import PreparedTable, TableAnswer
+from matrixdp.tables.columns import Column
+from matrixdp.tables.counts import Named, change_in_counts, domain_of, shape_of
+from matrixdp.tables.domain import MOST_CELLS
+from matrixdp.tables.kinds import Boolean, Categorical, Numeric, Ordered
+from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, change_in_marginals, plan_marginals
+from matrixdp.tables.means import change_in_bounded_totals, means
+from matrixdp.tables.moments import Moments, change_in_bounded_moments
+from matrixdp.tables.outputs import Axes, Labelled
+from matrixdp.tables.quantiles import prefix_noise, quantiles
+from matrixdp.tables.units import checked_contributions
+
+# The most numbers of a regression: its error bars take seconds for so many.
+MOST_TERMS = 64
+
+Computed = Callable[[Release, float], Mapping[str, Any]]
+"""The columns of numbers that follow from a release, with intervals of a level."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableEstimates(Labelled):
+    """Numbers computed from a release, with labels and error bars; they cost nothing beyond it.
+
+    Attributes:
+        release: the noisy vector or matrix that they were computed from, with the certificate.
+        axes: the labels.
+    """
+
+    release: Release
+    axes: Axes
+    computed: Computed
+
+    @property
+    def certificate(self) -> Certificate:
+        """What the release guarantees, and so everything computed from it."""
+        return self.release.certificate
+
+    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
+        """The columns of the table: labels, values, and the ends of intervals of this level.
+
+        All intervals together cover with the level if each does with 1 - (1 - level)/numbers.
+        """
+        labels = self._labels()
+        numbers = len(next(iter(labels.values()), [()]))
+        _check.probability("level", level)
+        found = self.computed(self.release, 1 - (1 - level) / numbers if simultaneous else level)
+        return {**labels, **found}
+
+
+class EstimateAnswer(TableAnswer):
+    """What is released for estimates, still private; its axes are the labels of the estimates."""
+
+    computed: Computed
+    noise: Callable[[Budget], NoiseLaw] | None
+
+    def __new__(
+        cls,
+        value: Any,
+        sensitivity: Sensitivity,
+        query: Mapping[str, Any],
+        axes: Axes,
+        computed: Computed,
+        noise: Callable[[Budget], NoiseLaw] | None = None,
+    ) -> EstimateAnswer:
+        """An answer with what is computed from its release, and the noise of "auto" where that is its own."""
+        answer: EstimateAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
+        answer.computed, answer.noise = computed, noise
+        return answer
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return *super().__getnewargs__(), self.computed, self.noise
+
+    def outcome(self, out: Release) -> Labelled:
+        """The estimates."""
+        return TableEstimates(out, self.axes, self.computed)
+
+    def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
+        """All of `release` that comes before the ledger is charged."""
+        if mechanism == "auto" and not options and self.noise is not None and not isinstance(budget, Allotment):
+            mechanism = self.noise(budget)
+        return super().prepare(budget, mechanism, **options)
+
+
+# --- means ---
+
+
+@changes("means")
+def change_in_means(
+    shape: Shape, *, of: str, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+) -> L1:
+    """Each row of a unit changes one group's two totals by 1 in all; see `means.bounded_totals`."""
+    domain = domain_of(columns)
+    low, high = bounds_of(of, domain[of])
+    groups = math.prod(shape_of([column for name, column in domain.items() if name != of]))
+    terms: dict[str, Any] = {"contributions": _rows(unit, contributions), "adjacency": _added(adjacency)}
+    return change_in_bounded_totals(shape, low=low, high=high, group_count=groups, **terms)
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means from released totals, for `EstimateAnswer`."""
+
+    low: float
+    high: float
+
+    def __call__(self, release: Release, level: float) -> Mapping[str, Array]:
+        """Values, standard errors and intervals."""
+        found = means(release, self.low, self.high, level)
+        return {name: getattr(found, name) for name in ("value", "standard_error", "low", "high")}
+
+
+# --- quantiles ---
+
+
+@changes("quantiles")
+def change_in_quantiles(
+    shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+) -> Sensitivity:
+    """Each row of a unit changes the number of one bin by 1, or none."""
+    ((name, column),) = columns
+    within = replace(column, missing="out", unexpected="out")
+    terms: dict[str, Any] = {"adjacency": _added(adjacency), "unit": unit, "contributions": contributions}
+    return change_in_counts(shape, columns=[(name, within)], **terms)
+
+
+@dataclass(frozen=True)
+class QuantilesOf:
+    """Quantiles from a released histogram, for `EstimateAnswer`."""
+
+    edges: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __call__(self, release: Release, level: float) -> Mapping[str, Array]:
+        """Values and intervals; they have no standard error."""
+        found = quantiles(release, np.array(self.edges), np.array(self.probabilities), level)
+        return {"value": found.estimate, "low": found.low, "high": found.high}
+
+
+@dataclass(frozen=True)
+class PrefixNoise:
+    """The noise of least error for running counts, by budget."""
+
+    bins: int
+    sensitivity: Sensitivity
+
+    def __call__(self, budget: Budget) -> NoiseLaw:
+        """The law."""
+        return prefix_noise(self.bins, self.sensitivity, budget)
+
+
+# --- regressions ---
+
+
+@changes("regression")
+def change_in_regression(
+    shape: Shape, *, target: str, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+) -> RankOne:
+    """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns); see `moments.bounded_moments`."""
+    low, high, _ = terms_of(target, domain_of(columns))
+    rows = _rows(unit, contributions)
+    return change_in_bounded_moments(shape, low=low, high=high, contributions=rows, adjacency=_added(adjacency))
+
+
+def terms_of(target: str, columns: Mapping[str, Column]) -> tuple[list[float], list[float], tuple[str, ...]]:
+    """The bounds of the target and of all features, and the names of the features.
+
+    A categorical column is one feature per value but the first, 1 in rows with that value and 0 in others.
+    """
+    bounds, names = [bounds_of(target, columns[target])], list[str]()
+    for name, column in columns.items():
+        if name == target:
+            continue
+        if is_indicated(column):
+            names += [f"{name}={value}" for value in column.categories[1:]]
+            bounds += [(0.0, 1.0)] * (len(column.categories) - 1)
+        else:
+            names.append(name)
+            bounds.append(bounds_of(name, column))
+    if not 1 <= len(names) < MOST_TERMS:
+        raise InvalidInput(
+            f"a regression must have 1 to {MOST_TERMS - 1} features, got {len(names)}; a categorical column is one per "
+            "value but the first"
+        )
+    low, high = zip(*bounds, strict=True)
+    return list(low), list(high), tuple(names)
+
+
+def is_indicated(column: Column) -> bool:
+    """Whether a column goes into a regression as one feature per value."""
+    return isinstance(column, Categorical) and not isinstance(column, Ordered)
+
+
+def bounds_of(name: str, column: Column) -> tuple[float, float]:
+    """The bounds of a column's numbers: false and true are 0 and 1, values of an ordered list 0, 1, 2 and so on."""
+    if isinstance(column, Numeric) and math.isfinite(column.high - column.low):
+        return column.low, column.high
+    if isinstance(column, Boolean):
+        return 0.0, 1.0
+    if isinstance(column, Ordered) and len(column.values) > 1:
+        return 0.0, len(column.values) - 1.0
+    raise InvalidInput(f"column {name!r} must be numeric, boolean or ordered to count as a number")
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Coefficients from released moments, for `EstimateAnswer`."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    ridge: float
+
+    def __call__(self, release: Release, level: float) -> Mapping[str, Any]:
+        """Values, standard errors, intervals, and whether the noise is small enough for these to hold."""
+        moments = Moments(release, np.array(self.low), np.array(self.high))
+        found = moments.regression(0, ridge=self.ridge, level=level)
+        numbers = {name: getattr(found, name) for name in ("value", "standard_error", "low", "high")}
+        return numbers | {"reliable": np.full(len(found.value), moments.reliable(0))}
+
+
+# --- marginals ---
+
+
+@changes("table-marginals")
+def change_in_table_marginals(
+    shape: Shape,
+    *,
+    columns: Named,
+    adjacency: str,
+    unit: str | None = None,
+    contributions: int = 1,
+    up_to: int | None = None,
+    families: Any = None,
+    contrasts: Any = (),
+) -> Residuals:
+    """Each row of a unit is in one cell of every table; see `matrixdp.residuals`."""
+    sizes = [(name, len(column.labels)) for name, column in domain_of(columns).items()]
+    terms = {"contributions": _rows(unit, contributions), "adjacency": _added(adjacency), "contrasts": contrasts}
+    return change_in_marginals(shape, columns=sizes, up_to=up_to, families=families, **terms)
+
+
+@dataclass(frozen=True, eq=False)
+class TableMarginals(Labelled):
+    """Marginal tables of one release, which agree wherever they overlap, with labels and error bars.
+
+    Attributes:
+        marginals: the same without labels; weighted sums, and versions without negative cells.
+        axes: the labels of the columns.
+        tables: the tables that are written out, each by its columns; () is the total.
+    """
+
+    marginals: MarginalRelease
+    axes: Axes
+    tables: tuple[tuple[str, ...], ...]
+
+    @property
+    def certificate(self) -> Certificate:
+        """What all tables guarantee together."""
+        return self.marginals.certificate
+
+    def of(self, *columns: str) -> TableMarginals:
+        """One table alone, of columns that are in one table of the release."""
+        self.marginals.plan.variance(columns)
+        return replace(self, axes=tuple((name, dict(self.axes)[name]) for name in columns), tables=(columns,))
+
+    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
+        """The columns of all tables, one below the other; a label is None where a table sums over its column."""
+        _check.probability("level", level)
+        labels, parts = self._labels(self.tables), list[tuple[Array, ...]]()
+        each = 1 - (1 - level) / cells_in(self.axes, self.tables) if simultaneous else level
+        for table in self.tables:
+            found = self.marginals.interval(table, each)
+            numbers = (self.marginals.table(table), self.marginals.standard_error(table), found.low, found.high)
+            parts.append(tuple(np.asarray(part).reshape(-1) for part in numbers))
+        value, error, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return labels | {"value": value, "standard_error": error, "low": low, "high": high}
+
+
+@dataclass(frozen=True, eq=False)
+class PlanOf:
+    """How marginals are planned, but for the budget: their sizes, which tables, and what errors count."""
+
+    sizes: Mapping[str, int]
+    tables: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def __call__(self, budget: Budget) -> MarginalPlan:
+        """The plan for a budget."""
+        return plan_marginals(self.sizes, budget=budget, **self.tables, **self.options)
+
+    def structure(self) -> MarginalPlan:
+        """A plan with the same residuals and set; these do not depend on the budget or on what errors count."""
+        unknown = set(self.options) - {"weights", "targets", "objective"}
+        if unknown:
+            raise InvalidInput(f"marginals take weights, targets and objective, not {', '.join(sorted(unknown))}")
+        return plan_marginals(self.sizes, budget=Budget(1.0, 1e-6), **self.tables)
+
+
+class MarginalsAnswer(TableAnswer):
+    """Residuals of marginal tables, still private."""
+
+    plan: PlanOf
+    tables: tuple[tuple[str, ...], ...]
+
+    def __new__(
+        cls,
+        value: Any,
+        sensitivity: Sensitivity,
+        query: Mapping[str, Any],
+        axes: Axes,
+        plan: PlanOf,
+        tables: tuple[tuple[str, ...], ...],
+    ) -> MarginalsAnswer:
+        """An answer, with its plan and its tables beside it."""
+        answer: MarginalsAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
+        answer.plan, answer.tables = plan, tables
+        return answer
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return *super().__getnewargs__(), self.plan, self.tables
+
+    @property
+    def cells(self) -> int:
+        """How many numbers the tables have."""
+        return cells_in(self.axes, self.tables)
+
+    def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
+        """All of `release` that comes before the ledger is charged."""
+        if mechanism != "auto" or options or isinstance(budget, Allotment):
+            raise InvalidInput("marginals have noise of their own, from a whole budget: leave mechanism and plan out")
+        plan = self.plan(budget)
+
+        def outcome(out: Release) -> Labelled:
+            return TableMarginals(MarginalRelease(plan=plan, release=out), self.axes, self.tables)
+
+        return replace(super().prepare(budget, plan.law), outcome=outcome)
+
+
+def cells_in(axes: Axes, tables: tuple[tuple[str, ...], ...]) -> int:
+    """How many numbers tables have, if they can all be written out."""
+    sizes = {name: len(labels) for name, labels in axes}
+    cells = sum(math.prod(sizes[name] for name in table) for table in tables)
+    if not cells <= MOST_CELLS:
+        raise InvalidInput(
+            f"the tables would have {cells} cells, more than {MOST_CELLS}; ask for fewer, or of fewer columns"
+        )
+    return cells
+
+
+def _rows(unit: str | None, contributions: int) -> int:
+    """How many rows a unit has."""
+    rows = checked_contributions(contributions)
+    if unit is None and rows != 1:
+        raise InvalidInput("contributions are those of a unit; without one, a row is protected by itself")
+    return rows
+
+
+def _added(adjacency: str) -> str:
+    if adjacency != ADD_REMOVE:
+        raise InvalidInput(f"adjacency must be add/remove for means, quantiles, regressions and marginals; {adjacency}")
+    return adjacency
