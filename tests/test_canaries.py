@@ -115,6 +115,16 @@ MODELS = {
     "PrivatePCA": lambda: estimators.PrivatePCA(budget=BUDGET, norm=1.0),
     "PrivateCovariance": lambda: estimators.PrivateCovariance(budget=BUDGET, norm=1.0),
     "PrivateHistogram": lambda: estimators.PrivateHistogram([[0, 0.5, 1], [0, 1]], budget=BUDGET),
+    "PrivateKBins": lambda: estimators.PrivateKBins(2, low=0.0, high=1.0, budget=BUDGET),
+    "PrivateStandardScaler": lambda: estimators.PrivateStandardScaler(low=0.0, high=1.0, budget=BUDGET),
+}
+TARGETS = {"low": 0.0, "high": 1.0, "target_low": 0.0, "target_high": 1.0, "budget": BUDGET}
+REGRESSIONS = {
+    "PrivateLinearRegression": lambda: estimators.PrivateLinearRegression(**TARGETS),
+    "PrivateRidge": lambda: estimators.PrivateRidge(**TARGETS),
+    "PrivateLogisticRegression": lambda: estimators.PrivateLogisticRegression(
+        low=0.0, high=1.0, classes=[0, 1], budget=BUDGET
+    ),
 }
 ROWS = torch.rand(4, 2)
 LABELS = torch.full((4,), WHOLE)
@@ -130,6 +140,9 @@ ENTRIES |= {
     for name in QUERIES
 }
 ENTRIES |= {f"sklearn.{name}": (lambda x, n=name: MODELS[n]().fit(x), RECORDS) for name in MODELS}
+for _name, _make in REGRESSIONS.items():
+    ENTRIES[f"sklearn.{_name}"] = (lambda x, make=_make: make().fit(x, [0, 1, 0, 1, 0, 1]), RECORDS)
+    ENTRIES[f"sklearn.{_name}, targets"] = (lambda x, make=_make: make().fit(GOOD, x), RECORDS)
 ENTRIES |= {
     f"postprocess.{name}": (lambda x, n=name: getattr(postprocess, n)(x, *POST.get(n, ())), RECORDS)
     for name, found in vars(postprocess).items()
@@ -170,7 +183,7 @@ ENTRIES |= {
         {name: x for name, (x, _) in LEARNED.items()} | RECORDS,
     ),
 }  # fmt: skip
-for _set in ("Counts", "Entrywise", "Frobenius", "L1", "OneColumn", "OneRow", "RankOne", "Vertices"):
+for _set in ("Counts", "Entrywise", "Frobenius", "L1", "OneColumn", "OneRow", "Participation", "RankOne", "Vertices"):
     _kind, _one = getattr(matrixdp, _set), np.eye(2) if _set == "Vertices" else 1
     ENTRIES[f"matrixdp.{_set}"] = (lambda x, k=_kind: [k(x)][:0], PUBLIC)
     ENTRIES[f"matrixdp.{_set}, contains"] = (lambda x, k=_kind, one=_one: k(one).contains(x), PUBLIC)
@@ -208,6 +221,18 @@ ENTRIES |= {
     "tables.Date": (lambda x: tables.Date(x, x, x), PUBLIC),
     "tables.bounded": (lambda x: [tables.bounded(x, [1, 1], 1)][:0], RECORDS),
     "tables.bounded, ids": (lambda x: [tables.bounded(GOOD, x, 1)][:0], RECORDS),
+    "tables.release_means": (lambda x: tables.release_means(x, 0, 1, budget=BUDGET), RECORDS),
+    "tables.release_means, groups": (
+        lambda x: tables.release_means([0.5, 0.5], 0, 1, budget=BUDGET, groups=x, group_count=2),
+        RECORDS,
+    ),
+    "tables.release_quantiles": (lambda x: tables.release_quantiles(x, [0.5], edges=[0, 1, 2], budget=BUDGET), RECORDS),
+    "tables.release_moments": (lambda x: tables.release_moments(x, 0, 1, budget=BUDGET), RECORDS),
+    "tables.plan_marginals": (lambda x: tables.plan_marginals(x, budget=BUDGET, up_to=1), PUBLIC),
+    "tables.plan_marginals, release": (
+        lambda x: tables.plan_marginals({"a": 2, "b": 2}, budget=BUDGET, up_to=1).release(x),
+        RECORDS,
+    ),
     "tables.csv_file": (lambda x: tables.csv_file(x, separator=",", columns=["a"]), RECORDS),
     "tables.sql": (lambda x: tables.sql(x, "SELECT 1").names, RECORDS),
     "tables.sql, query": (lambda x: tables.sql("a.db", x), PUBLIC),
@@ -218,6 +243,8 @@ PLAIN = {
     "matrixdp.ADD_REMOVE", "matrixdp.REPLACE", "matrixdp.ZERO_OUT", "matrixdp.Adjacency", "matrixdp.register_law",
     "matrixdp.Certificate", "matrixdp.Plan", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors",
     "matrixdp.queries", "matrixdp.tables", "tables.TableAnswer", "tables.TableRelease",
+    "tables.Estimate", "tables.MarginalPlan", "tables.MarginalRelease", "tables.Moments", "tables.Quantiles",
+    "tables.means", "tables.quantiles",
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",

@@ -96,7 +96,8 @@ class Participation(Sensitivity):
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
         change = _check.finite("difference", difference)
         self.fits(change.shape)
-        norms = np.sqrt(np.sum(np.square(change), axis=1))
+        with np.errstate(over="ignore"):  # a norm that overflows is too large
+            norms = np.sqrt(np.sum(np.square(change), axis=1))
         (steps,) = np.nonzero(norms)
         apart = np.diff(steps)
         rule = np.all(apart % self.gap == 0) if self.cyclic else np.all(apart >= self.gap)

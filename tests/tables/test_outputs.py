@@ -33,7 +33,7 @@ def test_frames_of_every_kind(out):
     assert frame["smoker"].tolist() == list(out.axes[1][1]) * len(out.axes[0][1])
     assert np.all((frame["low"] < frame["value"]) & (frame["value"] < frame["high"]))
     assert frame["standard_error"].to_numpy() == pytest.approx(math.sqrt(out.noise.variance), rel=1e-6)
-    assert (frame["high"] - frame["value"]).to_numpy() == pytest.approx(np.ravel(out.noise.half_width(0.95)))
+    assert (frame["high"] - frame["value"]).to_numpy() == pytest.approx(out.noise.half_width(0.95).ravel())
     assert out.table("polars").equals(polars.from_pandas(frame))
     assert out.table("arrow").to_pandas()["low"].tolist() == frame["low"].tolist()
     wider = out.table(level=0.95, simultaneous=True)
