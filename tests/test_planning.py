@@ -1,6 +1,7 @@
 """Plans, shared budgets and named parts: what is fixed together keeps the budget together, and nothing else does."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from matrixdp import (
     certify,
     release,
 )
-from matrixdp.accounting.composition import Composition
+from matrixdp.accounting.composition import Composition, Part
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.ledger.exports import verify_export
 from matrixdp.accounting.methods import Use
@@ -273,3 +274,41 @@ def test_plans_that_make_no_sense_are_refused(arguments):
 def test_shared_budgets_that_make_no_sense_are_refused(releases, like):
     with pytest.raises(InvalidInput):
         BUDGET.shared(releases, like=like)
+
+
+def test_a_plan_that_breaks_its_own_budget_is_not_read():
+    loose = Budget(10.0, 1e-6).plan([Counts(1)] * 4, shapes=[(5,)] * 4)
+    for composition in (
+        Composition(loose.composition.parts, Budget(1.0, 1e-6)),
+        Composition(
+            (Part(release(np.zeros(5), Counts(1), Budget(3.0, 1e-6)).certificate, 2, 0.01),), Budget(1.0, 1e-6)
+        ),
+    ):
+        assert composition.verify()  # its numbers are true
+        with pytest.raises(InvalidInput, match="plan"):
+            Plan.from_json(composition.to_json())
+
+
+def test_parts_that_change_by_the_same_are_added_up():
+    """Written apart they would be compared one by one, and six entries would lie under one."""
+    with pytest.raises(InvalidInput, match="each shift once"):
+        DiscreteProfile(1.0, 4.0, 1, 5, ((1, 1),))
+
+
+def test_a_part_of_a_plan_is_no_budget_for_others(tmp_path):
+    part = Budget(1.0, 1e-6).plan([Counts(1)] * 4)[0]
+    for refused in (
+        lambda: part.split(a=1, b=1),
+        lambda: part.plan([Counts(1)]),
+        lambda: part.shared(2),
+        lambda: Ledger(tmp_path / "budget.db", part),
+    ):
+        with pytest.raises(InvalidInput, match="part"):
+            refused()
+    assert not (tmp_path / "budget.db").exists()
+
+
+def test_named_parts_never_exceed_the_whole():
+    parts = Budget(1.0, 1e-6).split(big=1.0, **{f"p{i}": 1e-16 for i in range(2000)})
+    assert sum(Fraction(part.epsilon) for part in parts.values()) <= 1
+    assert sum(Fraction(part.delta) for part in parts.values()) <= Fraction(1e-6)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
@@ -82,7 +83,7 @@ class Budget:
         if not weights:
             raise InvalidInput("split needs the names and weights of its parts, such as tables=3, model=1")
         sizes = {name: _check.positive(name, weight) for name, weight in weights.items()}
-        whole = sum(sizes.values()) * (1.0 + _ROUNDING)
+        whole = math.fsum(sizes.values()) * (1.0 + _ROUNDING)
         return {name: Budget(self.epsilon * (w / whole), self.delta * (w / whole)) for name, w in sizes.items()}
 
     def __str__(self) -> str:
@@ -100,6 +101,14 @@ class Allotment(Budget):
     def alone(self) -> Budget:
         """The epsilon and delta of one release."""
         return Budget(self.epsilon, self.delta)
+
+    def with_delta(self, what: str) -> NoReturn:
+        """Refused, and so is whatever needs the budget of several releases."""
+        raise InvalidInput(f"{what} needs a whole budget, not a part of a plan, got {self}")
+
+    def split(self, **weights: float) -> NoReturn:
+        """Refused: other noise may not be sized for a part."""
+        raise InvalidInput("a part of a plan has its noise and cannot be split; split the whole budget before planning")
 
     @abstractmethod
     def law(self, shape: tuple[int, ...], sensitivity: Any) -> Any:

@@ -1,9 +1,11 @@
 """Counts of people's tables: right, labelled, certified, and refused before anything is spent."""
 
+import csv
 import gzip
 import json
 import os
 import pickle
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +184,22 @@ def test_bad_questions_are_refused_before_a_row_is_read(ask, words, monkeypatch)
 
 
 LARGE = Domain({"age": Numeric(0, 1, bins=100_000), "cost": Numeric(0, 1, bins=100_000)})
+
+
+def test_equal_cells_that_are_written_otherwise_do_not_move_others():
+    domain = Domain({"v": Categorical(["1.5", "2"])})
+    alone, first = ([Decimal("1.5")] * 9, [Decimal("1.50")] + [Decimal("1.5")] * 9)
+    counts = [Table(pandas.DataFrame({"v": cells}), domain).counts("v").value for cells in (alone, first)]
+    assert np.abs(counts[1] - counts[0]).sum() == 1
+
+
+def test_a_long_quoted_cell_is_one_cell(tmp_path):
+    with (tmp_path / "long.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["a", "b"], ["x", "\n".join(["y,z"] * 60_000)], *[["x", "q"]] * 10])
+    assert Table(tmp_path / "long.csv", Domain({"a": Categorical(["x", "y"])})).counts("a").value.tolist() == [
+        11,
+        0,
+        0,
+        0,
+    ]

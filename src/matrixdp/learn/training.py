@@ -122,6 +122,7 @@ class PrivateSGD:
         self.ledger, self.generator = ledger, generator
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+        budget.with_delta("a training")
         if generator is not None:
             if ledger is not None:
                 raise InvalidInput("generator and ledger exclude each other: seeded noise is not private")

@@ -106,7 +106,7 @@ def calibrate_gaussian(
     mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: Budget, **options: Any
 ) -> NoiseLaw:
     """As `calibrate`, but "auto" takes Gaussian noise, which can be sized by its mu for many releases."""
-    if mechanism != "auto":
+    if mechanism != "auto" or isinstance(budget, Allotment):
         return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     _check_options(options, RECIPES.values())
     return least_error(RECIPES, _check.shape(shape), sensitivity, budget, options, family=Gaussian)

@@ -126,6 +126,10 @@ class Plan(Sequence[PlannedRelease]):
         known = [each for each in certificates if isinstance(each, Certificate)]
         if composition.budget is None or len(known) < len(certificates):
             raise InvalidInput("the plan must have a budget, and the shape and set of every release")
+        if any(part.sampling_rate != 1.0 for part in composition.parts):
+            raise InvalidInput("the plan must not have sampled parts: a release uses every record")
+        if not composition.meets(composition.budget):
+            raise InvalidInput(f"the releases of the plan do not keep its budget together: {composition.budget}")
         return _assembled(composition.budget, composition, [(each.law, each, each.sensitivity) for each in known], True)
 
     def __str__(self) -> str:

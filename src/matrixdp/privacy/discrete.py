@@ -95,6 +95,8 @@ class DiscreteProfile:
         for shift, cells in self._groups:
             _check.count("shift", shift)
             _check.count("cells", cells)
+        if len({shift for shift, _ in self._groups}) < len(self._groups):
+            raise InvalidInput("others must have each shift once; add up the cells that change by the same")
 
     @property
     def _groups(self) -> tuple[tuple[int, int], ...]:

@@ -43,6 +43,10 @@ _STATE = {cells.MISSING: MISSING, cells.UNEXPECTED: UNEXPECTED}
 REMEMBERED = 1 << 18
 
 
+# Equal cells of one of these types say the same. Equal decimals or times may be written in several ways.
+_ALIKE = (str, bytes, bool, int, float, date)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Column(ABC):
     """A column of a table: what its cells can say, and what becomes of those that do not.
@@ -137,11 +141,8 @@ class Column(ABC):
         remembered: dict[Any, tuple[int, float]] = {}
         states, positions = np.zeros(len(values), dtype=np.uint8), np.zeros(len(values))
         for row, cell in enumerate(values):
-            key: Any = (type(cell), cell)
-            try:
-                found = remembered.get(key)
-            except Exception:  # it cannot be hashed, or compared
-                key, found = None, None
+            key = (type(cell), cell) if type(cell) in _ALIKE else None
+            found = None if key is None else remembered.get(key)
             if found is None:
                 position = cells.MISSING if known and cells.text_of(cell) in known else reader(cell)
                 found = (_STATE[position], 0.0) if isinstance(position, Gap) else (WITHIN, float(position))

@@ -53,6 +53,9 @@ def existing(path: Path) -> Path:
     return path
 
 
+_LONGEST = 2**31 - 1  # characters in a cell of text
+
+
 @dataclass(frozen=True, eq=False)
 class Parquet:
     """A Parquet file, read by row groups."""
@@ -91,7 +94,7 @@ def csv_file(
 ) -> CsvFile:
     """Separated text, with a header unless the columns are named here.
 
-    Every line can be read: quotes that do not close end with the file, or after 128 kilobytes; a short line lacks its
+    Every line can be read: quotes that do not close end with the file; a short line lacks its
     last cells, and what a long one has too many is left out. Blank lines are no rows. What is no text in the encoding
     is kept, and is unexpected in every column.
 
@@ -161,7 +164,8 @@ class CsvFile:
         return stream if isinstance(stream, io.TextIOBase) else io.TextIOWrapper(stream, **self._form)
 
     def _rows(self, file: Any) -> Iterator[list[str]]:
-        """The rows of a stream; none makes it fail. A cell that is longer than any should be ends its line."""
+        """The rows of a stream; none makes it fail. Cells may be long, as a limit would make several rows of one."""
+        csv.field_size_limit(_LONGEST)
         reader = csv.reader(file, delimiter=self._separator)
         while True:
             try:

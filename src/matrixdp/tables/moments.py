@@ -199,8 +199,8 @@ def bounded_moments(
     protected = people(contributions, checked(adjacency))
     rows = _check.finite("records", records, ndim=2)
     lower, upper = (_check.broadcast(name, end, rows.shape[1:]) for name, end in (("low", low), ("high", high)))
-    if not np.all(lower < upper):
-        raise InvalidInput("low must be below high in every column")
+    if not np.all((upper - lower) / 2 > 0):
+        raise InvalidInput("low must be below high in every column, by more than the least float")
     mapped = np.clip((rows - (lower + upper) / 2) / ((upper - lower) / 2), -1.0, 1.0)
     value = second_moment(np.column_stack([np.ones(len(rows)), mapped]), norm=_longest(rows.shape[1])).value
     asked = query("bounded-moments", low=np.array(lower), high=np.array(upper), **protected)

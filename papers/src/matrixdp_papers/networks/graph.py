@@ -64,17 +64,14 @@ class GCN(nn.Module):
         self.register_buffer("features", torch.tensor(S @ X, dtype=torch.float32), persistent=False)
         self.register_buffer("neighbours", torch.tensor(neighbours), persistent=False)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32), persistent=False)
-        self.register_buffer("degrees", torch.tensor(degrees), persistent=False)
         self.first = nn.Linear(X.shape[1], _check.count("hidden", hidden), bias=False)
         self.activation = activation()
         self.second = nn.Linear(hidden, _check.count("classes", classes), bias=False)
 
     def forward(self, nodes: torch.Tensor) -> torch.Tensor:
         """The scores of the classes of each node."""
-        # Few nodes have many neighbours: padding as far as these nodes need saves most of the memory.
-        width = int(self.degrees[nodes].max()) if len(nodes) else 0
-        near = self.activation(self.first(self.features[self.neighbours[nodes, :width]]))
-        scores: torch.Tensor = self.second((self.weights[nodes, :width, None] * near).sum(dim=1))
+        near = self.activation(self.first(self.features[self.neighbours[nodes]]))
+        scores: torch.Tensor = self.second((self.weights[nodes, :, None] * near).sum(dim=1))
         return scores
 
 

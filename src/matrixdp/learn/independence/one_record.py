@@ -8,10 +8,12 @@ could reach another, and each is closed:
    gone. Parameters and buffers are the model's own, and PyTorch refuses writes into them that depend on a record. What
    is kept elsewhere (in a global variable, a closure, a queue) would be used in a later pass: every tensor that the
    function makes is watched, and if one outlives the pass, the pass is refused.
-2. What becomes a number, a string or a condition in Python. PyTorch has no single value to give under vmap, and raises;
-   printing a tensor would show it, and is refused here.
-3. Code that reaches behind vmap on purpose. A custom autograd function with a `vmap` rule of its own gets the whole
-   batch, and is refused. What uses private parts of PyTorch to unwrap tensors is not found.
+2. What becomes a number, a string or a condition in Python. PyTorch has no single value to give under vmap, and raises.
+   Printing a tensor would show it, and the size of some results (`torch.bincount`, packed sequences) depends on
+   values: both are refused here.
+3. Code that reaches behind vmap: an autograd function with a `vmap` rule of its own, custom operations, dispatch modes,
+   tensor subclasses, TorchScript and `torch.func.debug_unwrap` are handed the whole batch, and are refused. What uses
+   private parts of PyTorch to unwrap tensors is not found.
 """
 
 from __future__ import annotations
@@ -29,12 +31,19 @@ from torch import Tensor, nn
 from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.independence.rebuilt import rebuilt
 
 # A printed record could decide what Python does next; a node of the autograd graph keeps records alive unseen.
 _REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, vars(torch._C.TensorBase)["grad_fn"].__get__})
+
+
+# The size of what they give, or a number, follows from values; besides those that PyTorch marks as such.
+_BY_VALUE = frozenset({"aten::_pack_padded_sequence", "aten::_is_all_true", "aten::_is_any_true"})
+_SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def record_gradients(
@@ -102,7 +111,8 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
         raise InvalidInput(
             "a batch must consist of tensors with one row per record; it holds something that is no tensor"
         )
-    with warnings.catch_warnings(), _no_autocast_cache(), _Watch() as watch:
+    sizes = _KnownSizes()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), sizes, _Watch() as watch:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
             found = torch.func.vmap(function, randomness="different")(records)
@@ -130,10 +140,10 @@ class _Watch(TorchFunctionMode):
         self._modes = torch._C._len_torch_dispatch_stack()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _REFUSED and torch.func.debug_unwrap(args[0]) is not args[0]:
+        if function in _REFUSED and _is_wrapped(args[0]):
             raise RuntimeError(f"{function.__name__} of a tensor, which holds a record, is used")
-        if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
-            raise RuntimeError("a custom operation or a dispatch mode would be handed the whole batch")
+        if _behind(function, args, kwargs) or torch._C._len_torch_dispatch_stack() > self._modes:
+            raise RuntimeError("a custom operation, tensor or dispatch mode would be handed the whole batch")
         found = function(*args, **(kwargs or {}))
         self._made.extend(weakref.ref(leaf) for leaf in trees.tree_leaves(found) if isinstance(leaf, Tensor))
         return found
@@ -148,7 +158,7 @@ class _Watch(TorchFunctionMode):
         alive = (reference() for reference in self._made)
         return any(
             tensor is not None and id(tensor) not in results and not isinstance(tensor, nn.Parameter)
-            and torch.func.debug_unwrap(tensor) is not tensor
+            and _is_wrapped(tensor)
             for tensor in alive
         )  # fmt: skip
 
@@ -164,8 +174,46 @@ def _no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
-def _behind(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a function has code for a whole batch: a custom operation, or an autograd function's own `vmap`."""
+class _KnownSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations whose results have a size that depends on values."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_value = torch.Tag.dynamic_output_shape in function.tags or function._schema.name in _BY_VALUE
+        if by_value and not (function._schema.name == "aten::index" and not _masked(args[1])):
+            raise RuntimeError(f"the size of what {function._schema.name} gives depends on values")
+        return function(*args, **(kwargs or {}))
+
+
+def _masked(indices: Any) -> bool:
+    """Whether an index picks places by a condition, and not by their numbers."""
+    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+@contextmanager
+def _nothing_behind() -> Iterator[None]:
+    """TorchScript, which no mode sees, and `torch.func.debug_unwrap` raise in here."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("TorchScript, or what unwraps tensors, would be handed the whole batch")
+
+    unwrapping = torch.func.debug_unwrap.__globals__
+    unwrap, calls = unwrapping["get_unwrapped"], [(kind, kind.__call__) for kind in _SCRIPTED]
+    unwrapping["get_unwrapped"] = refused
+    for kind in _SCRIPTED:
+        kind.__call__ = refused
+    try:
+        yield
+    finally:
+        unwrapping["get_unwrapped"] = unwrap
+        for kind, call in calls:
+            kind.__call__ = call
+
+
+def _behind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether a function has code for a whole batch: a custom operation or tensor, or an own `vmap` rule."""
+    tensors = (leaf for leaf in trees.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    if any(type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors):
+        return True
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return not str(function).startswith(("aten.", "prims."))
     if function is custom_function_call:

@@ -194,13 +194,14 @@ def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     sized = any(isinstance(leaf, BatchSize) for leaf in leaves((args, kwargs)))
+    require("out" not in kwargs, "writes into another tensor")
     if args and isinstance(args[0], Batched) and function in (getattr, Tensor.size, Tensor.dim):
         return _asked(args[0].meta, function, args[1:], kwargs)
     if args and isinstance(args[0], (list, tuple)) and function is operator.getitem:
         return args[0][args[1]]  # a part of the batch, of a shape, or of what an operation gave
     require(not sized or function in SIZED, "computes with the batch size")
     if not sized and not batched((args, kwargs)):
-        require(function in ON_CONSTANTS and "out" not in kwargs, "has no rule for constants")
+        require(function in ON_CONSTANTS, "has no rule for constants")
         return function(*args, **kwargs)
     require(function in FUNCTIONS, "has no rule for the batch dimension")
     FUNCTIONS[function](*args, **kwargs)
