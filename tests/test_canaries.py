@@ -197,6 +197,16 @@ ENTRIES |= {
     "covariance": (lambda x: [str(Diagonal(x)), Dense(x)][:0], PUBLIC),
 }
 PEOPLE = tables.Domain({"a": tables.Numeric(0, 1, bins=2), "b": tables.Categorical(["x"])})
+
+
+def _estimates(cell):
+    """Every estimate, down to what is published; no cell may make any of them fail."""
+    public = tables.Domain({"a": tables.Numeric(0, 1, bins=2), "b": tables.Categorical(["x", "y"])})
+    table = tables.Table(pd.DataFrame({"a": [cell], "b": [cell]}), public)
+    asked = table.means("a", ["b"]), table.quantiles("a", [0.5]), table.regression("a", ["b"]), table.marginals(up_to=1)
+    return [answer.release(BUDGET).table() for answer in asked][:0]
+
+
 ENTRIES |= {
     "tables.Table": (lambda x: tables.Table(x, PEOPLE, unit="c", contributions=1).counts("a", "b"), RECORDS),
     "tables.Table, named": (lambda x: tables.Table(x, PEOPLE, columns=["a", "b"]).cell_states(), RECORDS),
@@ -210,6 +220,11 @@ ENTRIES |= {
         lambda x: tables.Table(
             pd.DataFrame({"a": [1], "b": [1], "c": [x]}), PEOPLE, unit="c", contributions=1
         ).counts(),
+        PUBLIC,
+    ),
+    "tables.Table, estimates": (_estimates, PUBLIC),
+    "tables.Table, estimates, names": (
+        lambda x: tables.Table(GOOD, PEOPLE, columns=["a", "b"]).means("a", x),
         PUBLIC,
     ),
     "tables.Domain": (tables.Domain, PUBLIC),
@@ -243,6 +258,7 @@ PLAIN = {
     "matrixdp.ADD_REMOVE", "matrixdp.REPLACE", "matrixdp.ZERO_OUT", "matrixdp.Adjacency", "matrixdp.register_law",
     "matrixdp.Certificate", "matrixdp.Plan", "matrixdp.Release", "matrixdp.__version__", "matrixdp.errors",
     "matrixdp.queries", "matrixdp.tables", "tables.TableAnswer", "tables.TableRelease",
+    "tables.TableEstimates", "tables.TableMarginals",
     "tables.Estimate", "tables.MarginalPlan", "tables.MarginalRelease", "tables.Moments", "tables.Quantiles",
     "tables.means", "tables.quantiles",
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",

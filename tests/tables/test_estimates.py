@@ -9,7 +9,7 @@ import pytest
 
 from hospital import DIAGNOSES, REGIONS, domain, hospital
 from matrixdp import REPLACE, Budget, Certificate, Ledger
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Ordered, Table
 from matrixdp.tables.means import STEPS
 
@@ -186,3 +186,23 @@ def test_bad_questions_are_refused(ask, words):
 def test_other_adjacencies_are_refused(asked):
     with pytest.raises(InvalidInput, match="add/remove"):
         ASKED[asked](Table(VISITS, domain(), adjacency=REPLACE))
+
+
+def test_what_cannot_be_computed_is_not_paid_for(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
+    answer = ASKED["means"](Table(VISITS, domain()))
+
+    def no_intervals(release, level):
+        raise NotApplicable("no quantiles")
+
+    answer.computed = no_intervals
+    with pytest.raises(NotApplicable, match="no quantiles"):
+        answer.release(BUDGET, ledger=ledger)
+    assert ledger.history() == []
+
+
+def test_a_column_with_one_label_has_no_table_of_its_own():
+    frame, public = clean(50)
+    one = Categorical(["x"], missing="out", unexpected="out")
+    table = Table(frame.assign(one="x"), Domain({**public, "one": one}))
+    assert [name for name, _ in table.marginals(up_to=1).axes] == ["region", "grade", "ok"]

@@ -104,7 +104,10 @@ class EstimateAnswer(TableAnswer):
         """All of `release` that comes before the ledger is charged."""
         if mechanism == "auto" and not options and self.noise is not None and not isinstance(budget, Allotment):
             mechanism = self.noise(budget)
-        return super().prepare(budget, mechanism, **options)
+        prepared = super().prepare(budget, mechanism, **options)
+        certificate = prepared.prepared.certificate  # what this noise has no intervals for must fail before it is paid
+        self.computed(Release(np.zeros(certificate.shape), certificate, certificate.law), 0.95)
+        return prepared
 
 
 # --- means ---

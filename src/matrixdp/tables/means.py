@@ -193,11 +193,12 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
     with np.errstate(divide="ignore"):
         error = np.where(count > 0, error / np.maximum(count, 1e-300), math.inf)
     width, rounded = upper - lower, 0.5 / STEPS
+    least_mean, largest_mean = (lower + width * np.clip(end, 0, 1) for end in (ends[0] - rounded, ends[1] + rounded))
     return Estimate(
-        value=lower + width * ratio,
+        value=np.clip(lower + width * ratio, least_mean, largest_mean),
         standard_error=width * error,
-        low=lower + width * np.clip(ends[0] - rounded, 0, 1),
-        high=lower + width * np.clip(ends[1] + rounded, 0, 1),
+        low=least_mean,
+        high=largest_mean,
         level=level,
         method=method,
         certificate=release.certificate,

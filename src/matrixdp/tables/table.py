@@ -250,7 +250,7 @@ class Table:
 
         Args:
             *tables: the tables, each as names of columns.
-            up_to: instead, all tables of at most so many columns, of all columns that rows can be counted by.
+            up_to: instead, all tables of at most so many columns, of all columns with two labels or more.
             ordered: see `plan_marginals`.
             **options: `weights`, `targets` and `objective` of `plan_marginals`.
 
@@ -259,7 +259,8 @@ class Table:
         if (up_to is None) == (not tables):
             raise InvalidInput("name the tables, or give up_to for all tables of so many columns, and not both")
         families = None if up_to is not None else [tuple(_names("a table", table)) for table in tables]
-        names = list(self.domain.sizes) if families is None else list(dict.fromkeys(chain.from_iterable(families)))
+        counted = [name for name, size in self.domain.sizes.items() if size > 1]
+        names = counted if families is None else list(dict.fromkeys(chain.from_iterable(families)))
         chosen = {name: self.domain[name] for name in names}
         for table in families or [(name,) for name in names]:
             self.domain.chosen(table)

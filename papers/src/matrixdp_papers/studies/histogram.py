@@ -255,7 +255,7 @@ DIFFERENCE = """\
 - H_b's own rule takes a single level at these sizes: it is Laplace noise on the blocks. matrixdp's `laplace` is the
   same, with up to 2 % less variance, as its grid is discrete.
 - H_b wins on rectangles with add/remove, by a tenth. The noise is the same, but the other days chose threshold 3
-  for it and threshold 2 for `discrete`: with 45 noisy runs that choice is chance.
+  for it and threshold 2 for `discrete`: 45 noisy runs may not tell these apart; that was not tested further.
 - DAWA spends a quarter of epsilon on its partition, which does not pay on a map this empty.
 - Every group had three variants, blocks of 1, 2, 4 and 8, and eight post-processings, chosen on three other maps of the
   same days of the week. Thresholds are in units of the std of the counts that a method draws.
