@@ -6,8 +6,8 @@ import sys
 import pytest
 
 BLOCKED = (
-    "dask", "distributed", "duckdb", "flwr", "matplotlib", "narwhals", "opacus", "pandas", "polars", "pyarrow",
-    "sklearn", "torch",
+    "dask", "distributed", "duckdb", "flwr", "matplotlib", "narwhals", "opacus", "pandas", "polars", "psycopg",
+    "pyarrow", "sklearn", "torch",
 )  # fmt: skip
 # a process in which these packages are not installed
 BLOCKER = f"""
@@ -63,6 +63,7 @@ def test_the_core_runs_without_any_extra(tmp_path, monkeypatch):
             "from matrixdp.tables import sql; open('a.duckdb', 'wb').close(); sql('a.duckdb', 'SELECT 1').names",
             "tables",
         ),
+        ("from matrixdp.tables import sql; sql('postgresql://host/db', 'SELECT 1').names", "postgres"),
         ("from matrixdp.queries import load; open('a.parquet', 'wb').close(); load('a.parquet')", "tables"),
     ],
 )

@@ -257,6 +257,11 @@ def test_any_type_of_duckdb_has_a_place(cell):
         assert Table(relation, Domain({"a": column})).counts("a").value.sum() == 2
 
 
+def test_days_before_the_year_1_are_not_those_after():
+    relation = duckdb.sql("SELECT '2026-01-01 (BC)'::DATE AS a FROM range(2)")
+    assert Table(relation, Domain({"a": Date("2026-01-01", "2026-12-31", by="year")})).counts("a").value[0] == 0
+
+
 def test_whole_numbers_of_duckdb_stay_whole():
     relation = duckdb.sql(f"SELECT {2**128 - 1}::UHUGEINT AS a FROM range(2)")  # -1 in Arrow
     assert Table(relation, Domain({"a": Categorical([2**128 - 1])})).counts("a").value.tolist() == [2, 0, 0]

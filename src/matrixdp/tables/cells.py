@@ -31,7 +31,8 @@ MISSING, UNEXPECTED = Gap
 EPOCH = date(1970, 1, 1).toordinal()
 # Integral decimals up to so many digits are written out; longer ones keep their exponent.
 DIGITS = 40
-_ISO_DAY = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ].*)?", re.ASCII | re.DOTALL)
+# Databases write "BC" or "(BC)" after days before the year 1, which no column has.
+_ISO_DAY = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](?!.*\bBC\b).*)?", re.ASCII | re.DOTALL)
 
 
 def total(function: Callable[[Any], T]) -> Callable[[Any], T | Gap]:

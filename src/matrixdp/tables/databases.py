@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from matrixdp import _check, _extras
 from matrixdp.errors import InvalidInput
+from matrixdp.tables import postgres
 from matrixdp.tables.files import arrow_cells, existing, row_batches
 from matrixdp.tables.sources import ROWS, Batch
 
 _SQLITE = (".sqlite", ".sqlite3", ".db")
-_POSTGRES = ("postgresql://", "postgres://")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Relation:
 class Sql:
     """A query to a database; `sql` makes one."""
 
-    database: Any
+    database: Any = field(repr=False)  # an address may hold a password
     query: str
 
     @property
@@ -56,7 +56,7 @@ class Sql:
             if _is_duckdb(connection):
                 return Relation(connection.sql(self.query)).names
             with closing(connection.cursor()) as cursor:
-                cursor.execute(f"SELECT * FROM ({self.query}) AS matrixdp_source LIMIT 0")
+                cursor.execute(f"SELECT * FROM ({self.query}\n) AS matrixdp_source LIMIT 0")
                 return [str(column[0]) for column in cursor.description]
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
@@ -68,10 +68,11 @@ class Sql:
                 return
             text = _SQLITE_BYTES if isinstance(connection, sqlite3.Connection) else "CAST({0} AS TEXT)"
             cells = ", ".join(text.format(_quoted(names[place])) for place in wanted)
-            # a cursor of the server where there is one, so that rows do not come all at once
-            served = connection.cursor("matrixdp") if _is_postgres(self.database) else connection.cursor()
-            with closing(served) as cursor:
-                cursor.execute(f"SELECT {cells} FROM ({self.query}) AS matrixdp_source")
+            opened: AbstractContextManager[Any] = (
+                postgres.cursor(connection) if postgres.is_connection(connection) else closing(connection.cursor())
+            )
+            with opened as cursor:
+                cursor.execute(f"SELECT {cells} FROM ({self.query}\n) AS matrixdp_source")
                 parts = iter(lambda: cursor.fetchmany(ROWS), [])
                 yield from row_batches((row for part in parts for row in part), range(len(wanted)), len(wanted))
 
@@ -92,17 +93,18 @@ class Sql:
             found = cursor.execute("PRAGMA table_info(matrixdp_source)").fetchall()
             cursor.execute("DROP VIEW matrixdp_source")
             return [(name, declared) for _, name, declared, *_ in found]
-        cursor.execute(f"SELECT * FROM ({self.query}) AS matrixdp_source LIMIT 0")
+        cursor.execute(f"SELECT * FROM ({self.query}\n) AS matrixdp_source LIMIT 0")
         return [(column[0], getattr(column, "type_display", "")) for column in cursor.description]
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
         with _check.withheld("reading from the database"):
             if isinstance(self.database, (str, Path)):
-                with closing(_connect(str(self.database))) as connection:
+                with closing(_connect(str(self.database))) as connection, postgres.refusals(connection):
                     yield connection
             else:
-                yield self.database
+                with postgres.refusals(self.database):
+                    yield self.database
 
 
 # SQLite keeps any bytes as text, and its driver fails on what is no UTF-8.
@@ -122,6 +124,8 @@ _TYPES = {
 
 def _kind(declared: str) -> str | None:
     name = declared.upper()
+    if name.endswith(("]", "RANGE")):  # several values in a cell
+        return None
     return next(
         (kind for kind, starts in _TYPES.items() if name.startswith(starts) or (kind, name) == ("numeric", "INT")), None
     )
@@ -131,16 +135,9 @@ def _is_duckdb(connection: Any) -> bool:
     return type(connection).__name__ == "DuckDBPyConnection"
 
 
-def _is_postgres(database: Any) -> bool:
-    return isinstance(database, str) and database.startswith(_POSTGRES)
-
-
 def _connect(database: str) -> Any:
-    if _is_postgres(database):
-        _extras.require("postgres", "psycopg")
-        import psycopg
-
-        return psycopg.connect(database)
+    if postgres.is_address(database):
+        return postgres.connect(database)
     path = existing(Path(database))
     if path.suffix.lower() in _SQLITE:
         return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
@@ -155,13 +152,13 @@ def sql(database: Any, query: str) -> Sql:
 
     Args:
         database: the path of a SQLite (.db, .sqlite) or DuckDB (.duckdb) file, which is opened for reading; an address
-            `postgresql://...`, which needs psycopg; or an open connection of Python's database interface.
+            `postgresql://...`, which needs the extra `postgres`; or an open connection of Python's database interface.
         query: one SELECT. It is part of how the table was made, and must not depend on the cells, nor drop or join
             rows by them in a way that the unit of privacy does not cover.
     """
     if not isinstance(query, str) or not query.strip():
         raise InvalidInput(f"query must be a SELECT, got {_check.kind(query)}")
-    if isinstance(database, (str, Path)) and not _is_postgres(database):
+    if isinstance(database, (str, Path)) and not postgres.is_address(database):
         suffix = Path(database).suffix.lower()
         if suffix not in (*_SQLITE, ".duckdb"):
             raise InvalidInput(

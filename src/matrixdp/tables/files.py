@@ -47,8 +47,9 @@ def existing(path: Path) -> Path:
         there = path.is_file()
     except (OSError, ValueError):
         there = False
-    if not there:  # the text is not shown: it may be the content of a file
-        shown = str(path) if str(path).isprintable() and len(str(path)) <= 255 else "of the name given"
+    if not there:  # the text is not shown where it may be the content of a file, or an address with a password
+        plain = str(path).isprintable() and len(str(path)) <= 255 and ":/" not in str(path)
+        shown = str(path) if plain else "of the name given"
         raise InvalidInput(f"source: there is no file {shown}")
     return path
 
