@@ -146,7 +146,10 @@ def _shared_copy(module: nn.Module) -> nn.Module:
 def _follow(graph: fx.Graph, whole: _Whole, rows: list[Tensor | None], trained: set[int]) -> torch.Size:
     """Follows the records through the graph, in shapes alone; raises NoRule where an operation has no rule."""
     empty = {id(tensor): _empty(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
-    shapes_only = copy.deepcopy(whole, {**empty, id(whole.structure): whole.structure})
+    try:
+        shapes_only = copy.deepcopy(whole, {**empty, id(whole.structure): whole.structure})
+    except Exception as error:  # a constant of the trace that cannot be copied
+        raise NoRule(f"it cannot be copied: {type(error).__name__}") from None
     known = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
