@@ -156,8 +156,8 @@ def _rounded(law: Gaussian, drawing: Drawing | None, coordinates: int) -> float:
 
 def _floored(law: NoiseLaw, drawing: Drawing | None, on_grid: bool) -> float:
     """How far an entry may have been floored."""
-    floored = isinstance(law, Product) and drawing is not None and drawing.step is not None and not on_grid
-    return law.step if floored else 0.0  # type: ignore[attr-defined]
+    drawn_on_grid = drawing is not None and drawing.step is not None
+    return law.step if isinstance(law, Product) and drawn_on_grid and not on_grid else 0.0
 
 
 def _last_digit(value: Any) -> float:

@@ -853,7 +853,7 @@ with warnings.catch_warnings():
 
 
 class Batchwise(torch.Tensor):
-    """Would be handed what lies behind vmap."""
+    """Its dispatch would see the whole batch."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -327,3 +327,15 @@ def test_kills_lose_no_day_and_draw_no_second_noise(tmp_path, scenario):
 def test_the_kills_do_find_a_second_noise(tmp_path, scenario):
     wrong = scenario("careless", tmp_path)["wrong"]
     assert any("in two ways" in finding for _, finding in wrong)
+
+
+def test_a_part_that_begins_with_a_refused_day_is_in_the_state(tmp_path):
+    """The refusal takes back what its transaction wrote, and the next day writes it again."""
+    stream = Stream(steps=None, sensitivity=Participation(1.0), budget=BUDGET, state=tmp_path / "s.stream", shape=(1,))
+    for _ in range(32):
+        stream.add([1.0])
+    with pytest.raises(InvalidInput):
+        stream.add([1e300])
+    stream.add([1.0])
+    with stream._state.transaction() as connection:
+        assert connection.execute("SELECT number FROM parts ORDER BY number").fetchall() == [(0,), (1,)]

@@ -159,7 +159,7 @@ class Stream:
 
     def _open(self, state: State, ledger: Any, wanted: Any) -> None:
         self._state, self._ledger = state, ledger
-        self._parts: dict[int, Certificate] = {}
+        self._parts: dict[int, tuple[str, Certificate]] = {}
         origin = None if ledger is None else str(getattr(ledger, "origin", type(ledger).__name__))
         if wanted is not None:
             state.create(json.dumps(wanted, sort_keys=True, allow_nan=False), origin)
@@ -355,18 +355,20 @@ class Stream:
         return number, FIRST_PART * (2**number - 1), FIRST_PART * 2**number
 
     def _part(self, connection: sqlite3.Connection, number: int) -> Certificate:
-        """The certificate of a part, from the state; made when it is first asked for."""
-        if number in self._parts:
-            return self._parts[number]
+        """The certificate of a part, as the state has it; made and written when it is first asked for.
+
+        The state decides, also after a day that was refused: its transaction took back what it had written.
+        """
         found = connection.execute("SELECT certificate FROM parts WHERE number = ?", (number,)).fetchone()
         if found is None:
             assert self.shape is not None
             made = self._made(FIRST_PART * 2**number, math.prod(self.shape))
-            connection.execute("INSERT INTO parts VALUES (?, ?)", (number, made.to_json()))
-        else:
-            made = Certificate.from_json(found[0])
-        self._parts[number] = made
-        return made
+            found = (made.to_json(),)
+            connection.execute("INSERT INTO parts VALUES (?, ?)", (number, *found))
+            self._parts[number] = found[0], made
+        if number not in self._parts or self._parts[number][0] != found[0]:
+            self._parts[number] = found[0], Certificate.from_json(found[0])
+        return self._parts[number][1]
 
     def _made(self, length: int, size: int) -> Certificate:
         """The certificate of the whole stream, or of a part of one without an end, for days with so many cells."""

@@ -1,4 +1,4 @@
-"""A released table on one page, for people who decide about it and are no specialists.
+"""A released table on one page, for decision makers who are not specialists.
 
 The picture shows what the guarantee means. Somebody who has to guess whether a given person's rows were used, from the
 release and all else, where both are equally likely beforehand, is right with a probability of at most

@@ -175,7 +175,7 @@ class OverTime(FullCovariance):
         """2 (bands + 8) 2^-53 k, where k >= || |C| || || |C^-1| || in the spectral norm.
 
         Products: the error of C x is at most g |C||x|, g = (bands + 4) 2^-53, and ||x|| <= ||C^-1|| ||C x||.
-        Substitution: the solution of B y = x is that of B + E, |E| <= g |B|, so it is off by at most
+        Substitution: the solution of B y = x is that of B + E, |E| <= g |B|, so its error is at most
         g ||B^-1|| || |B| || ||y||. The factor 2 covers what is of second order.
         """
         bands: int = self.coefficients.shape[-1]
