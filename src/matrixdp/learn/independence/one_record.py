@@ -47,7 +47,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def record_gradients(
-    model: nn.Module, loss: Callable[[Any, Any], Tensor], parameters: dict[str, nn.Parameter], inputs: Any, targets: Any
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], parameters: dict[str, nn.Parameter], views: Any, targets: Any
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Each record's gradient of each of these parameters, (records, *shape), and its loss, (records,).
 
@@ -55,7 +55,8 @@ def record_gradients(
         model: runs as `model(*inputs)`, or `model(**inputs)`, on a batch of one record.
         loss: (outputs, targets) of one record -> one number.
         parameters: by the names that they have in the model.
-        inputs: a tuple or dictionary of the model's arguments; tensors in them, however nested, have a row per record.
+        views: a list of tuples or dictionaries of the model's arguments; tensors in them, however nested, have a row
+            per record. The loss of a record is the average over the list.
         targets: likewise.
     """
     values = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -64,13 +65,11 @@ def record_gradients(
     def loss_of_one(
         values: dict[str, Tensor], own_model: nn.Module, own_loss: Any, record: Any
     ) -> tuple[Tensor, Tensor]:
-        arguments, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
-        outputs = _call(own_model, {ids[name]: value for name, value in values.items()}, arguments)
-        found = own_loss(outputs, target)
-        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
-            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
-        return found.reshape(()), found.detach().reshape(())
+        given, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        by_id = {ids[name]: value for name, value in values.items()}
+        each = [_number(own_loss(_call(own_model, by_id, arguments), target)) for arguments in given]
+        found = each[0] if len(each) == 1 else torch.stack(each).mean()
+        return found, found.detach()
 
     def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
         own_model, own_loss = _scratch(model), _scratch(loss)
@@ -79,8 +78,15 @@ def record_gradients(
         )
         return found
 
-    gradients, losses = each_record(of_one, (inputs, targets))
+    gradients, losses = each_record(of_one, (views, targets))
     return gradients, losses
+
+
+def _number(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        shown = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
+    return loss.reshape(())
 
 
 def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
