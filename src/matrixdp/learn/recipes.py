@@ -101,6 +101,16 @@ def _morlet(rows: Tensor, columns: Tensor, scale: int, turn: float, slant: float
     return (wave - bell * (wave.sum() / bell.sum())) / bell.sum()
 
 
+def shift_and_flip(image: Tensor, pixels: int = 4) -> Tensor:
+    """One image (channels, height, width), moved by up to so many pixels and mirrored at random: for `augment`."""
+    height, width = image.shape[-2:]
+    padded = functional.pad(image, (pixels, pixels, pixels, pixels))
+    down, right = (torch.randint(0, 2 * pixels + 1, (1,), device=image.device) for _ in range(2))
+    rows, columns = (torch.arange(side, device=image.device) for side in (height, width))
+    columns = torch.where(torch.rand(1, device=image.device) < 0.5, columns, width - 1 - columns)
+    return padded[:, (rows + down)[:, None], columns + right]
+
+
 def average_weights(model: nn.Module, optimizer: torch.optim.Optimizer, decay: float = 0.99) -> AveragedModel:
     """A copy of the model that follows it: after each step its weights are an exponential average of the model's.
 
