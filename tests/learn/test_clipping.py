@@ -35,7 +35,7 @@ class Scaled(nn.Module):
 
 def linear():
     torch.manual_seed(5)
-    return nn.Linear(3, 3, bias=False)
+    return nn.Sequential(nn.Linear(3, 3, bias=False))
 
 
 def batch(records=20):
@@ -48,8 +48,8 @@ def vectors(model, inputs, targets):
     """Each record's gradient, by autograd, in float64."""
     parameters = list(model.parameters())
     rows = [
-        torch.autograd.grad(squares(model(x[None]), y[None]).sum(), parameters)
-        for x, y in zip(inputs, targets, strict=True)
+        torch.autograd.grad(squares(model(inputs[k : k + 1]), targets[k : k + 1]).sum(), parameters)
+        for k in range(len(inputs))
     ]
     return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]).double()
 
