@@ -1,8 +1,9 @@
 """A Transformer under a budget by Hugging Face's Trainer, whose loop stays as it is.
 
-`python examples/huggingface_trainer.py` needs transformers and accelerate. The Trainer calls backward() itself, so `make_private(..., trust_loop=True)` trusts it: each batch goes through the model
-once, and the loss is the mean over the batch of each record's own. Both hold for sequence classification as it is set
-up here. The model is a small BERT with random weights, and the records are made up, so nothing is downloaded.
+`python examples/huggingface_trainer.py` needs transformers and accelerate. The Trainer calls backward() itself, so
+`make_private(..., trust_loop=True)` trusts it: each batch goes through the model once, and the loss is the mean over
+the batch of each record's own. Both hold for sequence classification as it is set up here. The model is a small BERT
+with random weights, and the records are made up, so nothing is downloaded.
 """
 
 import tempfile

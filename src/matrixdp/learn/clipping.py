@@ -36,7 +36,7 @@ class QuantileClip:
         learning_rate: how fast the clip follows.
         weight: of the count against the gradients: its noise has 1 / weight times the noise multiplier of a step.
 
-    Source: andrew2021differentially, section 2 and Algorithm 1.
+    Source: andrew2021differentially, Algorithm 1.
     Deviates: 1. records, not users; 2. count and gradients are one vector with one noise law, whose split the weight
         decides, where the paper gives the standard deviation of the count; 3. the noisy share is put within [0, 1].
     """

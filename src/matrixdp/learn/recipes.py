@@ -121,7 +121,7 @@ def average_weights(model: nn.Module, optimizer: torch.optim.Optimizer, decay: f
         optimizer: its optimizer, whose steps are followed.
         decay: the weight of the past at each step; the average reaches back about 1 / (1 - decay) steps.
 
-    Source: de2022unlocking, section 3.2.
+    Source: de2022unlocking.
     """
     if not 0 <= _check.number("decay", decay) < 1:
         raise InvalidInput(f"decay must be at least 0 and below 1, got {decay!r}")
