@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._functorch.autograd_function import custom_function_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,7 +119,9 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
             "a batch must consist of tensors with one row per record; it holds something that is no tensor"
         )
     sizes = _KnownSizes()  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), sizes, _Watch() as watch:
+    # other kernels of attention have no rule for vmap, so PyTorch would loop over the records
+    attention = sdpa_kernel(SDPBackend.MATH)
+    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), attention, sizes, _Watch() as watch:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
             found = torch.func.vmap(function, randomness="different")(records)
