@@ -58,7 +58,7 @@ Groups = tuple[tuple[int, int], ...]
 _ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # of a scale or an epsilon, relative; where delta is known to some digits only
 _ROUGH = 3e-4  # the error in delta while an exponent is sought
 _EXPONENTS, _NEAR = 64, 2  # exponents that are tried lie on multiples of 1/64; next to an end, at most 2 of these away
-_DISCRETE = 4.0  # below this many shifts, delta need not fall as the scale grows
+_DISCRETE, _SMALL = 4.0, 32.0  # below so many shifts, and so many steps, delta need not fall as the scale grows
 _SECANTS = 20  # steps of the secant method, before halving takes over
 _MANY = 3  # entries from which on a search for an exponent looks at the saddle point
 _LARGEST_EPSILON = 1e4
@@ -392,7 +392,7 @@ class _Asked:
             rough = self.rough_scale(exponent, self.matching(exponent))
         excess = self.excess(exponent, CLOSE)
         found = self._change_of_sign(exponent, excess, rough, _CLOSE_ROOT)
-        if found <= _DISCRETE * self.shift:
+        if found <= min(_DISCRETE * self.shift, _SMALL):
             found = self._smaller(exponent, excess, found)
         exact, step = self.excess(exponent), 1e-10 * found
         while not exact(found) <= 0.0:
