@@ -64,7 +64,7 @@ def milliseconds(mechanism, sensitivity, budget, calls, cached=False):
     found = []
     for _ in range(calls):
         if not cached:
-            for function in (discrete._scale_for, discrete._best_exponent, cells.cell_loss):
+            for function in (discrete._scale_for, discrete._best_exponent, discrete._delta, cells.cell_loss):
                 function.cache_clear()
         shape = (10,) if isinstance(sensitivity, Entrywise) else (8, 8)
         start = time.process_time()

@@ -161,6 +161,7 @@ def _total(groups: Groups) -> int:
     return sum(shift * cells for shift, cells in groups)
 
 
+@lru_cache(maxsize=4096)
 def _delta(
     exponent: float,
     scale: float,
