@@ -168,3 +168,22 @@ def test_bad_numbers_of_views_are_refused(views):
 def test_several_views_need_an_augmentation():
     with pytest.raises(InvalidInput, match="augment must be given"):
         ClippedGradients(convolution(), squares, clip=CLIP, views=2)
+
+
+def test_the_rows_of_a_person_can_be_one_item():
+    """As docs/learning.md says: the weighted mean over a person's rows is clipped as one."""
+
+    def loss(outputs, targets):
+        truth, weights = targets
+        return ((outputs - truth).square().sum(2) * weights).sum(1)
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    rows, truth = 50 * torch.randn(7, 5, 3), torch.ones(7, 5, 2)
+    weights = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0]).expand(7, 5)  # four rows, and one that pads
+    gradients = ClippedGradients(model, loss, clip=CLIP)
+    assert gradients.prepare(rows, (truth, weights))  # the fast way
+    gradients.accumulate(rows, (truth, weights))
+    every = gradients.flat.clone()
+    gradients.zero()
+    gradients.accumulate(rows[1:], (truth[1:], weights[1:]))
+    assert 0 < float((every - gradients.flat).norm()) <= largest_change(CLIP, 7)
