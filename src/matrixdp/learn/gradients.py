@@ -32,7 +32,7 @@ from matrixdp.learn.layers.trainable import Layer, TrainableModel
 Loss = Callable[[Any, Any], Tensor]
 Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
 
-# The most numbers that gradients have, all records and parameters together, where each is formed.
+# How many numbers gradients may have, all records and parameters together, where each is formed; on a GPU more.
 _MOST_NUMBERS = 1 << 27
 
 
@@ -263,7 +263,7 @@ class ClippedGradients:
         """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
         batch = _rows(arguments)
         slow = self._ways[self._key(arguments, targets)] is None
-        stride = max(1, _MOST_NUMBERS // len(self.flat)) if slow else batch
+        stride = max(1, _most_numbers(self.flat.device) // len(self.flat)) if slow else batch
         for first in range(0, batch, stride):
             rows = slice(first, first + stride)
             yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
@@ -358,6 +358,14 @@ def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
 
 def _rows(arguments: Any) -> int:
     return int(trees.tree_leaves(arguments)[0].shape[0])
+
+
+def _most_numbers(device: torch.device) -> int:
+    """A quarter of a GPU's free memory holds so many in float32; passes are few then."""
+    if device.type != "cuda":
+        return _MOST_NUMBERS
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 16)
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:
