@@ -119,6 +119,22 @@ def test_an_augmentation_that_reads_or_keeps_values_is_refused():
         assert not gradients.flat.any()
 
 
+def test_an_augmentation_cannot_change_the_shapes_that_were_checked():
+    """A graph whose rules hold for one shape may mix records of another."""
+    calls = []
+
+    def halves(image):
+        calls.append(1)
+        return image if len(calls) == 1 else image[:, :2]
+
+    inputs, targets = batch()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    gradients = ClippedGradients(model, squares, clip=CLIP, augment=halves)
+    with pytest.raises(InvalidInput, match="same shapes"):
+        gradients.accumulate(inputs, targets)
+    assert not gradients.flat.any()
+
+
 def test_several_inputs_are_augmented_together():
     class Two(nn.Module):
         def __init__(self):

@@ -42,6 +42,7 @@ class _Fast:
 
     graph: TracedModel
     layers: Sequence[Layer]
+    records: list[Any]  # what the graph was checked for: shapes and types of the tensors of a record
 
 
 class ClippedGradients:
@@ -239,12 +240,13 @@ class ClippedGradients:
     def _fast_way(self, arguments: Any, targets: Any) -> _Fast | None:
         """The traced graph; None, after a trial on zeros, where records run one at a time."""
         try:
-            graph = TracedModel(self.model, self.loss, self._seen(arguments)[0], targets)
+            view = self._seen(arguments)[0]
+            graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
             require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
             layers = TrainableModel(graph.model).layers()
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
-            return _Fast(graph, layers or ())
+            return _Fast(graph, layers or (), _kinds(view))
         except NoRule as reason:
             zeros = trees.tree_map_only(Tensor, lambda t: t.new_zeros(1, *t.shape[1:]), (arguments, targets))
             self._one_by_one(*zeros)
@@ -275,6 +277,8 @@ class ClippedGradients:
             return self._one_by_one(arguments, targets)
         explicit = self.norm == "linf"
         batch, views = _rows(arguments), self._seen(arguments)
+        if any(_kinds(view) != fast.records for view in views):
+            raise InvalidInput("augment must give records of the same shapes and types each time")
         with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
             each = [_one_each(fast.graph(view, targets), batch) for view in views]
             losses = each[0] if len(each) == 1 else torch.stack(each).mean(0)
@@ -358,6 +362,11 @@ def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
 
 def _rows(arguments: Any) -> int:
     return int(trees.tree_leaves(arguments)[0].shape[0])
+
+
+def _kinds(arguments: Any) -> list[Any]:
+    """Shapes and types of the tensors of a record."""
+    return [(t.shape[1:], t.dtype) for t in trees.tree_leaves(arguments)]
 
 
 def _most_numbers(device: torch.device) -> int:
