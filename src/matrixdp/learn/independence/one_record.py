@@ -19,6 +19,7 @@ could reach another, and each is closed:
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import warnings
 import weakref
@@ -187,10 +188,14 @@ class _KnownSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations whose results have a size that depends on values."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        by_value = torch.Tag.dynamic_output_shape in function.tags or function._schema.name in _BY_VALUE
-        if by_value and not (function._schema.name == "aten::index" and not _masked(args[1])):
+        if _sized_by_values(function) and not (function._schema.name == "aten::index" and not _masked(args[1])):
             raise RuntimeError(f"the size of what {function._schema.name} gives depends on values")
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs) if kwargs else function(*args)
+
+
+@functools.cache
+def _sized_by_values(function: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in function.tags or function._schema.name in _BY_VALUE
 
 
 def _masked(indices: Any) -> bool:
