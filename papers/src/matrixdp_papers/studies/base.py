@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 Item = TypeVar("Item")
+# Of an accuracy.
+NOTABLE = 0.005
 
 
 class Progress(Protocol):
@@ -197,6 +199,12 @@ class Study:
 def beside(rows: Iterable[tuple[str, str, str, str]]) -> str:
     """The paper's numbers beside ours, in Markdown: what, the paper's, ours, and why they differ."""
     return "\n".join([_line(("quantity", "paper", "ours", "why")), "|---|---|---|---|", *map(_line, rows)])
+
+
+def beaten(without: Mean, scores: Iterable[tuple[str, Mean]]) -> str:
+    """Which noisy run was more accurate than training without noise, by more than NOTABLE; empty where none was."""
+    name, best = max(scores, key=lambda score: score[1].mean)
+    return f"{name} ({best})" if best.mean > without.mean + NOTABLE else ""
 
 
 def titled(tables: Iterable[Table], words: str) -> list[Table]:

@@ -324,8 +324,8 @@ def _records(published: Published, table: Table) -> list[str]:
         return []
     return [
         f"- {published.name}: {held:,} of the paper's {published.records:,} records are at hand, so a record is in a "
-        f"lot with probability {LOT / held:.3g}, not {LOT / published.records:.3g}. True epsilons are those of the records "
-        "at hand. Tested on 2,000 records."
+        f"lot with probability {LOT / held:.3g}, not {LOT / published.records:.3g}. True epsilons are those of the "
+        "records at hand. Tested on 2,000 records."
     ]
 
 
@@ -346,10 +346,11 @@ def _picture(tables: list[Table]) -> Figure:
             )
             shown = {"no noise": curves["no noise"]}
             shown |= {label: curves[name] for label, name in zip(labels, _names(case), strict=True)}
-            for index, (label, means) in enumerate(shown.items()):
+            style = figures.styles(shown)
+            for label, means in shown.items():
                 points = [(epoch, mean.mean) for epoch, mean in zip(epochs, means, strict=True) if mean is not None]
-                colour, mark = figures.COLOURS[index], figures.MARKS[index]
-                panel.plot(*zip(*points, strict=True), label=label, color=colour, marker=mark, markersize=4)
+                colour, mark, line = style[label]
+                panel.plot(*zip(*points, strict=True), label=label, color=colour, marker=mark, linestyle=line)
             panel.set(xlabel="epoch", ylim=(0, 1), title=f"{published.name}, claimed epsilon {case.total}")
             panel.grid(alpha=0.3)
             panel.legend(fontsize=7, loc="lower right")

@@ -28,7 +28,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Counts, Frobenius
 from matrixdp_papers import composition, datasets
 from matrixdp_papers.studies import figures, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beaten, beside, titled
 from matrixdp_papers.studies.splits import CENTRED, Split
 
 if TYPE_CHECKING:  # PyTorch is imported by a run alone
@@ -373,15 +373,12 @@ def _beside(table: Table) -> list[tuple[str, str, str, str]]:
 
 def _flag(table: Table) -> str:
     """A warning where training without noise is no upper bound, as when its learning rate does not suit."""
-    scores = {(row["noise"], row["epsilon"]): row["accuracy"] for row in table.records() if row["accuracy"] is not None}
-    without = scores.pop(("none", None))
-    (noise, _), best = max(scores.items(), key=lambda item: item[1].mean)
-    if best.mean <= without.mean:
-        return ""
-    return (
-        f"- {table.title.split(',')[0]}: training without noise ({without}) did worse than {noise} ({best}). Its "
-        "learning rate did not suit, so it is no upper bound."
-    )
+    rows = [(row["noise"], row["accuracy"]) for row in table.records() if row["accuracy"] is not None]
+    (_, without), *noisy = rows
+    better = beaten(without, noisy)
+    where = table.title.split(",")[0]
+    told = f"- {where}: training without noise ({without}) did worse than {better}. Its learning rate was not tuned."
+    return told if better else ""
 
 
 def _composition_picture(table: Table) -> Figure:
