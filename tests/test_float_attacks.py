@@ -29,8 +29,8 @@ from matrixdp.sensitivity import Counts, Frobenius, OneColumn, RankOne, Vertices
 
 BUDGET = Budget(1.0, 1e-6)
 BALL = Frobenius(1.0)
-SPHERICAL = ("l2", "spherical")
-OPTIONS = {"mvg": {"gamma": 3.0}, "matrix-mechanism": {"workload": "prefix"}}
+SPHERICAL = ("l2", "spherical", "rank-r")
+OPTIONS = {"mvg": {"gamma": 3.0}, "matrix-mechanism": {"workload": "prefix"}, "rank-r": {"rank": 1}}
 SETTINGS = [((4, 3), BALL), ((4, 3), OneColumn(1.0)), ((3, 3), RankOne(1.0)), ((4, 4), Counts(1))]
 
 
