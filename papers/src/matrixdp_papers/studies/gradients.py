@@ -361,13 +361,15 @@ def _beside(table: Table) -> list[tuple[str, str, str, str]]:
         row = next(
             r for r in rows if r["noise"] == noise and r["accounting"] == accounting and r["epsilon"] in (None, last)
         )
-        return str(row["accuracy"]) if row["accuracy"] is not None else "too loud"
+        return str(row["accuracy"]) if row["accuracy"] is not None else "not trained"
 
     ours = (
         f"analytic by KOV 3.4 {of('analytic', KOV)}; Theorem 4 {of('imgm', THEOREM_4)}; exact {of('analytic', EXACT)}; "
         f"no noise {of('none', None)}"
     )
-    why = f"most frequent class {of('the most frequent class', None)}; R1SMG's {of('r1smg', KOV)} protects nothing"
+    why = (
+        f"most frequent class {of('the most frequent class', None)}; R1SMG, which protects nothing, {of('r1smg', KOV)}"
+    )
     return [(f"{name}, accuracy at epsilon {last:g}", "in progress", ours, why)]
 
 
@@ -417,9 +419,9 @@ def _picture(tables: list[Table]) -> Figure:
 CURVES = (
     ("analytic, KOV 3.4", "analytic", KOV),
     ("IMGM, Theorem 4", "imgm", THEOREM_4),
-    ("i.i.d. Gaussian, exact accountant", "analytic", EXACT),
+    ("analytic, exact accountant", "analytic", EXACT),
     ("MVG, exact accountant", "mvg", EXACT),
-    ("R1SMG (not private)", "r1smg", KOV),
+    ("R1SMG, not private", "r1smg", KOV),
 )
 DIFFERENCE = (
     "- The paper names Theorem 3.4 of Kairouz, Oh and Viswanath for this type, and no sampling. Its (epsilon/q, "
