@@ -478,8 +478,8 @@ STUDY = Study(
     source="yang2021improved, section 5, figure 1",
     claim=(
         "Features of a batch, bounded by tanh and released once with noise, train the rest of a network. With delta "
-        "1e-5 and (epsilon/q, delta/q) by sampling, IMGM is the most accurate, followed by the analytic Gaussian, "
-        "which is slightly better at some large epsilons on IMDB; MVG adds so much noise that it is almost random."
+        "1e-5 and (epsilon/q, delta/q) by sampling, IMGM is the most accurate. The analytic Gaussian follows, and is "
+        "slightly better at some large epsilons on IMDB. MVG adds so much noise that it is almost random."
     ),
     load=load,
     run=run,

@@ -386,7 +386,7 @@ STUDY = Study(
     claim=(
         "Two participants with halves of the attributes release the tanh features of their networks with noise "
         "(epsilon 1 to 10, delta 1e-5). On Adult, Purchase, Location and Texas IDN is best, the more so the smaller "
-        "epsilon is; Gaussian noise and the matrix mechanism follow, close to each other, and MVG destroys the model."
+        "epsilon is. Gaussian noise and the matrix mechanism follow, close to each other, and MVG destroys the model."
     ),
     load=load,
     run=run,
