@@ -77,6 +77,6 @@ def loss_distribution(certificate: Guarantee, step: float = 1e-3) -> LossDistrib
         least = (window[1] - window[0]) / _MOST_CELLS
         raise InvalidInput(f"step must be at least {least:.2g} for losses up to {window[1]:.3g}, got {step:g}")
     found = on_grid(pair, window, step, 1)
-    losses = step * np.arange(found.start, found.start + found.masses.size)
+    losses = step * np.arange(found.start, found.start + found.masses.size, dtype=np.float64)
     infinite = revealed + (1.0 - revealed) * found.infinite
     return LossDistribution(step, losses, found.masses * (1.0 - revealed), math.nextafter(infinite, 1.0))

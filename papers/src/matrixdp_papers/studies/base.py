@@ -17,7 +17,7 @@ from matrixdp import plots
 from matrixdp.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 Item = TypeVar("Item")
 # Of an accuracy.
@@ -97,15 +97,28 @@ class Table:
         lines += [_line(map(shown, row)) for row in self.rows]
         return "\n".join([*lines, "", self.note, ""] if self.note else [*lines, ""])
 
-    def __rich__(self) -> RichTable:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table in as many parts as the width asks for, each with the first column."""
         from rich.table import Table as RichTable
 
-        table = RichTable(title=self.title, caption=self.note or None)
-        for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left")
-        for row in self.rows:
-            table.add_row(*map(shown, row))
-        return table
+        cells = [tuple(map(shown, row)) for row in self.rows]
+        widths = [
+            max([max(map(len, column.split())), *(len(row[place]) for row in cells)]) + 3
+            for place, column in enumerate(self.columns)
+        ]
+        parts: list[list[int]] = [[]]
+        for place in range(1, len(self.columns)):
+            if parts[-1] and 1 + widths[0] + sum(widths[other] for other in (*parts[-1], place)) > options.max_width:
+                parts.append([])
+            parts[-1].append(place)
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            table = RichTable(title=None if number else self.title, caption=self.note or None if last else None)
+            for place in (0, *part):
+                table.add_column(self.columns[place], justify="right" if place else "left", no_wrap=not place)
+            for row in cells:
+                table.add_row(*(row[place] for place in (0, *part)))
+            yield table
 
 
 @dataclass(frozen=True, eq=False)

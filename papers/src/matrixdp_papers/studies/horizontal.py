@@ -273,7 +273,7 @@ def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
     """Trains and reports on every data set."""
     from matrixdp_papers.studies import training
 
-    rng, tables = np.random.default_rng(SEED), []
+    rng, tables = np.random.default_rng(SEED), list[Table]()
     for experiment in EXPERIMENTS:
         if experiment.name in data:
             split = data[experiment.name]

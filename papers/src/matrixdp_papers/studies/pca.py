@@ -317,9 +317,9 @@ STUDY = Study(
     source="ji2024less, section 7.2, figure 6",
     claim=(
         "With 1e-7 of the others' epsilon (0.2 to 1.6, delta 1e-7) R1SMG has a total deviation close to 0. On the "
-        "first 20 components its SVM accuracy is close to that without noise, 96.89 %. This is far better than the classic and "
-        "analytic Gaussian, MVG and MGM, and similar to PPCA, MOD-SULQ and the Wishart mechanism (Swarm Behaviour "
-        "data)."
+        "first 20 components its SVM accuracy is close to that without noise, 96.89 %. This is far better than the "
+        "classic and analytic Gaussian, MVG and MGM, and similar to PPCA, MOD-SULQ and the Wishart mechanism (Swarm "
+        "Behaviour data)."
     ),
     load=load,
     run=run,

@@ -269,7 +269,7 @@ def run(data: dict[str, Task], smoke: bool, progress: Progress) -> Results:
     """Every data set that is there."""
     from matrixdp_papers.studies import training
 
-    rng, tables = np.random.default_rng(SEED), []
+    rng, tables = np.random.default_rng(SEED), list[Table]()
     for experiment in EXPERIMENTS:
         if experiment.name in data:
             task = data[experiment.name]
