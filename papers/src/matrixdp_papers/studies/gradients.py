@@ -413,7 +413,10 @@ def _picture(tables: list[Table]) -> Figure:
         )
         panel.axhline(found["the most frequent class", None, None].mean, color="#999999", linestyle=":", linewidth=1)
         panel.set_ylim(0, 1)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
+    absent = [lots.name for lots in EXPERIMENTS if lots.name not in {table.title.split(",")[0] for table in tables}]
+    title = f"did not run: {', '.join(absent)}; no mark: not trained" if absent else "no mark: not trained"
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=8, title=title)
     return figure
 
 

@@ -293,7 +293,8 @@ def _picture(found: Mapping[str, list[Table]]) -> Figure:
             figures.curves(panel, epsilons, curves, title=name, labels=labels, scales=scales)
         row[1].set_ylim(0, 1)
     handles = grid[0, 1].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=9)
+    title = None if "Swarm" in found else "did not run: Swarm"
+    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=9, title=title)
     return figure
 
 

@@ -358,7 +358,9 @@ def _picture(measured: list[Found]) -> Figure:
             panel.axhline(found.least, color="#999999", linestyle=":", linewidth=1)
             panel.set_ylim(0, 1)
     handles = {label: h for panel in grid[0] for h, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=9)
+    absent = ", ".join(e.name for e in EXPERIMENTS if e.name not in {found.name for found in measured})
+    title = f"did not run: {absent}" if absent else None
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=9, title=title)
     return figure
 
 
