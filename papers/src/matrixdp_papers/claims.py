@@ -71,8 +71,8 @@ SETTINGS = (
         gamma=3829.0,
         r1smg_epsilon=1e-5,
     ),
-    _vector(10, 0.05, 1e-5, "10 numbers", OURS),
-    _vector(100, 0.005, 1e-5, "100 numbers", OURS),
+    _vector(10, 0.05, 1e-5, "10 numbers (ours)", OURS),
+    _vector(100, 0.005, 1e-5, "100 numbers (ours)", OURS),
     _vector(26010, 0.71, 3.33e-7, "one step of deep learning (section 7.3)"),
     *(
         _vector(size, epsilon, 1e-10, f"{size:,} numbers, epsilon {epsilon:g} (figure 9)")
