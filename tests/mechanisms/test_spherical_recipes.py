@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, norm
 
-from matrixdp import Budget, calibrate, certify, compare
+from matrixdp import Budget, calibrate, certify, compare, release
 from matrixdp.distributions import Gaussian, Spherical
 from matrixdp.distributions.covariance import Isotropic
-from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.sensitivity import Counts, Frobenius, RankOne
 
 
@@ -61,6 +61,12 @@ def test_rank_r_noise_is_tight_and_its_full_rank_is_the_gaussian(rank):
         assert law.expected_squared_error() > 2 * iid
     # the radius is that of so many normal variables: 3 degrees of freedom have a mean square of 3
     assert law.expected_squared_error() == pytest.approx(rank * law.scale**2 / 2)
+
+
+def test_release_refuses_rank_r_noise():
+    """Its ideal law keeps the budget, but which floats come out can reveal the value."""
+    with pytest.raises(GuaranteeViolated, match="floating-point-safe"):
+        release(np.zeros(5), Frobenius(1.0), Budget(0.9, 1e-5), "rank-r", rank=2)
 
 
 def test_rank_r_noise_has_a_rank_that_fits():

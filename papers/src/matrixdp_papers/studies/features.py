@@ -451,8 +451,8 @@ def _picture(measured: Mapping[Network, Sequence[Table]]) -> Figure:
             panel.set_ylim(0, 1)
     handles = grid[0, 0].get_legend_handles_labels()
     absent = ", ".join(network.name for network in NETWORKS if network not in measured)
-    title = f"did not run: {absent}" if absent else None
-    figure.legend(*handles, loc="outside lower center", ncols=7, fontsize=9, title=title)
+    note = f"did not run: {absent}" if absent else None
+    figure.legend(*handles, loc="outside lower center", ncols=7, fontsize=9, title=note)
     return figure
 
 
