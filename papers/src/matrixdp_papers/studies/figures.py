@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from matrixdp_papers.studies.base import Mean
 
-# The colour-blind can tell them apart; in grey, their marks do.
+# The colour-blind can tell them apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKS = "osD^vP*X<>"
 
 
 # One colour and mark for each mechanism, in every picture.
