@@ -301,9 +301,7 @@ class Stream:
         ):
             raise InvalidInput(TOO_LARGE)
         noisy = kernels.add_noise(white, 1.0, drawing.grid, self._key.derive_for(_content(b"noise", step, white), step))
-        connection.execute(
-            "INSERT INTO days VALUES (?, ?, ?)", (step, self._fingerprint(step, row), noisy.tobytes())
-        )
+        connection.execute("INSERT INTO days VALUES (?, ?, ?)", (step, self._fingerprint(step, row), noisy.tobytes()))
         kept = encoded if covariance.inverse else row
         connection.execute("INSERT INTO carried VALUES (?, ?, ?)", (step, number, kept.tobytes()))
         oldest = step - covariance.coefficients.shape[-1] + 1
