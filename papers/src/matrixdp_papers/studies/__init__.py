@@ -1,6 +1,17 @@
 """The papers' experiments, one module per study, run by `matrixdp study NAME`."""
 
-from matrixdp_papers.studies import directions, dpsgd, error, features, histogram, horizontal, mvg, pca, vertical
+from matrixdp_papers.studies import (
+    directions,
+    dpsgd,
+    error,
+    features,
+    histogram,
+    horizontal,
+    mvg,
+    over_time,
+    pca,
+    vertical,
+)
 from matrixdp_papers.studies.base import Study
 
 STUDIES: dict[str, Study] = {
@@ -15,6 +26,7 @@ STUDIES: dict[str, Study] = {
         features.STUDY,
         horizontal.STUDY,
         vertical.STUDY,
+        over_time.STUDY,
     )
 }
 """Every study by name."""
