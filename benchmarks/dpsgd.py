@@ -64,7 +64,7 @@ NOISES = {
     "imgm": {},
     "mgm, by layer": {"by_layer": True},
     "analytic, captured": {"capture": True},  # on CUDA alone
-    "banded, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "toeplitz, 16 bands over time": {"bands": 16, "order": "fixed"},
 }
 
 
