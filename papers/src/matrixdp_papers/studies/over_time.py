@@ -19,9 +19,9 @@ from matrixdp_papers.studies import figures, splits
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table
 from matrixdp_papers.studies.splits import Split
 
-EPSILONS, DELTA = (1.0, 2.0, 4.0, 8.0), 1e-5
+DELTA, EPSILONS = 1e-5, [1.0, 2.0, 4.0, 8.0]
 SEED, REPEATS = 17, 3
-CLIPS, PRODUCTS = (0.25, 1.0), (0.25, 1.0, 4.0)  # clips, and learning rates times clip, that are tried
+CLIPS, PRODUCTS = [0.25, 1.0], [0.25, 1.0, 4.0]  # clips, and learning rates times clip, that are tried
 SAMPLED, FIXED = "sampled", "fixed"
 INDEPENDENT, CORRELATED = "DP-SGD", "over time"
 WAYS = tuple((order, noise) for order in (SAMPLED, FIXED) for noise in (INDEPENDENT, CORRELATED))
@@ -124,10 +124,11 @@ def measure(name: str, split: Split, smoke: bool, progress: Progress) -> list[di
             best = max(tried, key=lambda choice: tried[choice])
             scores = [score(batches, private, split.test, best, SEED + 1 + run) for run in range(repeats)]
             law, groups, steps = planned
+            covariance: Any = law.covariance
             rows.append(
                 {
                     "order": batches, "noise": noise, "epsilon": epsilon, "source": law.source.split()[0],
-                    "bands": law.covariance.coefficients.shape[-1], "groups": groups if batches == SAMPLED else None,
+                    "bands": covariance.coefficients.shape[-1], "groups": groups if batches == SAMPLED else None,
                     "steps": steps, "product": best[0], "clip": best[1], "scores": scores, **errors(law, epsilon),
                 }
             )  # fmt: skip
