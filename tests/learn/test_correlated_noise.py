@@ -176,6 +176,13 @@ def test_the_noise_uses_the_budget_and_no_more(order, bands):
     assert "epsilon" in str(run)
 
 
+def test_a_turn_that_has_begun_counts():
+    training = public(records=40, batch_size=5)
+    found = [training.releases(4, steps) for steps in (0, 1, 4, 5, 16)]
+    assert found == [(0, 0.5), (1, 0.5), (1, 0.5), (2, 0.5), (4, 0.5)]
+    assert [public(order="fixed").releases(1, steps) for steps in (0, 1, 16)] == [(0, 1.0), (1, 1.0), (1, 1.0)]
+
+
 def test_one_band_with_sampling_is_private_sgd():
     ours, usual = correlated(bands=1), trainer(batch_size=8, steps=12)
     assert (ours.rate, ours.noise.groups) == (usual.rate, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -116,7 +117,8 @@ def measure(name: str, split: Split, smoke: bool, progress: Progress) -> list[di
                     chosen, law.scaled(choice[1]), Budget(EPSILONS[-1], DELTA), 1, seed, accept_violation=True,
                     epochs=None, steps=steps, order=kind, groups=groups if kind == SAMPLED else None,
                 )  # fmt: skip
-                private_sgd.train(-(-steps // len(private_sgd)))
+                for batch in itertools.islice(private_sgd.batches(steps), steps):
+                    private_sgd.step(batch)
                 return training.accuracy(private_sgd.model, chosen.test)
 
             choices = [(product, clip) for product in products for clip in clips]
