@@ -65,12 +65,17 @@ def load(folder: datasets.Folder) -> Data:
     """MNIST, a fifth of CIFAR-10, Adult, and the pickups of April."""
     pictures = splits.pictures(folder)
     chosen = {"MNIST": pictures["MNIST"], "CIFAR-10": pictures["CIFAR-10"], "Adult": splits.adult(folder)}
+    return Data(chosen, load_pickups(folder))
+
+
+def load_pickups(folder: datasets.Folder) -> Any:
+    """Pickups by day and zone."""
     found = datasets.load_uber(folder)
     day = (found.time - FIRST_DAY).astype("timedelta64[D]").astype(np.float64)
     columns = (day, found.latitude, found.longitude)
     ranges = ((0, DAYS), LATITUDE, LONGITUDE)
     counts, _ = np.histogramdd(np.column_stack(columns), bins=(DAYS, ZONES, ZONES), range=ranges)
-    return Data(chosen, counts.reshape(DAYS, -1))
+    return counts.reshape(DAYS, -1)
 
 
 # --- training ---
@@ -330,8 +335,14 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     from matrixdp_papers.studies import training
 
     measured = {name: measure(name, split, smoke, progress) for name, split in data.splits.items()}
-    setting = {"delta": DELTA, "seed": SEED, "smoke": smoke, "device": str(training.pick_device())}
-    return report(measured, monitor(data.pickups), setting)
+    return report(measured, monitor(data.pickups), setting(str(training.pick_device()), smoke))
+
+
+def setting(device: str, smoke: bool = False) -> dict[str, Any]:
+    """What was run."""
+    batches = {f"{name}: public records, batch, epochs": list(each[:3]) for name, each in SETTINGS.items()}
+    models = {"models": "softmax regression; TutorialCIFAR on CIFAR-10"}
+    return {"delta": DELTA, "seed": SEED, "smoke": smoke, "device": device, **models, **batches}
 
 
 STUDY = Study(
