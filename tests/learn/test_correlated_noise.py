@@ -449,9 +449,23 @@ def test_checkpoints_of_other_trainings_are_refused():
         run.load_state_dict(state)
     with pytest.raises(InvalidInput, match="not of a training with noise over time"):
         correlated().load_state_dict(saved(trainer(batch_size=8, steps=12)))
-    state["over_time"]["step"] = 0
-    with pytest.raises(InvalidInput, match="damaged"):
-        correlated().load_state_dict(state)
+    with pytest.raises(InvalidInput, match="part of the guarantee"):
+        run.noise.groups = 2
+
+
+def test_a_damaged_checkpoint_is_refused_and_pays_for_nothing(tmp_path):
+    run = correlated("fixed")
+    run.train(1)
+    damages = ({"step": 0}, {"step": 13}, {"history": None}, {"history": torch.zeros(2, SIZE)}, {"key": "00"})
+    for number, damage in enumerate(damages):
+        ledger = Ledger(tmp_path / str(number), Budget(4.0, 1e-5))
+        other, state = correlated("fixed", ledger=ledger), saved(run)
+        state["over_time"].update(damage)
+        with pytest.raises(InvalidInput):
+            other.load_state_dict(state)
+        assert other.noise.step == 0
+        other.train(1)
+        assert len(ledger.history()) == 1
 
 
 def test_a_forked_process_takes_no_step():

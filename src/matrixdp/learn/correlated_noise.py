@@ -73,6 +73,7 @@ MOST_BANDS = 64
 """The most bands that are tried where none are given: each is a vector as large as the model."""
 
 _UNIT = 2.0**-53
+_FIXED = frozenset({"training", "law", "drawing", "certificate", "groups", "generator"})
 _GROUPS, _COINS, _DROPOUT, _NOISE = 1, 2, 3, 4  # what keys are derived for
 
 
@@ -370,22 +371,32 @@ class CorrelatedNoise:
         history = None if self._history is None else self._history.clone()
         return {"step": self.step, "history": history, "key": "" if seeded else self._key.expose().hex()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from there; only before the first step."""
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises InvalidInput unless `load_state_dict` can continue from there."""
         if self.step:
             raise InvalidInput(
                 "a checkpoint is loaded before the first step where noise is correlated over time; make a new trainer"
             )
         step, history = _check.count("step", state["step"] + 1) - 1, state["history"]
-        if history is not None and tuple(history.shape) != (self._kept, self.training.size):
-            raise InvalidInput(
-                f"the checkpoint keeps vectors of shape {tuple(history.shape)}; it is of another training"
-            )
         if (history is None) != (step == 0) or not step <= self.training.steps:
             raise InvalidInput("the checkpoint is damaged: its steps and what it keeps do not agree")
+        if history is not None and tuple(history.shape) != (self._kept, self.training.size):
+            raise InvalidInput(f"the checkpoint keeps vectors of shape {tuple(history.shape)}, of another training")
+        if self.generator is None:
+            Key.from_bytes(bytes.fromhex(state["key"]))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from there; only before the first step."""
+        self.check_state(state)
         if self.generator is None:
             self._begin(Key.from_bytes(bytes.fromhex(state["key"])))
-        self.step, self._history = step, None if history is None else history.to(torch.float64).clone()
+        history = state["history"]
+        self.step, self._history = state["step"], None if history is None else history.to(torch.float64).clone()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in vars(self):
+            raise InvalidInput(f"{name} is part of the guarantee and cannot be changed; make a new trainer")
+        super().__setattr__(name, value)
 
 
 def _covariance(law: NoiseLaw) -> OverTime:

@@ -392,10 +392,12 @@ class PrivateSGD:
         """
         self.check_process()
         if isinstance(self.noise, CorrelatedNoise):
-            if not isinstance(state.get("over_time"), Mapping):
-                raise InvalidInput("the checkpoint is not of a training with noise over time")
+            over_time = state.get("over_time")
+            if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
+                raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
+            self.noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
             self._charges.load(state, self._charged)
-            self.noise.load_state_dict(state["over_time"])
+            self.noise.load_state_dict(over_time)
             self.steps = self.noise.step
         else:
             self.steps = self._charges.load(state, self.steps)  # first: a model loaded only in part has spent as much
