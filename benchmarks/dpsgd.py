@@ -127,6 +127,7 @@ def ours(noise):
             noise=noise.split(",")[0],
             **NOISES[noise],
         )
+
         # Batches of one size, so that all rows do the same work.
         def step():
             at = trainer.noise.step if "over time" in noise else None
