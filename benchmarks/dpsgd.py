@@ -64,6 +64,7 @@ NOISES = {
     "imgm": {},
     "mgm, by layer": {"by_layer": True},
     "analytic, captured": {"capture": True},  # on CUDA alone
+    "toeplitz, 16 bands over time": {"bands": 16, "order": "fixed"},
 }
 
 
@@ -126,8 +127,13 @@ def ours(noise):
             noise=noise.split(",")[0],
             **NOISES[noise],
         )
+
         # Batches of one size, so that all rows do the same work.
-        return lambda: trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer)))
+        def step():
+            at = trainer.noise.step if "over time" in noise else None
+            trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer, step=at)))
+
+        return step
 
     return make
 
@@ -253,7 +259,7 @@ def peak_memory(row, network, device, step, held, arguments):
 def measure(network, device, arguments):
     steps, memory, failed = {}, {}, {}
     for row in ROWS:
-        if device == "cpu" and "captured" in row:
+        if (device == "cpu" and "captured" in row) or (arguments.rows not in row and row != "plain SGD"):
             continue
         try:
             steps[row], held = prepare(row, network, device, arguments.batch)
@@ -289,10 +295,11 @@ def measure(network, device, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--network", choices=NETWORKS, help="this one alone")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, help="in place of the usual batch of each network")
+    parser.add_argument("--rows", default="", help="only rows with this text in their name")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="only these")
     parser.add_argument("--memory-of", nargs=2, metavar=("ROW", "NETWORK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -301,8 +308,8 @@ def main():
         row, network = arguments.memory_of
         print(resident_growth(row, network, arguments.batch))
         return
-    usual = list(NETWORKS) if arguments.device == "cuda" else ["LeNet", "Transformer", "LSTM"]
-    for network in [arguments.network] if arguments.network else usual:
+    usual = NETWORKS if arguments.device == "cuda" else ["LeNet", "Transformer", "LSTM"]
+    for network in arguments.networks or usual:
         measure(network, arguments.device, arguments)
 
 

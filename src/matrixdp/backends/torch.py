@@ -17,6 +17,7 @@ from matrixdp.distributions.covariance import Blocks, Covariance, FullCovariance
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy.drawing import Drawing
+from matrixdp.secure.entropy import Key
 from matrixdp.secure.grid import LIMIT, Grid
 from matrixdp.sensitivity import RankOne, Sensitivity
 
@@ -168,8 +169,8 @@ def factor_of(covariance: Covariance, device: torch.device) -> Factor | None:
     return None
 
 
-def add_grid_noise(flat: Tensor, std: float, grid: Grid, out: Tensor | None = None) -> None:
-    """Puts a contiguous vector on the grid and adds noise from a fresh key; in place unless `out` is given."""
+def add_grid_noise(flat: Tensor, std: float, grid: Grid, out: Tensor | None = None, key: Key | None = None) -> None:
+    """Puts a contiguous vector on the grid and adds noise, from a fresh key by default; in place without `out`."""
     target = flat if out is None else out
     if flat.is_cuda:
         try:
@@ -179,11 +180,11 @@ def add_grid_noise(flat: Tensor, std: float, grid: Grid, out: Tensor | None = No
                 f"noise cannot be drawn on the CUDA device, because its kernel cannot be imported ({reason}); install "
                 "triton, or move the tensor to the processor first"
             ) from None
-        cuda.add_noise(flat, std, grid, out=target)
+        cuda.add_noise(flat, std, grid, key, out=target)
         return
     from matrixdp.secure import kernels  # numba, when it is needed
 
-    kernels.add_noise(flat.numpy(), std, grid, out=target.numpy())
+    kernels.add_noise(flat.numpy(), std, grid, key, out=target.numpy())
 
 
 def add_noise(flat: Tensor, factor: Factor, grid: Grid) -> None:

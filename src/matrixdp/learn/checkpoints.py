@@ -50,6 +50,8 @@ class Charges:
             self._spend(self._ledger, steps, f"private SGD, {steps} steps before the checkpoint {name}")
             del self._owed[name]
         count = min(self._epoch, self._planned - taken)
+        if not count:  # noise over time is charged as a whole
+            return
         self._spend(self._ledger, count, f"private SGD, steps {taken + 1} to {taken + count}")
         self._paid = taken + count
 

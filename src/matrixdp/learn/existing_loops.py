@@ -20,10 +20,11 @@ from matrixdp.learn.sampling import Turn, example
 from matrixdp.learn.training import PrivateSGD
 
 ASSUMED = "independence of the loss assumed"
-_SAID = (
-    "make_private takes data set and collation of the DataLoader; sampler, shuffling and workers are replaced by "
-    "Poisson sampling, so that batches vary in size and may be empty"
-)
+_SAID = "make_private takes data set and collation of the DataLoader; sampler, shuffling and workers are replaced by "
+_BATCHES = {
+    "sampled": "Poisson sampling, so that batches vary in size and may be empty",
+    "fixed": "the same batches in every epoch, in an order drawn at random",
+}
 
 
 @overload
@@ -93,7 +94,7 @@ def make_private(
         raise InvalidInput('loss must be given, such as nn.CrossEntropyLoss(reduction="none")')
     default = loader.collate_fn is torch.utils.data.default_collate
     collate = None if default else loader.collate_fn
-    warnings.warn(_SAID, stacklevel=2)
+    warnings.warn(_SAID + _BATCHES.get(options.get("order", "sampled"), "others"), stacklevel=2)
     trainer = (_TrustedSGD if trust_loop else PrivateSGD)(
         model,
         optimizer,

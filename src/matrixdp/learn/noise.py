@@ -143,6 +143,10 @@ class ParameterNoise:
             raise InvalidInput(f"{name} is part of the guarantee and cannot be changed; make a new ParameterNoise")
         super().__setattr__(name, value)
 
+    def warm_up(self, flat: torch.Tensor) -> None:
+        """Imports and compiles the sampler, by a draw that is thrown away."""
+        self.add_(torch.zeros_like(flat))
+
     def add_(self, flat: torch.Tensor) -> None:
         """Adds one draw to a contiguous vector of float32 or float64, where it lies."""
         right = tuple(flat.shape) == self.law.shape and flat.is_contiguous()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,14 +9,15 @@ import numpy as np
 import torch
 
 from matrixdp.errors import NumericalFailure
+from matrixdp.secure.entropy import Key
 
 # The state of torch's CPU generator: where the 624 words of the Mersenne twister lie in it.
 _STATE_BYTES, _FIRST, _WORDS = 5056, 24, 624
 
 
 @contextmanager
-def secret_randomness(device: torch.device) -> Iterator[None]:
-    """In this context, torch's random numbers on the CPU and the device come from a secret state."""
+def secret_randomness(device: torch.device, key: Key | None = None) -> Iterator[None]:
+    """In this context, torch's random numbers on the CPU and the device come from a secret state: that of a key."""
     with forked(device):
         # a seed would have 32 secret bits only
         state = torch.default_generator.manual_seed(0).get_state()
@@ -26,10 +26,12 @@ def secret_randomness(device: torch.device) -> Iterator[None]:
                 f"the state of the generator in torch {torch.__version__} has {state.numel()} bytes, not "
                 f"{_STATE_BYTES}, so that it cannot be made secret; use the torch of constraints.txt"
             )
-        words = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32).astype(np.int64)
+        drawn = np.empty(_WORDS // 2 + 1, dtype=np.uint64)
+        (Key() if key is None else key).stream().fill(drawn, 0)
+        words = drawn[:-1].view(np.uint32).astype(np.int64)
         state[_FIRST : _FIRST + 8 * _WORDS].view(torch.int64).copy_(torch.from_numpy(words))
         torch.default_generator.set_state(state)
-        _seed_device(device, secrets.randbits(63))
+        _seed_device(device, int(drawn[-1] >> 1))
         yield
 
 

@@ -25,6 +25,7 @@ from matrixdp.secure.entropy import Key
 
 _WORD = 1 << 64
 Collate = Callable[[list[Any]], Any]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class PoissonSampler(datasets.Sampler[list[int]]):
@@ -50,24 +51,90 @@ class PoissonSampler(datasets.Sampler[list[int]]):
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (chosen.tolist() for chosen in self.drawn(Key()))
+
+    def drawn(self, key: Key) -> Iterator[Indices]:
+        """The batches that a key gives, which is used up."""
         if (seeded := self.generator) is not None:
             for _ in range(self.batches):
                 uniform = torch.rand(self.records, generator=seeded, device=seeded.device, dtype=torch.float64)
-                yield uniform.lt(self.rate).nonzero()[:, 0].tolist()
+                yield uniform.lt(self.rate).nonzero()[:, 0].cpu().numpy()
             return
-        stream, words = Key().stream(), np.empty(self.records, dtype=np.uint64)
+        stream, words = key.stream(), np.empty(self.records, dtype=np.uint64)
         for batch in range(self.batches):
             stream.fill(words, batch)
             # of the 2^64 values of a word, the first floor(rate * 2^64) are chosen
             chosen = words < math.floor(self.rate * _WORD) if self.rate < 1 else np.ones(self.records, dtype=bool)
-            yield np.flatnonzero(chosen).tolist()
+            yield np.flatnonzero(chosen)
+
+
+class CyclicPoisson:
+    """Poisson sampling over groups in turn: step t uses group t mod groups, each of its records with the same chance.
+
+    Args:
+        group: that of each record.
+        groups: how many there are.
+        rate: the probability of each to join a batch of its group.
+    """
+
+    def __init__(self, group: Indices, groups: int, rate: float) -> None:
+        self._members, self._rate = [np.flatnonzero(group == number) for number in range(groups)], rate
+
+    def batch(self, step: int, key: Key, generator: torch.Generator | None) -> list[int]:
+        """The indices of one step's records; `key` is used up."""
+        members = self._members[step % len(self._members)]
+        if not len(members):
+            return []
+        (chosen,) = PoissonSampler(len(members), self._rate, 1, generator).drawn(key)
+        return [int(index) for index in members[chosen]]
+
+
+class FixedOrder:
+    """The same batches in every epoch.
+
+    Args:
+        order: the indices of all records.
+        size: of a batch; the last one may be smaller.
+    """
+
+    def __init__(self, order: Indices, size: int) -> None:
+        self._batches = [[int(index) for index in order[first : first + size]] for first in range(0, len(order), size)]
+
+    def batch(self, step: int, key: Key, generator: torch.Generator | None) -> list[int]:
+        """The indices of one step's records."""
+        return self._batches[step % len(self._batches)]
+
+
+class StepSampler(datasets.Sampler[list[int]]):
+    """The batches of some steps, one after the other.
+
+    Args:
+        batch: gives the indices of the records of a step.
+        first: the first step, from 0.
+        batches: how many steps.
+    """
+
+    def __init__(self, batch: Callable[[int], list[int]], first: int, batches: int) -> None:
+        self.batch, self.first, self.batches = batch, first, batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(self.batch, range(self.first, self.first + self.batches))
 
 
 def loader(
     data: Any, rate: float, batches: int, generator: torch.Generator | None = None, collate: Collate | None = None
 ) -> datasets.DataLoader[Any]:
-    """A loader of Poisson batches over a data set; tensors are gathered at once, other data sets record by record."""
-    sampler = PoissonSampler(len(data), rate, batches, generator)
+    """A loader of Poisson batches over a data set."""
+    return loader_of(data, PoissonSampler(len(data), rate, batches, generator), collate)
+
+
+def loader_of(
+    data: Any, sampler: datasets.Sampler[list[int]], collate: Collate | None = None
+) -> datasets.DataLoader[Any]:
+    """A loader of batches by their indices; tensors are gathered at once, other data sets record by record."""
     if type(data) is datasets.TensorDataset and collate is None:  # a subclass may do more, and per record
         return datasets.DataLoader(data, sampler=sampler, batch_size=None)
     return datasets.DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=_Collation(data, collate))
@@ -129,8 +196,10 @@ def split(batch: Any, model: nn.Module) -> tuple[Any, Any]:
 class Turn:
     """The position of a batch among those of its trainer."""
 
-    def __init__(self, trainer: Any, before: Turn | None = None) -> None:
+    def __init__(self, trainer: Any, before: Turn | None = None, step: int | None = None) -> None:
         self.trainer, self.before, self.used = trainer, before, False
+        self.step = step
+        """The step that it was drawn for, from 0, where that matters."""
 
     def take(self) -> None:
         """Marks it as used."""
@@ -208,7 +277,7 @@ def count_records(data: Any) -> int:
     return records
 
 
-def _places(data: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _places(data: Any) -> Indices:
     """For each record the data set, or memory, that it comes from, and its position there."""
     if isinstance(data, datasets.Subset):
         inner = _places(data.dataset)

@@ -24,17 +24,33 @@ from matrixdp._rounding import rounded_up
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
-from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
 from matrixdp.learn.checkpoints import Charges
 from matrixdp.learn.clipping import QuantileClip, largest_change
+from matrixdp.learn.correlated_noise import (
+    CorrelatedNoise,
+    Training,
+    is_over_time,
+    momentum_workload,
+    noise_over_time,
+)
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
 from matrixdp.learn.randomness import secret_randomness
-from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, count_records, example, loader, split
+from matrixdp.learn.sampling import (
+    Collate,
+    PoissonBatch,
+    StepSampler,
+    Turn,
+    count_records,
+    example,
+    loader,
+    loader_of,
+    split,
+)
 from matrixdp.mechanisms import RECIPES
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
@@ -75,6 +91,12 @@ class PrivateSGD:
         clipping: "l2" (the norm of the whole gradient) or "linf" (every entry).
         noise: a mechanism's name, which gives the noise its shape while budget and steps give it its size; or a
             NoiseLaw on the vector of all parameters, which stays as it is, and then steps may be left out.
+            "banded", "toeplitz" and "inverse-banded" are correlated over the steps (docs/over-time.md); their options
+            are bands= (a number or "auto", the default) and workload= (by default that of the optimizer's momentum).
+        order: "sampled" (Poisson sampling), or "fixed" for noise over time: the same batches in every epoch, nothing is
+            sampled, and the adjacency is zero-out.
+        groups: for noise over time with sampling: records are put into so many groups at random, which take turns; as
+            many as bands by default.
         by_layer: calls the mechanism for each parameter as a matrix.
         ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
@@ -111,6 +133,8 @@ class PrivateSGD:
         steps: int | None = None,
         clipping: str = "l2",
         noise: str | NoiseLaw = "analytic",
+        order: str = "sampled",
+        groups: int | None = None,
         by_layer: bool = False,
         ledger: Ledger | None = None,
         capture: bool = False,
@@ -136,7 +160,7 @@ class PrivateSGD:
         self.data, self._records, self.collate = data, count_records(data), collate
         if not _check.count("batch_size", batch_size) <= self._records:
             raise InvalidInput(f"batch_size must be at most the number of records, {self._records}, got {batch_size}")
-        self.batch_size, self.rate = batch_size, batch_size / self._records
+        self.batch_size = batch_size
         self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
         self.epoch_steps = math.ceil(self._records / batch_size)
         planned = _planned(epochs, steps, self.epoch_steps)
@@ -146,15 +170,40 @@ class PrivateSGD:
         self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
         check_optimizer(optimizer, model)
         change = largest_change(self.gradients.radius, self._records)
-        self.sensitivity: Sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
         # noise, and how many steps it allows
-        self.noise = self._noise(noise, planned, by_layer, options)
+        self.sensitivity: Sensitivity
+        self.noise: ParameterNoise | CorrelatedNoise
+        if is_over_time(noise):
+            if by_layer or clipping != "l2" or planned is None or isinstance(clip, QuantileClip):
+                raise InvalidInput(
+                    "noise over time needs epochs or steps, clipping='l2', a fixed clip, and by_layer left out"
+                )
+            public = Training(
+                records=self._records,
+                batch_size=batch_size,
+                steps=planned,
+                size=len(self.gradients.flat),
+                change=change,
+                order=order,
+                groups=groups,
+            )
+            options = {"workload": momentum_workload(optimizer), **options}
+            self.noise = noise_over_time(public, noise, budget, generator, **options)
+            self.sensitivity, self.rate = public.sensitivity, self.noise.rate
+        else:
+            if order != "sampled" or groups is not None:
+                raise InvalidInput("order and groups are for noise over time; noise='banded', bands=1 is independent")
+            self.sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
+            self.rate = batch_size / self._records
+            self.noise = self._noise(noise, planned, by_layer, options)
         if accept_violation is not True or ledger is not None:
             how = "without accept_violation=True" if ledger is None else "on a ledger's account"
             refuse_unsafe_floats(self.certificate, f"training {how}")
         self.affordable = self._affordable(planned, accept_violation is True)
         # steps so far
-        self._charges = Charges(ledger, self.certificate, budget, self.rate, self.affordable, self.epoch_steps)
+        charged, _ = self._releases(self.affordable)
+        block = charged if isinstance(self.noise, CorrelatedNoise) else self.epoch_steps
+        self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block)
         self._ready = False
         self.steps = 0
         """Steps taken."""
@@ -163,7 +212,10 @@ class PrivateSGD:
 
     @property
     def certificate(self) -> Certificate:
-        """What one step guarantees to the records in its batch; sampling and composition are the accountant's."""
+        """What one step guarantees to the records in its batch; sampling and composition are the accountant's.
+
+        Of noise over time: what all steps guarantee in a fixed order, or one turn of a record where it is sampled.
+        """
         found = self.noise.certificate
         return replace(found, remark=self._remark) if self._remark else found
 
@@ -185,19 +237,26 @@ class PrivateSGD:
         self.check_process()
         if count_records(self.data) != self._records:
             raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
-        device, turn = self.gradients.flat.device, None
-        # a data set of another kind may change its records at random
-        masks = nullcontext if type(self.data) is TensorDataset else self._secret_dropout
-        with masks(), _check.withheld("data"):
-            drawn = iter(loader(self.data, self.rate, epochs * self.epoch_steps, self.generator, self.collate))
+        device, turn, steps = self.gradients.flat.device, None, epochs * self.epoch_steps
+        step = self.noise.step if isinstance(self.noise, CorrelatedNoise) else None
+        with self._masks(None), _check.withheld("data"):
+            if isinstance(self.noise, CorrelatedNoise):
+                drawn = iter(loader_of(self.data, StepSampler(self.noise.batch, self.noise.step, steps), self.collate))
+            else:
+                drawn = iter(loader(self.data, self.rate, steps, self.generator, self.collate))
         while True:
             self.check_process()
-            with masks(), _check.withheld("data"):
+            with self._masks(step), _check.withheld("data"):
                 found = next(drawn, None)
             if found is None:
                 return
-            turn = Turn(self, turn)
+            turn = Turn(self, turn, step)
+            step = None if step is None else step + 1
             yield trees.tree_map_only(torch.Tensor, lambda part: part.to(device, non_blocking=True), found), turn
+
+    def _masks(self, step: int | None) -> AbstractContextManager[None]:
+        """Secret random numbers for data sets that may change their records at random."""
+        return nullcontext() if type(self.data) is TensorDataset else self._secret_dropout(step, use=1)
 
     def __iter__(self) -> Iterator[PoissonBatch]:
         """The batches of one epoch, each for one step."""
@@ -261,7 +320,7 @@ class PrivateSGD:
 
     def _sum(self, batch: PoissonBatch) -> None:
         """Adds the gradients of a batch."""
-        with self._secret_dropout():
+        with self._secret_dropout(batch.turn.step):
             for inputs, targets in self._parts(batch):
                 self.dropped = self.dropped + self._accumulate(inputs, targets)
 
@@ -276,11 +335,16 @@ class PrivateSGD:
                 "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
                 "there is a step must not depend on the records. To stop early, leave the loop"
             )
+        if isinstance(self.noise, CorrelatedNoise) and turn.step != self.noise.step:
+            raise InvalidInput(
+                f"the batch was drawn for another step than the next one, {self.noise.step + 1}: where noise is "
+                "correlated over time, a record takes part at its own steps alone. Draw batches anew"
+            )
         check_optimizer(self.optimizer, self.model)
 
     def take(self, turn: Turn, add_gradients: Callable[[], None]) -> None:
         """Pays for a step, and makes the noisy average of clipped gradients the gradient of the parameters."""
-        self._charges.pay(self.steps)
+        self._charges.pay(self._charged)
         turn.take()
         flat = self.gradients.flat
         try:
@@ -313,9 +377,15 @@ class PrivateSGD:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer and what was spent, to continue later; for torch.save."""
+        """Model, optimizer and what was spent, to continue later; for torch.save.
+
+        Of noise over time it also has the noise of the last steps, and the key of what is drawn later, under
+        "over_time". With these the noise can be removed: keep such a checkpoint as secret as the records.
+        """
         states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return states | {"clip": self.gradients.threshold} | self._charges.state(self.steps)
+        if isinstance(self.noise, CorrelatedNoise):
+            states["over_time"] = self.noise.state_dict()
+        return states | {"clip": self.gradients.threshold} | self._charges.state(self._charged)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint; what it had spent stays spent, and so does what this trainer has spent.
@@ -323,9 +393,22 @@ class PrivateSGD:
         A checkpoint knows of the steps before it. To count those after it too, which a crash may have lost, keep a
         ledger. Steps before the checkpoint that this trainer's ledger was not charged for are charged before the next
         step. Steps that are taken again use up what was planned.
+
+        Noise over time was charged as a whole, and a step that is taken again is the same step: its batch, dropout and,
+        if the sum of gradients is the same in every bit, its noise. Where it is not, as on CUDA devices, the guarantee
+        is that of both; so do not publish models of steps that will be taken again.
         """
         self.check_process()
-        self.steps = self._charges.load(state, self.steps)  # first: a model loaded only in part has spent as much
+        if isinstance(self.noise, CorrelatedNoise):
+            over_time = state.get("over_time")
+            if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
+                raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
+            self.noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
+            self._charges.load(state, self._charged)
+            self.noise.load_state_dict(over_time)
+            self.steps = self.noise.step
+        else:
+            self.steps = self._charges.load(state, self.steps)  # first: a model loaded only in part has spent as much
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.gradients.threshold = state.get("clip", self.gradients.threshold)
@@ -344,15 +427,20 @@ class PrivateSGD:
         spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
         lines = [
             f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
-            "  adjacency  add/remove (one record added or removed)",
+            f"  adjacency  {self.certificate.adjacency} ({self.certificate.adjacency.neighbours})",
             f"  change     {self.certificate.sensitivity}, in each gradient",
             f"  budget     {self.budget}",
-            f"  sampling   Poisson, each record with probability {self.rate:.4g}",
+            f"  sampling   {self._sampling()}",
             f"  noise      {self.certificate.law.describe()}",
             f"  source     {self.certificate.source}",
             f"  drawn with {self.noise.drawing}",
         ]
         return "\n".join(lines)
+
+    def _sampling(self) -> str:
+        if not isinstance(self.noise, CorrelatedNoise):
+            return f"Poisson, each record with probability {self.rate:.4g}"
+        return self.noise.sampling
 
     def _noise(
         self, noise: str | NoiseLaw, planned: int | None, by_layer: bool, options: dict[str, Any]
@@ -408,26 +496,42 @@ class PrivateSGD:
         return self._accounts(steps).delta(self.budget.epsilon) <= self.budget.delta
 
     def _accounts(self, steps: int) -> Accountant:
-        accountant = Accountant(ADD_REMOVE, reproducible=self.generator is not None)
+        accountant = Accountant(self.certificate.adjacency, reproducible=self.generator is not None)
         if steps:
-            accountant.add(self.certificate, steps, self.rate)
+            accountant.add(self.certificate, *self._releases(steps))
         return accountant
+
+    def _releases(self, steps: int) -> tuple[int, float]:
+        """As how many releases with the certificate so many steps count, and at which sampling rate."""
+        return self.noise.releases(steps) if isinstance(self.noise, CorrelatedNoise) else (steps, self.rate)
+
+    @property
+    def _charged(self) -> int:
+        """How many of those were charged before the steps so far; noise over time is charged as a whole."""
+        if isinstance(self.noise, CorrelatedNoise) and self.steps:
+            return self._releases(self.affordable)[0]
+        return self.steps
 
     def _prepare(self, batch: PoissonBatch) -> None:
         """Everything that can fail for other reasons than the budget, before anything is spent."""
         if not self._ready:
             self.prepare()
         if not self._ready and self.generator is None:
-            self.noise.add_(torch.zeros_like(self.gradients.flat))  # imports and compiles the sampler
+            self.noise.warm_up(self.gradients.flat)
         self._ready = True
         if self._captured is not None:
-            with self._secret_dropout():
+            with self._secret_dropout(None):
                 for inputs, targets in self._parts(batch):
                     self._captured.prepare(inputs, targets)
 
-    def _secret_dropout(self) -> AbstractContextManager[None]:
+    def _secret_dropout(self, step: int | None, use: int = 0) -> AbstractContextManager[None]:
         """Secret dropout masks: leaving a record out moves the masks of the others, so they must not be known."""
-        return secret_randomness(self.gradients.flat.device) if self.generator is None else nullcontext()
+        if self.generator is not None:
+            return nullcontext()
+        key = None
+        if isinstance(self.noise, CorrelatedNoise) and step is not None:
+            key = self.noise.dropout_key(step, use)
+        return secret_randomness(self.gradients.flat.device, key)
 
     def _parts(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
         records = len(trees.tree_leaves(batch.drawn)[0])

@@ -15,8 +15,9 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, generator
-from matrixdp.distributions.covariance import Covariance, FullCovariance
+from matrixdp.distributions.covariance import Covariance, FullCovariance, OverTime
 from matrixdp.errors import NumericalFailure
+from matrixdp.participation import Participation
 from matrixdp.privacy.laws import added_law
 from matrixdp.secure import discrete
 from matrixdp.secure.grid import FINEST, Grid, plan
@@ -144,6 +145,10 @@ def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
 
 def _changed(law: Gaussian, sensitivity: Sensitivity) -> int:
     """The most coordinates of the noise that a neighbour changes."""
+    if isinstance(law.covariance, OverTime) and isinstance(sensitivity, Participation):
+        # (C x)_t is computed from the rows of the last steps alone: where those are the same, so are its floats
+        steps, columns = law.shape
+        return min(steps, sensitivity.most_times(steps) * law.covariance.bands) * columns
     independent = _independent(law.covariance)
     return sensitivity.changed_entries(law.shape) if independent else law.covariance.rank()
 

@@ -312,7 +312,7 @@ def _(sensitivity: Participation, covariance: Covariance) -> Supremum:
     full = _full(covariance)
     if sensitivity.most_times(full.shape[0]) == 1:
         return _supremum(OneRow(sensitivity.clip), full)
-    if full.independent:
+    if full.independent and not isinstance(full, OverTime):
         precisions = full.precision_diagonal()
         square, pattern = sensitivity.heaviest(np.max(precisions, axis=1))
         columns = np.argmax(precisions[pattern], axis=1)
@@ -334,7 +334,7 @@ def _(sensitivity: Participation, covariance: Covariance) -> Supremum:
 
 def _of_strategy(sensitivity: Participation, covariance: OverTime) -> Supremum:
     """Without a matrix of all pairs of steps, where the bands or the order of the coefficients allow it."""
-    along = np.eye(covariance.shape[1])[0]
+    along = np.arange(covariance.shape[1]) == 0.0
     if covariance.bands <= sensitivity.gap:
         square, pattern = sensitivity.heaviest(covariance.gram_diagonal)
         mu = sensitivity.clip * math.sqrt(square) / covariance.std

@@ -89,6 +89,15 @@ class Key(_Secret):
             raise InvalidInput(f"index must be whole numbers from 0 to 2^64 - 1, at least one, got {index!r}")
         return Key.from_bytes(self._expand(b"derive" + b"".join(i.to_bytes(8, "big") for i in index)))
 
+    def fingerprint(self, content: bytes) -> bytes:
+        """32 bytes that stand for some content: to those without the key they say whether two are the same, no more."""
+        return hmac.digest(self.derive(0).expose(), content, "sha256")
+
+    def derive_for(self, content: bytes, *index: int) -> Key:
+        """The key of one part of a release that is always the same one for the same content, and independent else."""
+        words = np.frombuffer(self.fingerprint(content), dtype=np.uint64)
+        return self.derive(*index, *(int(word) for word in words))
+
     def stream(self) -> Stream:
         """Opens the key's stream of words. This can be done once."""
         self._use()

@@ -18,7 +18,6 @@ noises in it, each with a standard deviation of about log(t)/pi + 1 units: its e
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import math
@@ -301,23 +300,19 @@ class Stream:
             1.0, drawing.grid, white.dtype
         ):
             raise InvalidInput(TOO_LARGE)
-        words = np.frombuffer(self._digest(b"noise", step, white), dtype=np.uint64)
-        noisy = kernels.add_noise(white, 1.0, drawing.grid, self._key.derive(step, *(int(word) for word in words)))
-        connection.execute(
-            "INSERT INTO days VALUES (?, ?, ?)", (step, self._digest(b"value", step, row), noisy.tobytes())
-        )
+        noisy = kernels.add_noise(white, 1.0, drawing.grid, self._key.derive_for(_content(b"noise", step, white), step))
+        connection.execute("INSERT INTO days VALUES (?, ?, ?)", (step, self._fingerprint(step, row), noisy.tobytes()))
         kept = encoded if covariance.inverse else row
         connection.execute("INSERT INTO carried VALUES (?, ?, ?)", (step, number, kept.tobytes()))
         oldest = step - covariance.coefficients.shape[-1] + 1
         connection.execute("DELETE FROM carried WHERE number <= ? OR part < ?", (oldest, number))
 
-    def _digest(self, purpose: bytes, step: int, row: Array) -> bytes:
-        content = purpose + step.to_bytes(8, "big") + row.tobytes()
-        return hmac.digest(self._key.derive(0).expose(), content, hashlib.sha256)
+    def _fingerprint(self, step: int, row: Array) -> bytes:
+        return self._key.fingerprint(_content(b"value", step, row))
 
     def _check_same(self, connection: sqlite3.Connection, step: int, row: Array) -> None:
         (known,) = connection.execute("SELECT fingerprint FROM days WHERE number = ?", (step,)).fetchone()
-        if not hmac.compare_digest(bytes(known), self._digest(b"value", step, row)):
+        if not hmac.compare_digest(bytes(known), self._fingerprint(step, row)):
             raise InvalidInput(f"step {step} was released with another value, and is not released again")
 
     # --- answers ---
@@ -393,6 +388,10 @@ class Stream:
             raise NumericalFailure(f"the next {length} days do not fit the guarantee; begin another stream")
         check_releasable(certificate, self.budget)
         return certificate
+
+
+def _content(purpose: bytes, step: int, row: Array) -> bytes:
+    return purpose + step.to_bytes(8, "big") + row.tobytes()
 
 
 def _without_end(sensitivity: Participation, budget: Budget) -> Guarantee:

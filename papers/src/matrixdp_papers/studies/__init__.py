@@ -9,6 +9,7 @@ from matrixdp_papers.studies import (
     histogram,
     horizontal,
     mvg,
+    over_time,
     pca,
     vertical,
 )
@@ -27,6 +28,7 @@ STUDIES: dict[str, Study] = {
         features.STUDY,
         horizontal.STUDY,
         vertical.STUDY,
+        over_time.STUDY,
     )
 }
 """Every study by name."""

@@ -84,6 +84,10 @@ class OverTime(FullCovariance):
         """C times rows."""
         return _solve(self.coefficients, rows) if self.inverse else _times(self.coefficients, rows)
 
+    def bands_at(self, step: int) -> Array:
+        """The coefficients of one row, from 0: the diagonal, then that of the step before, and so on."""
+        return (self.coefficients if self.toeplitz else self.coefficients[step])[: step + 1]
+
     def encode_next(self, step: int, row: Array, before: Array) -> Array:
         """Row `step`, from 0, of C X, from that of X and the rows before it, the latest first.
 
@@ -92,9 +96,8 @@ class OverTime(FullCovariance):
             row: x_step.
             before: as many earlier rows as there are bands but one, or all: of X, or of C X where `inverse`.
         """
-        bands = self.coefficients if self.toeplitz else self.coefficients[step]
-        used = min(step, len(bands) - 1)
-        mixed = bands[1 : used + 1] @ before[:used]
+        bands = self.bands_at(step)
+        mixed = bands[1:] @ before[: len(bands) - 1]
         return np.asarray((row - mixed) / bands[0] if self.inverse else bands[0] * row + mixed)
 
     def decode(self, rows: Array) -> Array:
@@ -190,8 +193,15 @@ class OverTime(FullCovariance):
         return float(np.sqrt(np.prod([side.sum(axis=axis).max() for side in sizes for axis in (0, 1)])))
 
     def variances(self) -> Array:
+        return np.broadcast_to(self._row_variances[:, None], self.shape)
+
+    def variance_range(self) -> tuple[float, float]:
+        return float(np.min(self._row_variances)), float(np.max(self._row_variances))
+
+    @property
+    def _row_variances(self) -> Array:
         squares = np.cumsum(np.square(self.decoder)) if self.toeplitz else np.sum(np.square(self._inverse), axis=1)
-        return np.broadcast_to((self.std**2 * squares)[:, None], self.shape)
+        return np.asarray(self.std**2 * squares)
 
     def answer_variances(self, workload: Any) -> Array:
         """The variance of every answer of a workload over time, the same in every column."""
@@ -237,7 +247,7 @@ class OverTime(FullCovariance):
         if power == -1:
             return columns * float(np.sum(self.gram_diagonal)) / self.std**2
         if power == 1:
-            return float(np.sum(self.variances()))
+            return columns * float(np.sum(self._row_variances))
         return columns * float(np.sum((self.std / self._singular_values[0]) ** (2 * power)))
 
     def precision(self, difference: Array) -> Array:
