@@ -146,10 +146,10 @@ def test_units_count_with_so_many_rows():
     one, three = (Table(VISITS, domain(), unit="patient_id", contributions=k) for k in (1, 3))
     assert three.means("cost").sensitivity.radius == 3 * one.means("cost").sensitivity.radius == 3 * STEPS
     assert three.means("cost").value.sum() > one.means("cost").value.sum()
-    for asked in (ASKED["quantiles"], ASKED["marginals"]):
-        errors = [np.max(asked(table).release(BUDGET).release.standard_error) if asked is ASKED["quantiles"] else
-                  asked(table).release(BUDGET).table()["standard_error"].max() for table in (one, three)]  # fmt: skip
-        assert errors[1] == pytest.approx(3 * errors[0], rel=0.01)
+    errors = [ASKED["marginals"](table).release(BUDGET).table()["standard_error"].max() for table in (one, three)]
+    assert errors[1] == pytest.approx(3 * errors[0], rel=0.01)
+    laws = [ASKED["quantiles"](table).release(BUDGET).certificate.law for table in (one, three)]
+    assert (laws[0].rate, laws[1].scale) == pytest.approx((3 * laws[1].rate, 3 * laws[0].scale))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,9 @@ def test_units_count_with_so_many_rows():
         (lambda table: table.means("cost", by=("cost",)), "twice"),
         (lambda table: table.quantiles("sex", [0.5]), "numeric for quantiles"),
         (lambda table: table.quantiles("age", [1.5]), "between 0 and 1"),
-        (lambda table: table.quantiles("age", [0.5], bins=[0, 50]), "end with high"),
-        (lambda table: table.quantiles("age", [0.5], bins=600).release(BUDGET), "at most 512"),
+        (lambda table: table.quantiles("age", [0.5], bins=[0, 50]), "end with the upper one"),
+        (lambda table: table.quantiles("age", [0.5], bins=2**20 + 1), "at most 1048576"),
+        (lambda table: table.quantiles("age", [0.5], bins="all"), "whole"),
         (lambda table: table.regression("region", on=("age",)), "numeric, boolean or ordered"),
         (lambda table: table.regression("cost", on=()), "1 to 63 features"),
         (lambda table: table.regression("cost", on=("age", "cost")), "twice"),

@@ -17,23 +17,23 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Allotment, Budget
-from matrixdp.distributions import NoiseLaw
+from matrixdp.distributions import NoiseLaw, QuantileSearch
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import changes
 from matrixdp.residuals import Residuals
-from matrixdp.sensitivity import L1, RankOne, Sensitivity
+from matrixdp.sensitivity import L1, Counts, RankOne, Sensitivity
 from matrixdp.tables.answers import PreparedTable, TableAnswer
 from matrixdp.tables.columns import Column
-from matrixdp.tables.counts import Named, change_in_counts, domain_of, shape_of
+from matrixdp.tables.counts import Named, domain_of, shape_of
 from matrixdp.tables.domain import MOST_CELLS
 from matrixdp.tables.kinds import Boolean, Categorical, Numeric, Ordered
 from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, change_in_marginals, plan_marginals
 from matrixdp.tables.means import change_in_bounded_totals, means
 from matrixdp.tables.moments import Moments, change_in_bounded_moments
 from matrixdp.tables.outputs import Axes, Labelled
-from matrixdp.tables.quantiles import prefix_noise, quantiles
+from matrixdp.tables.quantiles import grid, quantiles, search_law
 from matrixdp.tables.units import checked_contributions
 
 # The most numbers of a regression: its error bars take seconds for so many.
@@ -105,8 +105,9 @@ class EstimateAnswer(TableAnswer):
         if mechanism == "auto" and not options and self.noise is not None and not isinstance(budget, Allotment):
             mechanism = self.noise(budget)
         prepared = super().prepare(budget, mechanism, **options)
-        certificate = prepared.prepared.certificate  # what this noise has no intervals for must fail before it is paid
-        self.computed(Release(np.zeros(certificate.shape), certificate, certificate.law), 0.95)
+        certificate = prepared.prepared.certificate
+        if not isinstance(certificate.law, QuantileSearch):  # noise without intervals must fail before it is paid
+            self.computed(Release(np.zeros(certificate.shape), certificate, certificate.law), 0.95)
         return prepared
 
 
@@ -143,38 +144,44 @@ class Means:
 
 @changes("quantiles")
 def change_in_quantiles(
-    shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+    shape: Shape, *, columns: Named, adjacency: str, bins: Any = None, unit: str | None = None, contributions: int = 1
 ) -> Sensitivity:
-    """Each row of a unit changes the number of one bin by 1, or none."""
-    ((name, column),) = columns
-    within = replace(column, missing="out", unexpected="out")
-    terms: dict[str, Any] = {"adjacency": _added(adjacency), "unit": unit, "contributions": contributions}
-    return change_in_counts(shape, columns=[(name, within)], **terms)
+    """Each row of a unit changes the number of one bin by 1, or none; earlier documents have bins in the column."""
+    ((_, column),) = columns
+    edges = column.bins if bins is None else grid(column.low, column.high, bins)
+    if shape != (len(edges) - 1,):
+        raise InvalidInput(f"there are {len(edges) - 1} bins, not {shape}")
+    rows = _rows(unit, contributions)
+    return Counts(1, adjacency=_added(adjacency)) if rows == 1 else L1(rows, None, _added(adjacency), step=1)
 
 
 @dataclass(frozen=True)
 class QuantilesOf:
     """Quantiles from a released histogram, for `EstimateAnswer`."""
 
-    edges: tuple[float, ...]
+    low: float
+    high: float
+    bins: Any
     probabilities: tuple[float, ...]
+    sensitivity: Sensitivity
+
+    @property
+    def edges(self) -> Array:
+        """The borders of the bins."""
+        return grid(self.low, self.high, self.bins)
 
     def __call__(self, release: Release, level: float) -> Mapping[str, Array]:
         """Values and intervals; they have no standard error."""
-        found = quantiles(release, np.array(self.edges), np.array(self.probabilities), level)
-        return {"value": found.estimate, "low": found.low, "high": found.high}
+        found = quantiles(release, self.edges, np.array(self.probabilities), level)
+        numbers = {"value": found.estimate, "low": found.low, "high": found.high}
+        if isinstance(self.bins, str):  # the whole numbers in whose bins they lie
+            low, high = np.ceil(found.low), np.floor(found.high)
+            return {"value": np.clip(np.floor(found.estimate + 0.5), low, high), "low": low, "high": high}
+        return numbers
 
-
-@dataclass(frozen=True)
-class PrefixNoise:
-    """The noise of least error for running counts, by budget."""
-
-    bins: int
-    sensitivity: Sensitivity
-
-    def __call__(self, budget: Budget) -> NoiseLaw:
-        """The law."""
-        return prefix_noise(self.bins, self.sensitivity, budget)
+    def noise(self, budget: Budget) -> NoiseLaw:
+        """The search for these quantiles."""
+        return search_law(len(self.edges) - 1, self.probabilities, self.sensitivity, budget)
 
 
 # --- regressions ---

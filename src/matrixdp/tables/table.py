@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -25,7 +24,6 @@ from matrixdp.tables.estimates import (
     MarginalsAnswer,
     Means,
     PlanOf,
-    PrefixNoise,
     QuantilesOf,
     Regression,
     bounds_of,
@@ -40,7 +38,7 @@ from matrixdp.tables.estimates import (
 from matrixdp.tables.kinds import Numeric
 from matrixdp.tables.means import bounded_totals
 from matrixdp.tables.moments import bounded_moments
-from matrixdp.tables.quantiles import probabilities_in
+from matrixdp.tables.quantiles import grid, in_bins, probabilities_in
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.sources import Cells, positions
 from matrixdp.tables.units import NO_UNIT, Numbering, Selection, checked_contributions
@@ -178,29 +176,30 @@ class Table:
         sensitivity = change_in_means(value.shape, **asked["parameters"])
         return EstimateAnswer(value, sensitivity, asked, axes, Means(low, high))
 
-    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 128) -> EstimateAnswer:
+    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 14) -> EstimateAnswer:
         """Quantiles of a numeric column; rows without a number are out.
 
         Args:
             column: the column.
             probabilities: between 0 and 1; 0.5 is the median.
-            bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width. The
-                answers are as fine as the bins; those of the domain are for counts.
+            bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width, or
+                "whole" for a column of whole numbers. Ends of intervals are as fine as the bins; those of the domain
+                are for counts.
 
         Guarantee: a unit changes the counts of the bins by at most `contributions` in all.
         """
         measured = self.domain[column]
         if not isinstance(measured, Numeric):
             raise InvalidInput(f"column {column!r} must be numeric for quantiles, and is {type(measured).__name__}")
-        binned = replace(measured, bins=bins)
-        wanted = probabilities_in(probabilities)
+        edges, wanted = grid(measured.low, measured.high, bins), probabilities_in(probabilities)
         rows = self.numbers(column)
-        value = np.bincount(binned._index(rows[:, 0]), minlength=len(binned.categories))
-        asked = query("quantiles", columns=[[column, binned]], **self.parameters())
+        value = in_bins(rows[:, 0], edges)
+        bins = bins if isinstance(bins, (int, str)) else tuple(edges.tolist())
+        asked = query("quantiles", columns=[[column, measured]], bins=bins, **self.parameters())
         sensitivity = change_in_quantiles(value.shape, **asked["parameters"])
         axes = (("quantile", tuple(f"{p:g}" for p in wanted.tolist())),)
-        computed = QuantilesOf(binned.bins, tuple(wanted.tolist()))
-        return EstimateAnswer(value, sensitivity, asked, axes, computed, PrefixNoise(len(value), sensitivity))
+        computed = QuantilesOf(measured.low, measured.high, bins, tuple(wanted.tolist()), sensitivity)
+        return EstimateAnswer(value, sensitivity, asked, axes, computed, computed.noise)
 
     def regression(self, target: str, on: Sequence[str], *, ridge: float = 0.0) -> EstimateAnswer:
         """Least squares of a column on others: the intercept, and a coefficient per feature.
