@@ -11,7 +11,7 @@ A domain is public and total: every cell has a place, so that no error, warning 
 from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.databases import sql
 from matrixdp.tables.domain import Domain
-from matrixdp.tables.estimates import TableEstimates, TableMarginals
+from matrixdp.tables.estimates import TableEstimates
 from matrixdp.tables.files import csv_file
 from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
 from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
@@ -21,6 +21,7 @@ from matrixdp.tables.outputs import TableRelease
 from matrixdp.tables.quantiles import Quantiles, quantiles, release_quantiles
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.table import Table
+from matrixdp.tables.table_marginals import TableMarginals
 from matrixdp.tables.units import bounded
 
 __all__ = [
