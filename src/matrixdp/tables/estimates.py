@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,10 @@ class TableEstimates(Labelled):
     def certificate(self) -> Certificate:
         """What the release guarantees, and so everything computed from it."""
         return self.release.certificate
+
+    def certified(self, certificate: Certificate) -> TableEstimates:
+        """The same with this certificate."""
+        return replace(self, release=replace(self.release, certificate=certificate))
 
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
         """The columns of the table: labels, values, and the ends of intervals of this level.

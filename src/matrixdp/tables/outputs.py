@@ -6,7 +6,7 @@ import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,10 @@ class Labelled(ABC):
         """The tables that all this consists of, each with its axes and its columns of numbers."""
         numbers = self.columns(level)
         return [(self.axes, {name: numbers[name] for name in NUMBERS if name in numbers})]
+
+    @abstractmethod
+    def certified(self, certificate: Certificate) -> Labelled:
+        """The same with this certificate, such as the one that names the file it was written to."""
 
     def plot(self, *, level: float = 0.95) -> Figure:
         """A figure: bars or points with intervals for one column of labels, a heat map with margins for several."""
@@ -146,6 +150,10 @@ class TableRelease(Release, Labelled):
     """
 
     axes: Axes = field(default=())
+
+    def certified(self, certificate: Certificate) -> TableRelease:
+        """The same with this certificate."""
+        return replace(self, certificate=certificate)
 
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
         """The columns of the table: labels, values, standard errors, and the ends of intervals of this level."""

@@ -65,6 +65,11 @@ class TableMarginals(Labelled):
         """What all tables guarantee together."""
         return self.marginals.certificate
 
+    def certified(self, certificate: Certificate) -> TableMarginals:
+        """The same with this certificate."""
+        released = replace(self.marginals.release, certificate=certificate)
+        return replace(self, marginals=replace(self.marginals, release=released))
+
     def of(self, *columns: str) -> TableMarginals:
         """One table alone, of columns that are in one table of the release."""
         self.marginals.plan.variance(columns)
