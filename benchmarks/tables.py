@@ -5,17 +5,17 @@ The other libraries need an environment of their own; give its interpreter, and 
     python -m venv peer && peer/bin/pip install 'opendp[polars]==0.16.0' diffprivlib==0.6.6 'scikit-learn<1.8' pandas
     MATRIXDP_DATA=... python benchmarks/tables.py --peer peer/bin/python --figure docs/tables-benchmark.png
 
-The data is Adult (adult_train.csv.gz), and a made hospital file with missing and misspelt cells (tests/hospital.py). Their
-lists of values and bounds are taken as public. The others get categories as codes and cells without messes. An error is
-the root of the mean squared error over entries and repeats, against the answer without noise; for PCA, the mean share of
-the variance that the best components explain and these do not. A ratio above 1 says that matrixdp has the smaller error;
-its range is that of 90 % of 2,000 bootstrap draws of the repeats. Lines are those of each task's function, without its
-first one.
+The data is Adult (adult_train.csv.gz), and a made hospital file with missing and misspelt cells (tests/hospital.py).
+Their lists of values and bounds are taken as public. The others get categories as codes and cells without messes. An
+error is the root of the mean squared error over entries and repeats, against the answer without noise; for PCA, the
+mean share of the variance that the best components explain and these do not. A ratio above 1 says that matrixdp has the
+smaller error; its range is that of 90 % of 2,000 bootstrap draws of the repeats. Lines are those of each task's
+function, without its first one.
 
 Ranks of quantiles are off by nothing if p is between the shares of values below and not above. Answers for whole
-numbers are rounded. diffprivlib's regression takes the lower bound of a feature for both when it sizes noise on squares.
-Only bounds that are symmetric about 0 are safe then, and its own intercept shifts them, so it gets a constant column
-instead.
+numbers are rounded. diffprivlib's regression takes the lower bound of a feature for both when it sizes noise on
+squares. Only bounds that are symmetric about 0 are safe then, and its own intercept shifts them, so it gets a constant
+column instead.
 """
 
 import argparse
@@ -54,6 +54,7 @@ GUARANTEES = {  # what each one truly keeps
 }
 ADULT = ("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex", "income")
 VISITS = ("sex", "region", "diagnosis", "severity", "smoker")
+HOURS, SCHOOL, GAIN, SICK = "hours-per-week", "education-num", "capital-gain", ("age", "severity", "smoker")
 QUARTILES, UPPER = (0.25, 0.5, 0.75), (0.95, 0.97, 0.99)
 # Kind, data and label of each task, the unit of its error, and what is asked.
 TASKS = {
@@ -65,11 +66,11 @@ TASKS = {
     "means hospital": ("mean cost in 6 regions", "cost", {"of": "cost", "by": "region"}),
     "quantiles adult fnlwgt": ("quartiles of fnlwgt", "% of ranks", {"of": "fnlwgt", "p": QUARTILES}),
     "quantiles adult age": ("quartiles of age", "% of ranks", {"of": "age", "p": QUARTILES, "whole": True}),
-    "quantiles adult hours": ("quartiles of hours", "% of ranks", {"of": "hours-per-week", "p": QUARTILES, "whole": True}),
-    "quantiles adult gain": ("upper quantiles of gain", "% of ranks", {"of": "capital-gain", "p": UPPER, "whole": True}),
+    "quantiles adult hours": ("quartiles of hours", "% of ranks", {"of": HOURS, "p": QUARTILES, "whole": True}),
+    "quantiles adult gain": ("upper quantiles of gain", "% of ranks", {"of": GAIN, "p": UPPER, "whole": True}),
     "quantiles hospital": ("quartiles of cost", "% of ranks", {"of": "cost", "p": QUARTILES}),
-    "regression adult": ("hours on age, education, sex", "hours", {"of": "hours-per-week", "on": ("age", "education-num", "sex")}),
-    "regression hospital": ("cost on age, severity, smoker", "cost", {"of": "cost", "on": ("age", "severity", "smoker")}),
+    "regression adult": ("hours on age, education, sex", "hours", {"of": HOURS, "on": ("age", SCHOOL, "sex")}),
+    "regression hospital": ("cost on age, severity, smoker", "cost", {"of": "cost", "on": SICK}),
     "line adult": ("hours on age", "hours", {"of": "hours-per-week", "on": ("age",)}),
     "line hospital": ("cost on age", "cost", {"of": "cost", "on": ("age",)}),
     "pca adult": ("2 components of 4 columns", "% variance", {"of": ("age", "education-num", "hours-per-week", "sex")}),
@@ -79,7 +80,7 @@ TASKS = {
 
 def matrixdp_table(frame):
     kept = {"missing": "out", "unexpected": "out"}
-    bounds = {"age": (17, 90), "hours-per-week": (1, 99), "education-num": (1, 16), "fnlwgt": (0, 1_500_000), "capital-gain": (0, 99_999)}  # fmt: skip
+    bounds = {"age": (17, 90), HOURS: (1, 99), SCHOOL: (1, 16), "fnlwgt": (0, 1_500_000), GAIN: (0, 99_999)}
     values = {name: Categorical(sorted(set(frame[name])), **kept) for name in ADULT}
     return Table(frame, Domain({**values, **{name: Numeric(*ends, **kept) for name, ends in bounds.items()}}))
 
@@ -147,6 +148,7 @@ def given(kind, table, asked):
         return {"pairs": codes, "sizes": [int(np.prod(size)) for size in sizes]}
     if kind == "means":
         values, (low, high) = number(asked["of"])
+        values, low, high = np.round(values).astype(np.int64), int(low), int(high)  # OpenDP's sums of floats need more
         groups = {"groups": table.codes(asked["by"])[:, 0], "group_count": len(domain[asked["by"]].labels)}
         return {"values": values, "low": low, "high": high, **groups}
     if kind == "quantiles":
@@ -305,9 +307,8 @@ def main():
                 end = GUARANTEES[kind] if library == "matrixdp" else ""
                 spread = "" if library == "matrixdp" else f"{low:.2f} to {high:.2f}"
                 name = f"{data}: {label}"
-                print(
-                    f"{name:<40} {LABELS[library]:<26} {value:>9.3g} {unit:<10} {middle:>7.2f} {spread:>17} {count:>5}  {end}"
-                )
+                numbers = f"{value:>9.3g} {unit:<10} {middle:>7.2f} {spread:>17} {count:>5}"
+                print(f"{name:<40} {LABELS[library]:<26} {numbers}  {end}")
     seconds = time.perf_counter() - start
     print(f"matrixdp's domain and table: {lines(__file__)['matrixdp_table']} lines, once; {seconds:.0f} s in all")
     if arguments.figure is not None:

@@ -8,6 +8,7 @@
 A domain is public and total: every cell has a place, so that no error, warning or guess depends on a cell.
 """
 
+from matrixdp.queries.units import bounded
 from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.databases import sql
 from matrixdp.tables.domain import Domain
@@ -22,7 +23,6 @@ from matrixdp.tables.quantiles import Quantiles, quantiles, release_quantiles
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.table import Table
 from matrixdp.tables.table_marginals import TableMarginals
-from matrixdp.tables.units import bounded
 
 __all__ = [
     "Boolean",

@@ -22,6 +22,7 @@ from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import changes
+from matrixdp.queries.units import checked_contributions
 from matrixdp.sensitivity import L1, Counts, RankOne, Sensitivity
 from matrixdp.tables.answers import PreparedTable, TableAnswer
 from matrixdp.tables.columns import Column
@@ -31,7 +32,6 @@ from matrixdp.tables.means import Estimate, change_in_bounded_totals, means, sum
 from matrixdp.tables.moments import Moments, change_in_bounded_moments
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
 from matrixdp.tables.quantiles import grid, quantiles, search_law
-from matrixdp.tables.units import checked_contributions
 
 # The most numbers of a regression: its error bars take seconds for so many.
 MOST_TERMS = 64

@@ -221,7 +221,9 @@ def bounded_moments(
 
 
 @changes("bounded-moments")
-def change_in_bounded_moments(shape: Shape, *, low: Any, high: Any, contributions: int, adjacency: str) -> RankOne:
+def change_in_bounded_moments(
+    shape: Shape, *, low: Any, high: Any, contributions: int, adjacency: str, unit: str | None = None
+) -> RankOne:
     """What a neighbour can change in the moments; see `bounded_moments`."""
     if shape != (len(low) + 1,) * 2:
         raise InvalidInput(f"the moments have shape {(len(low) + 1,) * 2}, not {shape}")

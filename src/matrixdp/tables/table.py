@@ -15,6 +15,7 @@ from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import query
+from matrixdp.queries.units import NO_UNIT, Numbering, Selection, checked_contributions
 from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.columns import OUT, STATES, Codes, Column, States
 from matrixdp.tables.counts import change_in_cell_states, change_in_counts, shape_of
@@ -42,7 +43,6 @@ from matrixdp.tables.quantiles import grid, in_bins, probabilities_in
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.sources import Cells, positions
 from matrixdp.tables.table_marginals import MarginalsAnswer, PlanOf, cells_in, change_in_table_marginals
-from matrixdp.tables.units import NO_UNIT, Numbering, Selection, checked_contributions
 
 Read = dict[str, tuple[States, Array]]
 """The state and the position of every cell of a batch, by column."""
@@ -102,7 +102,7 @@ class Table:
         """How many rows there are in each combination of categories of these columns; without columns, in all.
 
         Guarantee: a unit changes the counts by at most `contributions` in all, a unit that is replaced by that much
-            twice (see `matrixdp.tables.units`).
+            twice (see `matrixdp.queries.units`).
         """
         chosen = self.domain.chosen(by)
         shape = shape_of(chosen.values())
@@ -399,7 +399,9 @@ class Table:
             if self.unit is None:
                 yield lines[inside]
             else:
-                units = numbering.numbers(cells[self.unit])
+                ids = cells[self.unit]
+                units = numbering.numbers(ids.values)
+                units = units if ids.places is None else units[ids.places]
                 inside = inside & (units != NO_UNIT)
                 selection.add(units[inside], lines[inside])
         chosen = selection.rows()
