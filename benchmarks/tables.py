@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from hospital import DIAGNOSES, REGIONS, hospital
 
 PURE, APPROXIMATE = Budget(1.0, 0.0), Budget(1.0, 1e-6)
-REPEATS = {"counts": 60, "marginals": 6, "means": 60, "quantiles": 60, "regression": 40, "line": 20, "pca": 20}
+REPEATS = {"counts": 30, "marginals": 4, "means": 12, "quantiles": 40, "regression": 20, "line": 8, "pca": 12}
 LABELS = {"matrixdp": "matrixdp", "opendp": "OpenDP", "diffprivlib": "diffprivlib"}
 LABELS["diffprivlib_sizes_public"] = "diffprivlib, sizes public"
 GUARANTEES = {  # what each one truly keeps

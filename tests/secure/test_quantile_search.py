@@ -11,7 +11,7 @@ from matrixdp import L1, Budget, Certificate, Counts, certify
 from matrixdp.distributions import QuantileSearch
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
 from matrixdp.secure import quantile_search
-from matrixdp.secure.quantile_search import gaps, probes, search
+from matrixdp.secure.quantile_search import gaps, places_of, probes, search
 
 FALSE_ALARM = 1e-6
 
@@ -54,8 +54,12 @@ def test_what_is_drawn_has_the_law(monkeypatch):
     monkeypatch.setattr(quantile_search, "FRACTION_BITS", 2)
     sizes, draws, p, rate = np.array([3, 0, 1, 2]), 2000, Fraction(1, 2), Fraction(7, 10)
     rng = np.random.default_rng(5)
-    found = np.bincount([search(sizes, [p], rate, lambda n: rng.integers(0, 2**64, n, dtype=np.uint64))[0] >> 2
-                         for _ in range(draws)], minlength=4)  # fmt: skip
+
+    def fresh(count):
+        return rng.integers(0, 2**64, count, dtype=np.uint64)
+
+    cuts = [search(places_of(sizes, fresh), 4, [p], rate, fresh)[0] for _ in range(draws)]
+    found = np.bincount(np.array(cuts) >> 2, minlength=4)
 
     def truth(rate, rounds=400):
         other = np.random.default_rng(6)
@@ -105,8 +109,9 @@ def test_bad_searches_are_refused():
 
 
 def test_no_records_and_no_room():
-    fresh = np.random.default_rng(0)
-    found = search(np.zeros(3, dtype=np.int64), [Fraction(k, 8) for k in range(9)], Fraction(1),
-                   lambda n: fresh.integers(0, 2**64, n, dtype=np.uint64))  # fmt: skip
+    rng = np.random.default_rng(0)
+    wanted = [Fraction(p) for p in (0.0, 1e-9, 0.3, 0.5, 1 - 1e-9, 1.0)]
+    none = np.empty(0, dtype=np.int64)
+    found = search(none, 3, wanted, Fraction(1), lambda n: rng.integers(0, 2**64, n, dtype=np.uint64))
     assert found == sorted(found)
     assert 0 <= found[0] <= found[-1] < 3 << 32

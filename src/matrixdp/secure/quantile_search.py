@@ -76,10 +76,11 @@ def prepared(
     sizes = np.floor(np.maximum(counts, 0.0)).astype(np.int64)
     laplace = discrete.sampler(1.0, scale, exact=True)
     discrete.add_noise(np.zeros(1, dtype=np.int64), 1.0, laplace)  # compiles its kernels, before anything is spent
+    fresh, key = (_secret(), Key()) if rng is None else (_seeded(rng), Key.from_bytes(rng.bytes(32)))
+    places = places_of(sizes, fresh)  # takes the most memory
 
     def draw() -> npt.NDArray[np.float64]:
-        fresh, key = (_secret(), Key()) if rng is None else (_seeded(rng), Key.from_bytes(rng.bytes(32)))
-        cuts = search(sizes, [Fraction(p).limit_denominator(10**6) for p in probabilities], Fraction(rate), fresh)
+        cuts = search(places, len(sizes), [Fraction(p) for p in probabilities], Fraction(rate), fresh)
         below = np.append(0, np.cumsum(sizes))
         between = np.diff(below[probes([cut >> FRACTION_BITS for cut in cuts], len(sizes))])
         noisy = discrete.add_noise(between, 1.0, laplace, key)
@@ -106,11 +107,16 @@ def probes_of(found: int, bins: int, quantiles: int) -> list[int]:
     return [edge for edge in around if 0 <= edge <= bins]
 
 
-def search(sizes: Places, probabilities: Sequence[Fraction], rate: Fraction, fresh: Fresh) -> list[int]:
-    """A cut for each probability: the bin, times 2^32, and the place inside it."""
+def places_of(sizes: Places, fresh: Fresh) -> Places:
+    """A place for each record of a histogram: the bin, times 2^32, and a random place inside it; sorted."""
     places = np.repeat(np.arange(len(sizes), dtype=np.int64) << FRACTION_BITS, sizes)
     places += (fresh(len(places)) >> np.uint64(64 - FRACTION_BITS)).astype(np.int64)
     places.sort()
+    return places
+
+
+def search(places: Places, bins: int, probabilities: Sequence[Fraction], rate: Fraction, fresh: Fresh) -> list[int]:
+    """A cut for each probability."""
     cuts = [0] * len(probabilities)
 
     def level(first: int, last: int, low: int, high: int, p_low: Fraction, p_high: Fraction) -> None:
@@ -125,7 +131,7 @@ def search(sizes: Places, probabilities: Sequence[Fraction], rate: Fraction, fre
         level(first, middle, low, cut, p_low, p)
         level(middle + 1, last, cut, high, p, p_high)
 
-    level(0, len(probabilities), 0, len(sizes) << FRACTION_BITS, Fraction(0), Fraction(1))
+    level(0, len(probabilities), 0, bins << FRACTION_BITS, Fraction(0), Fraction(1))
     return cuts
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, checked
-from matrixdp.budget import Budget
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import NoiseLaw, Product, QuantileSearch
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, prepare
@@ -101,7 +101,8 @@ def release_quantiles(
         raise InvalidInput(f"edges must be those of at most {LARGEST_GRID} bins, got {len(borders)}")
     inside = np.clip(_check.finite("values", values, ndim=1), borders[0], borders[-1])
     answer = histogram(inside[:, None], edges=borders, adjacency=checked(adjacency))
-    law = search_law(len(answer.value), wanted, answer.sensitivity, budget) if mechanism == "auto" else mechanism
+    searches = mechanism == "auto" and not isinstance(budget, Allotment)
+    law = search_law(len(answer.value), wanted, answer.sensitivity, budget) if searches else mechanism
     released = prepare(*answer, budget, law, query=answer.query, rng=rng).release(ledger, note)
     return quantiles(released, borders, wanted, level)
 
