@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hospital import domain, hospital
-from matrixdp import Budget, Ledger
+from matrixdp import Budget, Counts, Ledger
 from matrixdp.cli import app
-from matrixdp.tables import Domain
+from matrixdp.tables import Domain, Table
 
 BUDGET = ("--epsilon", "1", "--delta", "1e-6")
 CANARY = "Canary-Zq7"
@@ -209,3 +209,18 @@ def _refusal(path):
     with pytest.raises(ValueError, match="column") as caught:
         Domain.from_toml(path)
     return str(caught.value)
+
+
+def test_marginals_as_a_part_of_a_plan(call, files):
+    """The plan fixes their noise, and the ledger charges all of it once."""
+    answer = Table(files / "visits.csv", domain()).marginals(("sex",), ("smoker",))
+    plan = Budget(1.0, 1e-6).plan([answer.sensitivity, Counts(1)], shapes=[answer.value.shape, (4,)])
+    (files / "plan.json").write_text(plan.to_json())
+    Ledger(files / "budget.db", Budget(3.0, 1e-5))
+    result = call(
+        "release", files / "visits.csv", "--domain", files / "domain.toml", "--marginals", "sex;smoker", "--plan",
+        files / "plan.json", "--ledger", files / "budget.db", "--out", files / "t.csv",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert len(pandas.read_csv(files / "t.csv")) == 8
+    assert len(Ledger(files / "budget.db").history()) == 1
