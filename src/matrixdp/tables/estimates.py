@@ -191,7 +191,7 @@ class QuantilesOf:
         found = quantiles(release, self.edges, np.array(self.probabilities), level)
         numbers = {"value": found.estimate, "low": found.low, "high": found.high}
         if isinstance(self.bins, str):  # the whole numbers in whose bins they lie
-            low, high = np.ceil(found.low), np.floor(found.high)
+            low, high = np.ceil(found.low) + 0.0, np.floor(found.high)  # no -0
             return {"value": np.clip(np.floor(found.estimate + 0.5), low, high), "low": low, "high": high}
         return numbers
 
