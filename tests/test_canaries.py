@@ -203,7 +203,8 @@ def _estimates(cell):
     """Every estimate, down to what is published; no cell may make any of them fail."""
     public = tables.Domain({"a": tables.Numeric(0, 1, bins=2), "b": tables.Categorical(["x", "y"])})
     table = tables.Table(pd.DataFrame({"a": [cell], "b": [cell]}), public)
-    asked = table.means("a", ["b"]), table.quantiles("a", [0.5]), table.regression("a", ["b"]), table.marginals(up_to=1)
+    asked = [table.means("a", ["b"]), table.quantiles("a", [0.5]), table.regression("a", ["b"])]
+    asked += [table.marginals(up_to=1), table.sums("a"), table.variances("a"), table.pca("a", components=1)]
     return [answer.release(BUDGET).table() for answer in asked][:0]
 
 
@@ -234,6 +235,10 @@ ENTRIES |= {
     "tables.Numeric": (lambda x: [tables.Numeric(x, x), tables.Numeric(0, 1, x)], PUBLIC),
     "tables.Numeric, bins": (lambda x: tables.Numeric(0, 1, x), PUBLIC),
     "tables.Date": (lambda x: tables.Date(x, x, x), PUBLIC),
+    "queries.bounded": (lambda x: [queries.bounded(x, [1, 1], 1)][:0], RECORDS),
+    "queries.chosen_rows": (lambda x: [queries.chosen_rows(x, 1)][:0], RECORDS),
+    "queries.by_unit": (lambda x: [queries.by_unit(queries.sum, x, [1, 1], 1, norm=1.0)][:0], RECORDS),
+    "queries.by_unit, ids": (lambda x: [queries.by_unit(queries.sum, GOOD, x, 1, norm=1.0)][:0], RECORDS),
     "tables.bounded": (lambda x: [tables.bounded(x, [1, 1], 1)][:0], RECORDS),
     "tables.bounded, ids": (lambda x: [tables.bounded(GOOD, x, 1)][:0], RECORDS),
     "tables.release_means": (lambda x: tables.release_means(x, 0, 1, budget=BUDGET), RECORDS),

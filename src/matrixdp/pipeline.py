@@ -17,6 +17,7 @@ import numpy as np
 from matrixdp import bootstrap, intervals
 from matrixdp._check import Array
 from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
+from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.backends import backend_of
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
@@ -239,7 +240,9 @@ class Prepared:
             warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
         if ledger is not None:
             spend: Callable[..., object] = ledger.spend
-            spend(self.certificate, note=note, **self._terms)
+            unit = ((self.certificate.query or {}).get("parameters") or {}).get("unit")
+            protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
+            spend(self.certificate, note=note, **self._terms, **protected)
         return Release(draw(), self.certificate, self.certificate.law, self._on_grid)
 
 

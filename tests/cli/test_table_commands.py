@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hospital import domain, hospital
-from matrixdp import Budget, Ledger
+from matrixdp import Budget, Counts, Ledger
 from matrixdp.cli import app
-from matrixdp.tables import Domain
+from matrixdp.tables import Domain, Table
 
 BUDGET = ("--epsilon", "1", "--delta", "1e-6")
 CANARY = "Canary-Zq7"
@@ -77,6 +77,11 @@ def test_other_sources_and_the_report(call, files):
         (("--marginals", "1"), "table-marginals", list(domain()), 1 + sum(domain().sizes.values())),
         (("--mean", "cost"), "means", ["mean"], 1),
         (("--mean", "cost", "--by", "region,sex"), "means", ["region", "sex"], 24),
+        (("--sum", "cost", "--by", "sex"), "sums", ["sex"], 4),
+        (("--quantiles", "age:0.5", "--bins", "whole"), "quantiles", ["quantile"], 1),
+        (("--regress", "cost~age", "--ridge", "10"), "regression", ["term"], 2),
+        (("--marginals", "sex;smoker", "--weights", "sex=4"), "table-marginals", ["sex", "smoker"], 8),
+        (("--marginals", "sex;smoker", "--shared", "2"), "table-marginals", ["sex", "smoker"], 8),
         (("--quantiles", "age:0.25,0.5,0.75"), "quantiles", ["quantile"], 3),
         (("--regress", "cost ~ age + sex"), "regression", ["term"], 3),
         (("--by", "sex,smoker,severity"), "counts", ["sex", "smoker", "severity"], 80),
@@ -88,9 +93,11 @@ def test_other_questions(call, files, ending, options, name, labels, rows):
     output = files / f"out{ending}"
     result = call(
         "release", files / "visits.csv", "--domain", files / "domain.toml", *BUDGET, *options, "--unit", "patient_id",
-        "--contributions", "3", "--out", output, "--ledger", files / "budget.db",
+        "--contributions", "3", "--out", output, "--ledger", files / "budget.db", "--statement", files / "page.md",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
+    saved = hashlib.sha256((files / "out.certificate.json").read_bytes()).hexdigest()
+    assert saved in (files / "page.md").read_text()
     assert "all rows of one patient_id added or removed" in result.stdout
     frame = pandas.read_csv(output) if ending == ".csv" else pandas.read_parquet(output)
     assert list(frame)[: len(labels) + 1] == [*labels, "value"]
@@ -126,12 +133,17 @@ def test_a_table_from_a_pipe(files):
         (("--mean", "cost", "--quantiles", "age:0.5"), "say one thing"),
         (("--mean", "region"), "numeric, boolean or ordered"),
         (("--mean", "cost", "--by", "regoin"), "no column 'regoin'"),
-        (("--mean", "cost", "--figure", "t.png"), "for counts"),
+        (("--mean", "cost", "--ridge", "1"), "--ridge goes with --regress"),
+        (("--by", "sex", "--bins", "9"), "--bins goes with --quantiles"),
+        (("--by", "sex", "--weights", "sex=2"), "--weights goes with --marginals"),
+        (("--marginals", "1", "--weights", "sex"), "such as region,sex=2"),
+        (("--quantiles", "age:0.5", "--bins", "0,9"), "begin with the lower bound"),
+        (("--regress", "cost~age", "--ridge", "-1"), "ridge"),
         (("--mean", "cost", "--adjacency", "replace"), "add/remove"),
         (("--marginals", "9"), "up_to"),
         (("--marginals", "region,;sex"), "no column ''"),
         (("--marginals", "1", "--mechanism", "laplace"), "noise of their own"),
-        (("--marginals", "1", "--shared", "2"), "noise of their own"),
+        (("--marginals", "1", "--shared", "2", "--weights", "sex=2"), "whole budget"),
         (("--quantiles", "age"), "such as age:0.25"),
         (("--quantiles", "age:half"), "such as age:0.25"),
         (("--quantiles", "age:2"), "between 0 and 1"),
@@ -197,3 +209,18 @@ def _refusal(path):
     with pytest.raises(ValueError, match="column") as caught:
         Domain.from_toml(path)
     return str(caught.value)
+
+
+def test_marginals_as_a_part_of_a_plan(call, files):
+    """The plan fixes their noise, and the ledger charges all of it once."""
+    answer = Table(files / "visits.csv", domain()).marginals(("sex",), ("smoker",))
+    plan = Budget(1.0, 1e-6).plan([answer.sensitivity, Counts(1)], shapes=[answer.value.shape, (4,)])
+    (files / "plan.json").write_text(plan.to_json())
+    Ledger(files / "budget.db", Budget(3.0, 1e-5))
+    result = call(
+        "release", files / "visits.csv", "--domain", files / "domain.toml", "--marginals", "sex;smoker", "--plan",
+        files / "plan.json", "--ledger", files / "budget.db", "--out", files / "t.csv",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert len(pandas.read_csv(files / "t.csv")) == 8
+    assert len(Ledger(files / "budget.db").history()) == 1

@@ -7,7 +7,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from matrixdp import Budget
+from matrixdp import Budget, Ledger
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.sklearn import (
     PrivateCovariance,
@@ -264,3 +264,23 @@ def test_masked_records_are_refused_and_text_is_not_quoted():
     with pytest.raises(InvalidInput, match="text in it") as caught:
         PrivateHistogram(edges=edges, epsilon=1.0, delta=1e-6).fit([["SECRET"], ["1.0"]])
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda each: type(each).__name__)
+def test_records_with_ids_are_certified_for_units(estimator, records, tmp_path):
+    rows = records[:300]
+    ids, target = np.repeat(np.arange(60), 5), (rows[:, 0] > 0).astype(float)
+    ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
+    chosen = {"adjacency": "add/remove"} | ({"size": 100} if "size" in estimator.get_params() else {})
+    model = clone(estimator).set_params(**chosen, budget=BUDGET, epsilon=None, delta=None)
+    one = clone(model).fit(rows, target)
+    model.fit(rows, target, ids=ids, contributions=3, ledger=ledger)
+    assert [entry.unit for entry in ledger.history()] == ["unit"]
+    assert model.certificate_.verify()
+    certificates = [each.certificate_ for each in (one, model)]
+    laws = [(each.parts[0].certificate if hasattr(each, "parts") else each).law for each in certificates]
+    assert laws[1].expected_squared_error() >= 7 * laws[0].expected_squared_error()  # three times the noise
+    with pytest.raises(InvalidInput, match="go together"):
+        clone(model).fit(rows, target, ids=ids)
+    with pytest.raises(InvalidInput, match="add/remove"):
+        clone(model).set_params(adjacency="replace").fit(rows, target, ids=ids, contributions=2)

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from hospital import DIAGNOSES, REGIONS, domain, hospital
-from matrixdp import REPLACE, Budget, Certificate, Ledger
+from matrixdp import REPLACE, Budget, Certificate, Counts, Ledger, compare, release
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Ordered, Table
 from matrixdp.tables.means import STEPS
@@ -20,6 +20,10 @@ VISITS = hospital(150)
 ASKED = {
     "mean": lambda table: table.means("cost"),
     "means": lambda table: table.means("cost", by=("region", "smoker")),
+    "sums": lambda table: table.sums("cost", by=("region",)),
+    "variances": lambda table: table.variances("cost", "age"),
+    "correlation": lambda table: table.correlation("cost", "age", "smoker"),
+    "components": lambda table: table.pca("cost", "age", "severity"),
     "quantiles": lambda table: table.quantiles("age", [0.25, 0.5, 0.75]),
     "regression": lambda table: table.regression("cost", on=("age", "sex", "smoker", "severity")),
     "marginals": lambda table: table.marginals(("region", "diagnosis"), ("age", "sex")),
@@ -142,14 +146,60 @@ def test_marginals_have_labels_and_agree():
         out.of("region", "sex")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    ["counts", pytest.param("means", marks=pytest.mark.slow), "quantiles", "regression", "components", "marginals"],
+)
+def test_every_answer_goes_into_plans_shared_budgets_compare_and_release(asked, tmp_path):
+    table = Table(VISITS, domain())
+    answer = table.counts("region") if asked == "counts" else ASKED[asked](table)
+    if asked == "quantiles":
+        answer = table.quantiles("age", [0.5], bins=64)
+    shape, sensitivity = answer.value.shape, answer.sensitivity
+    ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
+    other = Counts(1)
+    plan = Budget(1.0, 1e-6).plan([sensitivity, other], shapes=[shape, (4,)])
+    for budget in (plan[0], Budget(1.0, 1e-6).shared(2)):
+        out = answer.release(budget, ledger=ledger)
+        assert Certificate.from_json(out.certificate.to_json()).verify()
+        assert np.all(np.isfinite(out.table()["value"]))
+    assert len(ledger.history()) == 2
+    assert compare(shape, sensitivity, BUDGET).rows
+    assert release(*answer, BUDGET, query=answer.query).certificate.meets(BUDGET)
+
+
+@pytest.mark.parametrize("asked", ["regression", "components", "variances", "marginals"])
+def test_what_needs_a_delta_says_so_before_anything_is_spent(asked, tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
+    with pytest.raises(NotApplicable, match="delta = 0"):
+        ASKED[asked](Table(VISITS, domain())).release(Budget(1.0, 0.0), ledger=ledger)
+    assert not ledger.history()
+
+
+def test_sums_variances_and_components_are_those_of_the_rows():
+    frame, public = clean()
+    table = Table(frame, public)
+    found = table.sums("cost", by=("grade",)).release(PLENTY).table(level=SURE, simultaneous=True)
+    assert covered(found, [*frame.groupby("grade")["cost"].sum(), 0, 0], 2000)
+    found = table.variances("age", "cost").release(PLENTY).table(level=SURE)
+    assert covered(found, frame[["age", "cost"]].var(ddof=0), 60)
+    numbers = frame[["age", "cost"]].assign(grade=frame["grade"].map(ord))
+    values, vectors = np.linalg.eigh(np.corrcoef(numbers.T))
+    truth = np.column_stack([vectors.T[::-1][:2], values[::-1][:2] / 3])
+    truth[:, :3] *= np.sign(truth[np.arange(2), np.argmax(np.abs(truth[:, :3]), axis=1)])[:, None]
+    found = table.pca("age", "cost", "grade").release(PLENTY).table(level=SURE)
+    assert covered(found, truth.ravel(), 0.5)
+    assert found["reliable"].all()
+
+
 def test_units_count_with_so_many_rows():
     one, three = (Table(VISITS, domain(), unit="patient_id", contributions=k) for k in (1, 3))
     assert three.means("cost").sensitivity.radius == 3 * one.means("cost").sensitivity.radius == 3 * STEPS
     assert three.means("cost").value.sum() > one.means("cost").value.sum()
-    for asked in (ASKED["quantiles"], ASKED["marginals"]):
-        errors = [np.max(asked(table).release(BUDGET).release.standard_error) if asked is ASKED["quantiles"] else
-                  asked(table).release(BUDGET).table()["standard_error"].max() for table in (one, three)]  # fmt: skip
-        assert errors[1] == pytest.approx(3 * errors[0], rel=0.01)
+    errors = [ASKED["marginals"](table).release(BUDGET).table()["standard_error"].max() for table in (one, three)]
+    assert errors[1] == pytest.approx(3 * errors[0], rel=0.01)
+    laws = [ASKED["quantiles"](table).release(BUDGET).certificate.law for table in (one, three)]
+    assert (laws[0].rate, laws[1].scale) == pytest.approx((3 * laws[1].rate, 3 * laws[0].scale))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +211,9 @@ def test_units_count_with_so_many_rows():
         (lambda table: table.means("cost", by=("cost",)), "twice"),
         (lambda table: table.quantiles("sex", [0.5]), "numeric for quantiles"),
         (lambda table: table.quantiles("age", [1.5]), "between 0 and 1"),
-        (lambda table: table.quantiles("age", [0.5], bins=[0, 50]), "end with high"),
-        (lambda table: table.quantiles("age", [0.5], bins=600).release(BUDGET), "at most 512"),
+        (lambda table: table.quantiles("age", [0.5], bins=[0, 50]), "end with the upper one"),
+        (lambda table: table.quantiles("age", [0.5], bins=2**20 + 1), "at most 1048576"),
+        (lambda table: table.quantiles("age", [0.5], bins="all"), "whole"),
         (lambda table: table.regression("region", on=("age",)), "numeric, boolean or ordered"),
         (lambda table: table.regression("cost", on=()), "1 to 63 features"),
         (lambda table: table.regression("cost", on=("age", "cost")), "twice"),
@@ -174,7 +225,11 @@ def test_units_count_with_so_many_rows():
         (lambda table: table.marginals(("age", "agee")), "no column 'agee'"),
         (lambda table: table.marginals(("age",), budget=1), "not budget"),
         (lambda table: table.marginals(("age",)).release(BUDGET, "laplace"), "noise of their own"),
-        (lambda table: table.marginals(("age",)).release(BUDGET.shared(2)), "noise of their own"),
+        (lambda table: table.marginals(("age",), weights={("age",): 2.0}).release(BUDGET.shared(2)), "whole budget"),
+        (lambda table: table.pca("age", components=2), "at most as many"),
+        (lambda table: table.variances("age", "age"), "twice"),
+        (lambda table: table.variances(), "name 1 to"),
+        (lambda table: table.covariance("region"), "numeric, boolean or ordered"),
     ],
 )
 def test_bad_questions_are_refused(ask, words):

@@ -15,6 +15,7 @@ from hospital import domain, hospital
 from matrixdp import REPLACE, Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.tables import Categorical, Domain, Numeric, Table
+from matrixdp.tables.statement import COUNTED
 
 BUDGET = Budget(1.0, 1e-6)
 VISITS = hospital(200)
@@ -88,6 +89,48 @@ def test_figures_are_drawn(out, tmp_path):
         Table(VISITS, large).counts("age").release(BUDGET).plot()
 
 
+ASKED = {
+    "counts": (lambda t: t.counts("region"), "How many rows there are, by region."),
+    "cell states": (lambda t: t.cell_states("age", "sex"), "How many cells of each column"),
+    "sums": (lambda t: t.sums("cost", ("region",)), "The sum of cost, for each region."),
+    "mean": (lambda t: t.means("cost"), "The mean of cost. 1 number in all."),
+    "means": (lambda t: t.means("cost", ("region", "sex")), "The mean of cost, for each region and sex."),
+    "variances": (lambda t: t.variances("cost", "age"), "The variances of cost and age."),
+    "covariance": (lambda t: t.covariance("cost", "age"), "The covariances of cost and age."),
+    "correlation": (lambda t: t.correlation("cost", "age"), "The correlations of cost and age."),
+    "components": (lambda t: t.pca("cost", "age"), "The principal components of cost and age."),
+    "quantiles": (lambda t: t.quantiles("cost", [0.25, 0.5]), "share of the rows lies: 0.25, 0.5."),
+    "regression": (lambda t: t.regression("cost", ("age", "sex")), "How cost changes with age and sex"),
+    "marginals": (lambda t: t.marginals(("region", "sex"), ("age",), ()), "in 3 tables that agree with each other"),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_every_answer_has_a_figure_and_a_statement(asked, tmp_path):
+    pytest.importorskip("matplotlib")
+    ask, words = ASKED[asked]
+    out = ask(Table(VISITS, domain(), unit="patient_id", contributions=2)).release(BUDGET)
+    chart = out.plot()
+    chart.savefig(tmp_path / "chart.png")
+    texts = [text.get_text() for text in chart.findobj(lambda part: hasattr(part, "get_text"))]
+    shown = [label for name, labels in out.axes for label in (name, *labels)]
+    assert all(any(label in text for text in texts) for label in shown)
+    for kind in ("markdown", "html"):
+        text = out.statement(kind)
+        assert words in text
+        assert "moved to the nearer end" in text or "cost" not in text
+        assert ("missing values are not counted" in text) == (out.query["name"] not in COUNTED)
+    out.certificate.save(tmp_path / "certificate.json")
+    assert hashlib.sha256((tmp_path / "certificate.json").read_bytes()).hexdigest() in text
+
+
+def test_too_many_tables_for_a_figure():
+    out = Table(VISITS, domain()).marginals(up_to=2).release(BUDGET)
+    with pytest.raises(InvalidInput, match="at most 12 tables"):
+        out.plot()
+    assert out.of("region").plot()
+
+
 def test_a_statement_says_what_the_certificate_says(out, tmp_path):
     out.certificate.save(tmp_path / "certificate.json")
     saved = hashlib.sha256((tmp_path / "certificate.json").read_bytes()).hexdigest()
@@ -131,4 +174,4 @@ def test_statements_escape_names_and_name_other_settings():
     report = table.cell_states().release(BUDGET).statement()
     assert "How many cells of each column" in report
     assert "from 0 to 9; values outside are moved to the nearer end; missing values are not counted" in report
-    assert "How many rows there are, in 1 numbers" in table.counts().release(BUDGET).statement()
+    assert "How many rows there are. 1 number in all" in table.counts().release(BUDGET).statement()

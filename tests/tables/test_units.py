@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hospital import domain, hospital
 from matrixdp import ADD_REMOVE, L1, REPLACE, Budget, Certificate, Ledger, calibrate, certify
 from matrixdp.errors import InvalidInput
+from matrixdp.queries.units import NO_UNIT, Numbering, Selection
 from matrixdp.tables import Categorical, Domain, Table, bounded
-from matrixdp.tables.sources import Cells
-from matrixdp.tables.units import NO_UNIT, Numbering, Selection
 
 LETTERS = Domain({"letter": Categorical(["a", "b", "c"], unexpected="out", missing="out")})
 
@@ -71,7 +70,7 @@ def test_which_rows_count_is_drawn_evenly():
 
 
 def test_rows_that_cannot_count_are_dropped_on_the_way(monkeypatch):
-    monkeypatch.setattr("matrixdp.tables.units.KEPT", 50)
+    monkeypatch.setattr("matrixdp.queries.units.KEPT", 50)
     selection, rng = Selection(2), np.random.default_rng(0)
     for _ in range(40):
         units = rng.integers(0, 9, size=17)
@@ -94,7 +93,7 @@ def test_parts_do_not_share_their_draws():
 
 def test_ids_are_texts_without_space_around_them():
     ids = ["7", 7, 7.0, " 7 ", np.int64(7), b"7", "07", None, "", np.nan, [7], "é", "e\u0301"]
-    numbers = Numbering().numbers(Cells(ids))
+    numbers = Numbering().numbers(ids)
     assert numbers.tolist() == [0, 0, 0, 0, 0, 0, 1, *[NO_UNIT] * 4, 2, 2]
 
 

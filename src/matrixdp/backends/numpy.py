@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.distributions import Gaussian, NoiseLaw, Product
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, QuantileSearch
 from matrixdp.distributions.covariance import Covariance, FullCovariance, Isotropic
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy.drawing import Drawing
@@ -67,6 +67,10 @@ def prepared(
     grid, added = drawing.grid, added_law(law)
     if added is not None and rng is None:
         return lambda: added.add_noise(law, value)
+    if isinstance(law, QuantileSearch):
+        from matrixdp.secure import quantile_search
+
+        return quantile_search.prepared(value, law.probabilities, law.rate, law.scale, rng)
     if isinstance(law, Product) and rng is None:
         return _prepared_discrete(value, law, drawing)
     if grid is None or not isinstance(law, Gaussian):

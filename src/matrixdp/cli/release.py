@@ -102,8 +102,19 @@ def release(
         ),
     ] = None,
     mean: Annotated[str | None, typer.Option(help="The mean of this column, in groups with --by.")] = None,
+    total: Annotated[str | None, typer.Option("--sum", help="The sum of this column, in groups with --by.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="With --marginals: what tables count, such as region,sex=2;age=0.5.")
+    ] = None,
     quantiles: Annotated[str | None, typer.Option(help="Quantiles of a column: age:0.25,0.5,0.75.")] = None,
+    bins: Annotated[
+        str | None,
+        typer.Option(
+            help="With --quantiles: a number of bins, whole for whole numbers, or edges.", show_default="16384"
+        ),
+    ] = None,
     regress: Annotated[str | None, typer.Option(help="Least squares of a column on others: cost~age+sex.")] = None,
+    ridge: Annotated[float | None, typer.Option(help="With --regress: the penalty on squared coefficients.")] = None,
     unit: Annotated[str | None, typer.Option(help="The column of ids whose owners are protected.")] = None,
     contributions: Annotated[int | None, typer.Option(help="How many rows of a unit count.")] = None,
     sql: Annotated[str | None, typer.Option(help="The SELECT whose rows are used, for a database.")] = None,
@@ -154,8 +165,9 @@ def release(
         return _part(budget, answer) if isinstance(budget, Plan) else budget
 
     about_tables: dict[str, Any] = {
-        "by": by, "cell_states": cell_states or None, "marginals": marginals, "mean": mean, "quantiles": quantiles,
-        "regress": regress, "unit": unit, "contributions": contributions, "sql": sql, "separator": separator,
+        "by": by, "cell_states": cell_states or None, "marginals": marginals, "mean": mean, "sum": total,
+        "quantiles": quantiles, "regress": regress, "weights": weights, "bins": bins,
+        "ridge": ridge, "unit": unit, "contributions": contributions, "sql": sql, "separator": separator,
         "statement": statement, "figure": figure,
     }  # fmt: skip
     wanted = {name: value for name, value in about_tables.items() if value is not None}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from matrixdp.cli import files
+from matrixdp.cli import files, show, specs
 from matrixdp.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -36,9 +35,13 @@ def release_table(
     by: str | None = None,
     cell_states: bool = False,
     marginals: str | None = None,
+    weights: str | None = None,
     mean: str | None = None,
+    sum: str | None = None,
     quantiles: str | None = None,
+    bins: str | None = None,
     regress: str | None = None,
+    ridge: float | None = None,
     unit: str | None = None,
     contributions: int | None = None,
     adjacency: str | None = None,
@@ -56,15 +59,22 @@ def release_table(
 
     if output.suffix not in (".csv", ".parquet"):
         raise InvalidInput(f"output of a table must end in .csv or .parquet, got {str(output)!r}")
-    given = {"marginals": marginals, "mean": mean, "quantiles": quantiles, "regress": regress}
+    given = {"marginals": marginals, "mean": mean, "sum": sum, "quantiles": quantiles, "regress": regress}
     asked = {name: text for name, text in given.items() if text is not None}
-    if len(asked) + cell_states + (by is not None and mean is None) != 1:
+    if len(asked) + cell_states + (by is not None and not {"mean", "sum"} & set(asked)) != 1:
         raise InvalidInput(
-            "say one thing to release: --by with columns, --cell-states, --marginals, --mean (also with --by), "
-            "--quantiles or --regress"
+            "say one thing to release: --by with columns, --cell-states, --marginals, --mean or --sum (also with "
+            "--by), --quantiles or --regress"
         )
-    if asked and (statement is not None or figure is not None):
-        raise InvalidInput("--statement and --figure are for counts: --by without --mean, or --cell-states")
+    more: dict[str, Any] = {}
+    for name, goes_with, value in (
+        ("weights", "marginals", None if weights is None else _weights(weights)),
+        ("bins", "quantiles", None if bins is None else _bins(bins)),
+        ("ridge", "regress", ridge),
+    ):
+        if value is not None and goes_with not in asked:
+            raise InvalidInput(f"--{name} goes with --{goes_with}")
+        more |= {} if value is None else {name: value}
     also = {path: suffixes for path, suffixes in ((statement, (".html", ".md")), (figure, (".png",))) if path}
     for path, suffixes in also.items():
         _check_free(path, suffixes)
@@ -78,18 +88,19 @@ def release_table(
         **({} if adjacency is None else {"adjacency": adjacency}),
     )
     groups = [] if by is None else _listed(by)
-    if asked:
-        ((name, text),) = asked.items()
-        answer = _ASKED[name](table, text, groups)
-    else:
-        answer = table.cell_states() if by is None else table.counts(*groups)
-    prepared = answer.prepare(budget_for(answer), mechanism, **options)
+    with show.working("Reading rows and sizing the noise"):
+        if asked:
+            ((name, text),) = asked.items()
+            answer = _ASKED[name](table, text, groups, **more)
+        else:
+            answer = table.cell_states() if by is None else table.counts(*groups)
+        prepared = answer.prepare(budget_for(answer), mechanism, **options)
     content = files.Content(_size(answer), lambda file, out: _write(file, output.suffix, out))
     with files.reserved(output, prepared.prepared.certificate, content) as place:
         out = prepared.release(account, note=answer.query["name"] if answer.query else "")
         certificate = place.publish(out)
     if also:
-        out = replace(out, certificate=certificate)
+        out = out.certified(certificate)
     if statement is not None:
         statement.write_text(out.statement("html" if statement.suffix == ".html" else "markdown"), encoding="utf-8")
     if figure is not None:
@@ -97,17 +108,40 @@ def release_table(
     return certificate, list(also)
 
 
-def _marginals(table: Table, text: str, by: list[str]) -> TableAnswer:
+def _marginals(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
     if text.strip().isdecimal():
-        return table.marginals(up_to=int(text))
-    return table.marginals(*(_listed(part) for part in text.split(";")))
+        return table.marginals(up_to=int(text), **more)
+    return table.marginals(*(_listed(part) for part in text.split(";")), **more)
+
+
+def _weights(text: str) -> dict[tuple[str, ...], float]:
+    """Weights of tables, such as region,sex=2;age=0.5."""
+    found = {}
+    for part in text.split(";"):
+        table, _, weight = part.rpartition("=")
+        try:
+            found[tuple(_listed(table))] = float(weight)
+        except ValueError:
+            raise InvalidInput("--weights must be tables and numbers, such as region,sex=2;age=0.5") from None
+    return found
 
 
 def _mean(table: Table, text: str, by: list[str]) -> TableAnswer:
     return table.means(text.strip(), by)
 
 
-def _quantiles(table: Table, text: str, by: list[str]) -> TableAnswer:
+def _sum(table: Table, text: str, by: list[str]) -> TableAnswer:
+    return table.sums(text.strip(), by)
+
+
+def _bins(text: str) -> Any:
+    """A number of bins, the word whole, or edges."""
+    if text.strip() == "whole":
+        return "whole"
+    return int(text) if text.strip().isdecimal() else specs.edges(text)
+
+
+def _quantiles(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
     column, _, given = text.rpartition(":")
     try:
         wanted = [float(part) for part in given.split(",")]
@@ -115,19 +149,20 @@ def _quantiles(table: Table, text: str, by: list[str]) -> TableAnswer:
         wanted = []
     if not column or not wanted:
         raise InvalidInput("--quantiles must be a column and numbers between 0 and 1, such as age:0.25,0.5,0.75")
-    return table.quantiles(column.strip(), wanted)
+    return table.quantiles(column.strip(), wanted, **more)
 
 
-def _regression(table: Table, text: str, by: list[str]) -> TableAnswer:
+def _regression(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
     target, _, features = text.partition("~")
     if not target or not features:
         raise InvalidInput("--regress must be a column and those that explain it, such as cost~age+sex")
-    return table.regression(target.strip(), [name.strip() for name in features.split("+")])
+    return table.regression(target.strip(), [name.strip() for name in features.split("+")], **more)
 
 
-_ASKED: dict[str, Callable[[Table, str, list[str]], TableAnswer]] = {
+_ASKED: dict[str, Callable[..., TableAnswer]] = {
     "marginals": _marginals,
     "mean": _mean,
+    "sum": _sum,
     "quantiles": _quantiles,
     "regress": _regression,
 }

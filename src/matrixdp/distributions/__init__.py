@@ -3,6 +3,7 @@
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.gaussian import Gaussian
 from matrixdp.distributions.product import Product
+from matrixdp.distributions.quantile_search import QuantileSearch
 from matrixdp.distributions.spherical import Spherical, radius_moment
 
-__all__ = ["Gaussian", "NoiseLaw", "Product", "Spherical", "generator", "radius_moment"]
+__all__ = ["Gaussian", "NoiseLaw", "Product", "QuantileSearch", "Spherical", "generator", "radius_moment"]

@@ -32,6 +32,7 @@ from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile
+from matrixdp.residuals import Residuals
 from matrixdp.sensitivity import Entrywise, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 ROOM = 1e-4
@@ -147,7 +148,8 @@ def gaussian_noise(shape: Shape, sensitivity: Sensitivity, budget: Budget, alike
     law: NoiseLaw | None = None
     if not alike:
         try:
-            law = calibrate("optimal", shape=shape, sensitivity=sensitivity, budget=budget)
+            best = "marginals" if isinstance(sensitivity, Residuals) else "optimal"
+            law = calibrate(best, shape=shape, sensitivity=sensitivity, budget=budget)
         except (NotApplicable, NotCertifiable, NumericalFailure):
             law = None
     law = law or calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=budget)

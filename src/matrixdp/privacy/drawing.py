@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matrixdp import _check
-from matrixdp.distributions import Gaussian, NoiseLaw, Product, generator
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, QuantileSearch, generator
 from matrixdp.distributions.covariance import Covariance, FullCovariance, OverTime
 from matrixdp.errors import NumericalFailure
 from matrixdp.participation import Participation
@@ -111,6 +111,8 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         error = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(exact)).total_variation
         changed = sensitivity.changed_entries(law.shape)
         return Drawing(step=law.step, exact=exact, total_variation=changed * error, float_safe=True)
+    if isinstance(law, QuantileSearch):
+        return Drawing(step=1.0, exact=True, float_safe=True)
     if drawing.grid is None or not isinstance(law, Gaussian):
         return Drawing()
     changed, error = _changed(law, sensitivity), _whitening_error(law.covariance)
@@ -136,7 +138,7 @@ def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
     added = added_law(law)
     if added is not None:
         return added.float_safe
-    if isinstance(law, Product):
+    if isinstance(law, (Product, QuantileSearch)):
         return True
     return (
         isinstance(law, Gaussian) and mu is not None and (_largest_norm(law.covariance, mu) or math.inf) >= LEAST_NORM

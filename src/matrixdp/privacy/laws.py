@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import singledispatch
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
+from matrixdp.distributions import Gaussian, NoiseLaw, Product, QuantileSearch, Spherical
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import records, spherical
@@ -23,6 +24,7 @@ from matrixdp.privacy.discrete import DiscreteProfile, Groups
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Profile
 from matrixdp.privacy.suprema import ATTAINED, supremum
 from matrixdp.secure.discrete import LIMIT
+from matrixdp.secure.tables import LEAST_SCALE
 from matrixdp.sensitivity import L1, Counts, Entrywise, Sensitivity
 
 MOST_STEPS = 2**14
@@ -90,6 +92,21 @@ def _(law: Product, sensitivity: Sensitivity) -> Claim:
     groups, attained = steps_changed(sensitivity, law.shape, law.step)
     profile = DiscreteProfile(law.exponent, law.scale_in_steps, *groups[0], groups[1:])
     return Claim(profile, attained, lambda: longest(law, sensitivity))
+
+
+@claim.register
+def _(law: QuantileSearch, sensitivity: Sensitivity) -> Claim:
+    """Pure epsilon, and the profile that bounds everything with it: a bit that is told truly with e^epsilon odds.
+
+    That is discrete Laplace noise of scale 1/epsilon on one entry that changes by 1.
+    """
+    groups, _ = steps_changed(sensitivity, law.shape, 1.0)
+    changes = sum(steps * entries for steps, entries in groups)
+    epsilon = float(changes * (law.levels * Fraction(law.rate) + 1 / Fraction(law.scale))) * (1 + ROUNDING)
+    if not epsilon <= 1 / LEAST_SCALE:
+        raise NotCertifiable(f"a search for quantiles is certified up to epsilon {1 / LEAST_SCALE:g}, got {epsilon:g}")
+    profile = DiscreteProfile(1.0, math.nextafter(1 / epsilon, 0.0))
+    return Claim(profile, False, lambda: longest(law, sensitivity))
 
 
 def steps_changed(sensitivity: Sensitivity, shape: Shape, step: float) -> tuple[Groups, bool]:

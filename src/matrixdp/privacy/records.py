@@ -21,7 +21,7 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, Product, Spherical
+from matrixdp.distributions import Gaussian, Product, QuantileSearch, Spherical
 from matrixdp.distributions.covariance import (
     Blocks,
     Dense,
@@ -113,6 +113,7 @@ for _kind, _record in {
     "participation": Participation,
     "spherical": Spherical,
     "product": Product,
+    "quantile-search": QuantileSearch,
     "isotropic": Isotropic,
     "diagonal": Diagonal,
     "kronecker": Kronecker,

@@ -17,9 +17,13 @@ from matrixdp.queries.moments import covariance, second_moment
 from matrixdp.queries.records import load
 from matrixdp.queries.sparse import sparse_sum
 from matrixdp.queries.totals import mean, sum
+from matrixdp.queries.units import bounded, by_unit, chosen_rows
 
 __all__ = [
     "Answer",
+    "bounded",
+    "by_unit",
+    "chosen_rows",
     "covariance",
     "histogram",
     "identity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,8 +62,15 @@ def changes(name: str) -> Callable[[C], C]:
     """Registers how the set of a query follows from the shape of its value and its public parameters."""
 
     def register(change: C) -> C:
+        knows_units = "contributions" in inspect.signature(change).parameters
+
         def from_parameters(parameters: Mapping[str, Any], shape: Shape) -> Sensitivity:
-            return change(shape, **parameters)
+            if knows_units or "contributions" not in parameters:
+                return change(shape, **parameters)
+            from matrixdp.queries.units import several
+
+            one = {key: value for key, value in parameters.items() if key not in ("unit", "contributions")}
+            return several(change(shape, **one), parameters["contributions"])
 
         QUERIES[name] = from_parameters
         return change

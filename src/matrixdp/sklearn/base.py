@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
 
@@ -15,7 +16,8 @@ from matrixdp._check import Array
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, release
-from matrixdp.queries import Answer
+from matrixdp.queries import Answer, bounded
+from matrixdp.queries.units import of_units
 
 
 class WrongType(InvalidInput, TypeError):
@@ -66,6 +68,13 @@ def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
     raise refusal
 
 
+def limited(records: npt.NDArray[Any], ids: Any, contributions: int | None) -> npt.NDArray[Any]:
+    """The records that count: all of them, or at most so many of each id."""
+    if (ids is None) != (contributions is None):
+        raise InvalidInput("ids and contributions go together: whose each record is, and how many of an id count")
+    return records if ids is None or contributions is None else bounded(records, ids, contributions)
+
+
 def records_and_target(estimator: BaseEstimator, X: Any, y: Any) -> tuple[Array, Any]:
     """Records and one target per record, checked in the same way."""
     if y is None:
@@ -106,8 +115,15 @@ class PrivateEstimator(BaseEstimator):
         values = {name: value for name, value in self.get_params(deep=False).items() if name != "ledger"}
         return type(self)(**{name: clone(value, safe=False) for name, value in values.items()}, ledger=self.ledger)
 
-    def _release(self, answer: Answer, ledger: Spends | None) -> Release:
-        """The one release of a fit, charged to this ledger or else to the estimator's own."""
+    def _release(self, answer: Answer, ledger: Spends | None, contributions: int | None = None) -> Release:
+        """The one release of a fit, charged to this ledger or else to the estimator's own.
+
+        Args:
+            answer: of the records, which are bounded if contributions are given.
+            ledger: instead of the estimator's own.
+            contributions: how many records of a unit there are at most.
+        """
+        answer = answer if contributions is None else of_units(answer, contributions)
         released = release(
             *answer,
             self._budget(),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from matrixdp import _check, queries
 from matrixdp._check import Array
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.composition import Composition
+from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
@@ -25,7 +27,8 @@ from matrixdp.pipeline import Spends, mu_of_each, prepare, sized_for_mu
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.queries import Answer
-from matrixdp.sklearn.base import PrivateEstimator, generator, records_and_target, records_of
+from matrixdp.queries.units import of_units
+from matrixdp.sklearn.base import PrivateEstimator, generator, limited, records_and_target, records_of
 from matrixdp.sklearn.regression import bounds_of
 from matrixdp.tables.moments import bounded_moments
 
@@ -94,7 +97,9 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         self.random_state = random_state
         self.ledger = ledger
 
-    def fit(self, X: Any, y: Any, *, ledger: Spends | None = None) -> PrivateLogisticRegression:
+    def fit(
+        self, X: Any, y: Any, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
+    ) -> PrivateLogisticRegression:
         """Releases the noisy moment and gradients, charged to the ledger together if there is one."""
         records, target = records_and_target(self, X, y)
         classes = _classes(target, self.classes)
@@ -104,7 +109,10 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         _check.choice("mechanism", self.mechanism, ("auto",))
         z = np.column_stack([np.ones(len(records)), np.clip((records - middle) / half, -1.0, 1.0)])
         positive = (target == classes[1]).astype(np.float64)
-        private = _Releases(self._budget(), steps, bounded_moments(records, low, high, adjacency=self.adjacency))
+        places = limited(np.arange(len(records)), ids, contributions)
+        z, positive = z[places], positive[places]
+        moment = bounded_moments(records[places], low, high, adjacency=self.adjacency)
+        private = _Releases(self._budget(), steps, moment, contributions)
         gradients = private.planned_gradients(z.shape[1], self.adjacency)
         private.charge(self.ledger if ledger is None else ledger, f"{type(self).__name__}.fit", self.random_state)
         ridge = np.diag([1e-9] + [penalty] * records.shape[1])
@@ -166,12 +174,16 @@ def _classes(target: Any, classes: Any) -> Any:
 class _Releases:
     """One second moment and some gradients, whose noise is fixed and charged before the first is drawn."""
 
-    def __init__(self, budget: Budget, steps: int, moment: Answer) -> None:
-        self.budget, self.steps, self._moment = budget, steps, moment
+    def __init__(self, budget: Budget, steps: int, moment: Answer, contributions: int | None) -> None:
+        self.budget, self.steps, self._contributions = budget, steps, contributions
+        self._moment = moment = self._of(moment)
         self._mu = mu_of_each(budget, steps + 1)
         self._certificates = [self._sized("optimal", moment.value.shape, moment.sensitivity)]
         self._rng: np.random.Generator | None = None
         self.composition: Composition
+
+    def _of(self, answer: Answer) -> Answer:
+        return answer if self._contributions is None else of_units(answer, self._contributions)
 
     def _sized(self, mechanism: str, shape: Any, sensitivity: Any) -> Certificate:
         law = calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=self.budget)
@@ -181,7 +193,7 @@ class _Releases:
     def planned_gradients(self, size: int, adjacency: str) -> list[Certificate]:
         """The noise of each gradient, for records of norm at most sqrt(size)."""
         self._norm, self._adjacency = math.nextafter(math.sqrt(size), math.inf), adjacency
-        example = queries.sum(np.zeros((1, size)), norm=self._norm, adjacency=adjacency)
+        example = self._of(queries.sum(np.zeros((1, size)), norm=self._norm, adjacency=adjacency))
         each = self._sized("analytic", (size,), example.sensitivity)
         self._certificates += [each] * self.steps
         return [each] * self.steps
@@ -201,7 +213,9 @@ class _Releases:
             raise InvalidInput("random_state and ledger exclude each other: seeded noise is for tests only")
         mu = math.sqrt(math.fsum(float(c.mu or 0.0) ** 2 for c in self._certificates)) * (1 + ROUNDING)
         error = math.fsum(c.total_variation for c in self._certificates) * (1 + ROUNDING)
-        ledger.spend(Guarantee(GaussianProfile(mu), self._certificates[0].adjacency, error), note=note)
+        spend: Callable[..., object] = ledger.spend
+        protected = {"unit": "unit"} if self._contributions is not None and isinstance(ledger, Ledger) else {}
+        spend(Guarantee(GaussianProfile(mu), self._certificates[0].adjacency, error), note=note, **protected)
 
     def _drawn(self, answer: Answer, certificate: Certificate) -> Array:
         prepared = prepare(*answer, self.budget, certificate.law, query=answer.query, rng=self._rng)
@@ -223,4 +237,4 @@ class _Releases:
 
     def gradient(self, rows: Array, certificate: Certificate) -> Array:
         """The noisy sum of the records' gradients."""
-        return self._drawn(queries.sum(rows, norm=self._norm, adjacency=self._adjacency), certificate)
+        return self._drawn(self._of(queries.sum(rows, norm=self._norm, adjacency=self._adjacency)), certificate)

@@ -15,7 +15,7 @@ from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
-from matrixdp.sklearn.base import PrivateEstimator, records_of
+from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 
 
 @takes_relation
@@ -73,9 +73,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         self.random_state = random_state
         self.ledger = ledger
 
-    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivatePCA:
+    def fit(
+        self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
+    ) -> PrivatePCA:
         """Releases the noisy second moment once, charged to the ledger if there is one."""
-        records = records_of(self, X)
+        records = limited(records_of(self, X), ids, contributions)
         features = records.shape[1]
         kept = features if self.n_components is None else _check.count("n_components", self.n_components)
         if not kept <= features:
@@ -84,7 +86,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         answer = queries.covariance(
             records, norm=required_norm(self.norm), center=center, adjacency=self.adjacency, size=self.size
         )
-        moment = postprocess.symmetrise(self._release(answer, ledger).value)
+        moment = postprocess.symmetrise(self._release(answer, ledger, contributions).value)
         values, vectors = np.linalg.eigh(moment)
         variances = np.maximum(values[::-1], 0.0)
         self.mean_ = np.array(center)
@@ -166,13 +168,16 @@ class PrivateCovariance(PrivateEstimator):
         self.random_state = random_state
         self.ledger = ledger
 
-    def fit(self, X: Any, y: Any = None, *, ledger: Spends | None = None) -> PrivateCovariance:
+    def fit(
+        self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
+    ) -> PrivateCovariance:
         """Releases the noisy covariance once, charged to the ledger if there is one."""
         records = records_of(self, X, ensure_min_samples=1 if self.center is not None else 2)
+        records = limited(records, ids, contributions)
         answer = queries.covariance(
             records, norm=required_norm(self.norm), center=self.center, adjacency=self.adjacency, size=self.size
         )
-        self.released_ = self._release(answer, ledger).value
+        self.released_ = self._release(answer, ledger, contributions).value
         self.covariance_ = postprocess.nearest_psd(self.released_)
         return self
 

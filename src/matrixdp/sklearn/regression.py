@@ -15,7 +15,7 @@ from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
-from matrixdp.sklearn.base import PrivateEstimator, records_and_target, records_of
+from matrixdp.sklearn.base import PrivateEstimator, limited, records_and_target, records_of
 from matrixdp.tables.moments import Moments, bounded_moments
 
 
@@ -77,7 +77,9 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         self.random_state = random_state
         self.ledger = ledger
 
-    def fit(self, X: Any, y: Any, *, ledger: Spends | None = None) -> PrivateLinearRegression:
+    def fit(
+        self, X: Any, y: Any, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
+    ) -> PrivateLinearRegression:
         """Releases the noisy moments once, charged to the ledger if there is one."""
         records, target = records_and_target(self, X, y)
         target = _check.finite("y", numbers_of(target), ndim=1)
@@ -85,8 +87,9 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         ends = bounds_of(self.target_low, self.target_high, 1, "target_low and target_high")
         low, high = np.append(low, ends[0]), np.append(high, ends[1])
         penalty, level = self._penalty(), _check.probability("level", self.level)
-        answer = bounded_moments(np.column_stack([records, target]), low, high, adjacency=self.adjacency)
-        moments = Moments(self._release(answer, ledger), low, high)
+        rows = limited(np.column_stack([records, target]), ids, contributions)
+        answer = bounded_moments(rows, low, high, adjacency=self.adjacency)
+        moments = Moments(self._release(answer, ledger, contributions), low, high)
         found = moments.regression(records.shape[1], ridge=penalty, level=level)
         self.intercept_, self.coef_ = float(found.value[0]), found.value[1:]
         self.standard_errors_, self.intervals_ = found.standard_error, np.stack([found.low, found.high])

@@ -8,10 +8,11 @@
 A domain is public and total: every cell has a place, so that no error, warning or guess depends on a cell.
 """
 
+from matrixdp.queries.units import bounded
 from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.databases import sql
 from matrixdp.tables.domain import Domain
-from matrixdp.tables.estimates import TableEstimates, TableMarginals
+from matrixdp.tables.estimates import TableEstimates
 from matrixdp.tables.files import csv_file
 from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
 from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
@@ -21,7 +22,7 @@ from matrixdp.tables.outputs import TableRelease
 from matrixdp.tables.quantiles import Quantiles, quantiles, release_quantiles
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.table import Table
-from matrixdp.tables.units import bounded
+from matrixdp.tables.table_marginals import TableMarginals
 
 __all__ = [
     "Boolean",

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.pipeline import Prepared, Release, Spends, prepare
-from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.queries import Answer
 from matrixdp.sensitivity import Sensitivity
 from matrixdp.tables.outputs import Axes, TableRelease
@@ -40,15 +38,10 @@ class TableAnswer(Answer):
         """How many numbers come out."""
         return math.prod(len(labels) for _, labels in self.axes)
 
-    @property
-    def unit(self) -> str:
-        """Whom the guarantee protects: a column of ids, or "record"."""
-        return str((self.query or {})["parameters"].get("unit", "record"))
-
     def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
         """All of `release` that comes before the ledger is charged."""
         prepared = prepare(self.value, self.sensitivity, budget, mechanism, query=self.query, **options)
-        return PreparedTable(prepared, self.outcome, self.unit)
+        return PreparedTable(prepared, self.outcome)
 
     def outcome(self, out: Release) -> Any:
         """What a release of this answer hands out."""
@@ -73,21 +66,7 @@ class PreparedTable:
 
     prepared: Prepared
     outcome: Callable[[Release], Any]
-    unit: str
 
     def release(self, ledger: Spends | None = None, note: str = "") -> Any:
         """Charges the ledger, if there is one, and then draws the noise."""
-        return self.outcome(
-            self.prepared.release(_PerUnit(ledger, self.unit) if isinstance(ledger, Ledger) else ledger, note)
-        )
-
-
-@dataclass(frozen=True)
-class _PerUnit:
-    """A ledger that notes whom the guarantee protects."""
-
-    ledger: Ledger
-    unit: str
-
-    def spend(self, certificate: Guarantee, note: str = "") -> object:
-        return self.ledger.spend(certificate, note=note, unit=self.unit)
+        return self.outcome(self.prepared.release(ledger, note))

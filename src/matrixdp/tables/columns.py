@@ -23,8 +23,8 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
-from matrixdp.tables import cells
-from matrixdp.tables.cells import Gap
+from matrixdp.queries import cells
+from matrixdp.queries.cells import Gap
 
 Codes = npt.NDArray[np.int64]
 States = npt.NDArray[np.uint8]

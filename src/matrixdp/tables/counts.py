@@ -9,10 +9,10 @@ from matrixdp._check import Shape
 from matrixdp.adjacency import REPLACE
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import changes
+from matrixdp.queries.units import checked_contributions
 from matrixdp.sensitivity import L1, Counts, Sensitivity
 from matrixdp.tables.columns import STATES, Column
 from matrixdp.tables.domain import Domain
-from matrixdp.tables.units import checked_contributions
 
 Named = Sequence[Sequence[Any]]
 """Pairs of a column's name and the column."""

@@ -17,27 +17,26 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Allotment, Budget
-from matrixdp.distributions import NoiseLaw
-from matrixdp.errors import InvalidInput
+from matrixdp.distributions import NoiseLaw, QuantileSearch
+from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import changes
-from matrixdp.residuals import Residuals
-from matrixdp.sensitivity import L1, RankOne, Sensitivity
+from matrixdp.queries.units import checked_contributions
+from matrixdp.sensitivity import L1, Counts, RankOne, Sensitivity
 from matrixdp.tables.answers import PreparedTable, TableAnswer
 from matrixdp.tables.columns import Column
-from matrixdp.tables.counts import Named, change_in_counts, domain_of, shape_of
-from matrixdp.tables.domain import MOST_CELLS
+from matrixdp.tables.counts import Named, domain_of, shape_of
 from matrixdp.tables.kinds import Boolean, Categorical, Numeric, Ordered
-from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, change_in_marginals, plan_marginals
-from matrixdp.tables.means import change_in_bounded_totals, means
+from matrixdp.tables.means import Estimate, change_in_bounded_totals, means, sums
 from matrixdp.tables.moments import Moments, change_in_bounded_moments
-from matrixdp.tables.outputs import Axes, Labelled
-from matrixdp.tables.quantiles import prefix_noise, quantiles
-from matrixdp.tables.units import checked_contributions
+from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
+from matrixdp.tables.quantiles import grid, quantiles, search_law
 
 # The most numbers of a regression: its error bars take seconds for so many.
 MOST_TERMS = 64
+# Components count as told apart from each other if every loading has a standard error below this.
+RELIABLE = 0.1
 
 Computed = Callable[[Release, float], Mapping[str, Any]]
 """The columns of numbers that follow from a release, with intervals of a level."""
@@ -60,6 +59,10 @@ class TableEstimates(Labelled):
     def certificate(self) -> Certificate:
         """What the release guarantees, and so everything computed from it."""
         return self.release.certificate
+
+    def certified(self, certificate: Certificate) -> TableEstimates:
+        """The same with this certificate."""
+        return replace(self, release=replace(self.release, certificate=certificate))
 
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
         """The columns of the table: labels, values, and the ends of intervals of this level.
@@ -102,11 +105,17 @@ class EstimateAnswer(TableAnswer):
 
     def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
         """All of `release` that comes before the ledger is charged."""
+        if isinstance(self.sensitivity, RankOne) and isinstance(budget, Budget) and budget.delta == 0:
+            raise NotApplicable(
+                "variances, covariances, components and regressions have Gaussian noise, which does not keep delta = "
+                "0; use a delta well below 1/rows, such as 1e-6. Counts, sums, means and quantiles take delta = 0"
+            )
         if mechanism == "auto" and not options and self.noise is not None and not isinstance(budget, Allotment):
             mechanism = self.noise(budget)
         prepared = super().prepare(budget, mechanism, **options)
-        certificate = prepared.prepared.certificate  # what this noise has no intervals for must fail before it is paid
-        self.computed(Release(np.zeros(certificate.shape), certificate, certificate.law), 0.95)
+        certificate = prepared.prepared.certificate
+        if not isinstance(certificate.law, QuantileSearch):  # noise without intervals must fail before it is paid
+            self.computed(Release(np.zeros(certificate.shape), certificate, certificate.law), 0.95)
         return prepared
 
 
@@ -121,21 +130,29 @@ def change_in_means(
     domain = domain_of(columns)
     low, high = bounds_of(of, domain[of])
     groups = math.prod(shape_of([column for name, column in domain.items() if name != of]))
-    terms: dict[str, Any] = {"contributions": _rows(unit, contributions), "adjacency": _added(adjacency)}
+    terms: dict[str, Any] = {"contributions": rows_of(unit, contributions), "adjacency": added(adjacency)}
     return change_in_bounded_totals(shape, low=low, high=high, group_count=groups, **terms)
 
 
+changes("sums")(change_in_means)
+
+
 @dataclass(frozen=True)
-class Means:
-    """Means from released totals, for `EstimateAnswer`."""
+class OfTotals:
+    """Means or sums from released totals, for `EstimateAnswer`."""
 
     low: float
     high: float
+    summed: bool
 
     def __call__(self, release: Release, level: float) -> Mapping[str, Array]:
         """Values, standard errors and intervals."""
-        found = means(release, self.low, self.high, level)
-        return {name: getattr(found, name) for name in ("value", "standard_error", "low", "high")}
+        return numbers_of((sums if self.summed else means)(release, self.low, self.high, level))
+
+
+def numbers_of(found: Estimate) -> dict[str, Array]:
+    """The columns of numbers of an estimate."""
+    return {name: np.ravel(getattr(found, name)) for name in NUMBERS}
 
 
 # --- quantiles ---
@@ -143,38 +160,44 @@ class Means:
 
 @changes("quantiles")
 def change_in_quantiles(
-    shape: Shape, *, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+    shape: Shape, *, columns: Named, adjacency: str, bins: Any = None, unit: str | None = None, contributions: int = 1
 ) -> Sensitivity:
-    """Each row of a unit changes the number of one bin by 1, or none."""
-    ((name, column),) = columns
-    within = replace(column, missing="out", unexpected="out")
-    terms: dict[str, Any] = {"adjacency": _added(adjacency), "unit": unit, "contributions": contributions}
-    return change_in_counts(shape, columns=[(name, within)], **terms)
+    """Each row of a unit changes the number of one bin by 1, or none; earlier documents have bins in the column."""
+    ((_, column),) = columns
+    edges = column.bins if bins is None else grid(column.low, column.high, bins)
+    if shape != (len(edges) - 1,):
+        raise InvalidInput(f"there are {len(edges) - 1} bins, not {shape}")
+    rows = rows_of(unit, contributions)
+    return Counts(1, adjacency=added(adjacency)) if rows == 1 else L1(rows, None, added(adjacency), step=1)
 
 
 @dataclass(frozen=True)
 class QuantilesOf:
     """Quantiles from a released histogram, for `EstimateAnswer`."""
 
-    edges: tuple[float, ...]
+    low: float
+    high: float
+    bins: Any
     probabilities: tuple[float, ...]
+    sensitivity: Sensitivity
+
+    @property
+    def edges(self) -> Array:
+        """The borders of the bins."""
+        return grid(self.low, self.high, self.bins)
 
     def __call__(self, release: Release, level: float) -> Mapping[str, Array]:
         """Values and intervals; they have no standard error."""
-        found = quantiles(release, np.array(self.edges), np.array(self.probabilities), level)
-        return {"value": found.estimate, "low": found.low, "high": found.high}
+        found = quantiles(release, self.edges, np.array(self.probabilities), level)
+        numbers = {"value": found.estimate, "low": found.low, "high": found.high}
+        if isinstance(self.bins, str):  # the whole numbers in whose bins they lie
+            low, high = np.ceil(found.low) + 0.0, np.floor(found.high)  # no -0
+            return {"value": np.clip(np.floor(found.estimate + 0.5), low, high), "low": low, "high": high}
+        return numbers
 
-
-@dataclass(frozen=True)
-class PrefixNoise:
-    """The noise of least error for running counts, by budget."""
-
-    bins: int
-    sensitivity: Sensitivity
-
-    def __call__(self, budget: Budget) -> NoiseLaw:
-        """The law."""
-        return prefix_noise(self.bins, self.sensitivity, budget)
+    def noise(self, budget: Budget) -> NoiseLaw:
+        """The search for these quantiles."""
+        return search_law(len(self.edges) - 1, self.probabilities, self.sensitivity, budget)
 
 
 # --- regressions ---
@@ -186,8 +209,8 @@ def change_in_regression(
 ) -> RankOne:
     """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns); see `moments.bounded_moments`."""
     low, high, _ = terms_of(target, domain_of(columns))
-    rows = _rows(unit, contributions)
-    return change_in_bounded_moments(shape, low=low, high=high, contributions=rows, adjacency=_added(adjacency))
+    rows = rows_of(unit, contributions)
+    return change_in_bounded_moments(shape, low=low, high=high, contributions=rows, adjacency=added(adjacency))
 
 
 def terms_of(target: str, columns: Mapping[str, Column]) -> tuple[list[float], list[float], tuple[str, ...]]:
@@ -242,140 +265,42 @@ class Regression:
         """Values, standard errors, intervals, and whether the noise is small enough for these to hold."""
         moments = Moments(release, np.array(self.low), np.array(self.high))
         found = moments.regression(0, ridge=self.ridge, level=level)
-        numbers = {name: getattr(found, name) for name in ("value", "standard_error", "low", "high")}
-        return numbers | {"reliable": np.full(len(found.value), moments.reliable(0))}
+        return numbers_of(found) | {"reliable": np.full(len(found.value), moments.reliable(0))}
 
 
-# --- marginals ---
+# --- variances, covariances, correlations, components ---
 
 
-@changes("table-marginals")
-def change_in_table_marginals(
-    shape: Shape,
-    *,
-    columns: Named,
-    adjacency: str,
-    unit: str | None = None,
-    contributions: int = 1,
-    up_to: int | None = None,
-    families: Any = None,
-    contrasts: Any = (),
-) -> Residuals:
-    """Each row of a unit is in one cell of every table; see `matrixdp.residuals`."""
-    sizes = [(name, len(column.labels)) for name, column in domain_of(columns).items()]
-    terms = {"contributions": _rows(unit, contributions), "adjacency": _added(adjacency), "contrasts": contrasts}
-    return change_in_marginals(shape, columns=sizes, up_to=up_to, families=families, **terms)
+@changes("moments")
+def change_in_moments(
+    shape: Shape, *, of: str, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
+) -> RankOne:
+    """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns); see `moments.bounded_moments`."""
+    low, high = zip(*(bounds_of(name, column) for name, column in domain_of(columns).items()), strict=True)
+    rows = rows_of(unit, contributions)
+    return change_in_bounded_moments(shape, low=low, high=high, contributions=rows, adjacency=added(adjacency))
 
 
-@dataclass(frozen=True, eq=False)
-class TableMarginals(Labelled):
-    """Marginal tables of one release, which agree wherever they overlap, with labels and error bars.
+@dataclass(frozen=True)
+class OfMoments:
+    """What follows from released moments, for `EstimateAnswer`: a method of `Moments`, and its arguments."""
 
-    Attributes:
-        marginals: the same without labels; weighted sums, and versions without negative cells.
-        axes: the labels of the columns.
-        tables: the tables that are written out, each by its columns; () is the total.
-    """
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    of: str
+    arguments: tuple[Any, ...] = ()
 
-    marginals: MarginalRelease
-    axes: Axes
-    tables: tuple[tuple[str, ...], ...]
-
-    @property
-    def certificate(self) -> Certificate:
-        """What all tables guarantee together."""
-        return self.marginals.certificate
-
-    def of(self, *columns: str) -> TableMarginals:
-        """One table alone, of columns that are in one table of the release."""
-        self.marginals.plan.variance(columns)
-        return replace(self, axes=tuple((name, dict(self.axes)[name]) for name in columns), tables=(columns,))
-
-    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
-        """The columns of all tables, one below the other; a label is None where a table sums over its column."""
-        _check.probability("level", level)
-        labels, parts = self._labels(self.tables), list[tuple[Array, ...]]()
-        each = 1 - (1 - level) / cells_in(self.axes, self.tables) if simultaneous else level
-        for table in self.tables:
-            found = self.marginals.interval(table, each)
-            numbers = (self.marginals.table(table), self.marginals.standard_error(table), found.low, found.high)
-            parts.append(tuple(np.asarray(part).reshape(-1) for part in numbers))
-        value, error, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return labels | {"value": value, "standard_error": error, "low": low, "high": high}
+    def __call__(self, release: Release, level: float) -> Mapping[str, Any]:
+        """Values, standard errors and intervals; of components also whether the noise leaves them apart."""
+        moments = Moments(release, np.array(self.low), np.array(self.high))
+        found: Estimate = getattr(moments, self.of)(*self.arguments, level=level)
+        if self.of != "components":
+            return numbers_of(found)
+        reliable = np.max(found.standard_error, axis=1) < RELIABLE
+        return numbers_of(found) | {"reliable": np.repeat(reliable, found.value.shape[1])}
 
 
-@dataclass(frozen=True, eq=False)
-class PlanOf:
-    """How marginals are planned, but for the budget: their sizes, which tables, and what errors count."""
-
-    sizes: Mapping[str, int]
-    tables: Mapping[str, Any]
-    options: Mapping[str, Any]
-
-    def __call__(self, budget: Budget) -> MarginalPlan:
-        """The plan for a budget."""
-        return plan_marginals(self.sizes, budget=budget, **self.tables, **self.options)
-
-    def structure(self) -> MarginalPlan:
-        """A plan with the same residuals and set; these do not depend on the budget or on what errors count."""
-        unknown = set(self.options) - {"weights", "targets", "objective"}
-        if unknown:
-            raise InvalidInput(f"marginals take weights, targets and objective, not {', '.join(sorted(unknown))}")
-        return plan_marginals(self.sizes, budget=Budget(1.0, 1e-6), **self.tables)
-
-
-class MarginalsAnswer(TableAnswer):
-    """Residuals of marginal tables, still private."""
-
-    plan: PlanOf
-    tables: tuple[tuple[str, ...], ...]
-
-    def __new__(
-        cls,
-        value: Any,
-        sensitivity: Sensitivity,
-        query: Mapping[str, Any],
-        axes: Axes,
-        plan: PlanOf,
-        tables: tuple[tuple[str, ...], ...],
-    ) -> MarginalsAnswer:
-        """An answer, with its plan and its tables beside it."""
-        answer: MarginalsAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
-        answer.plan, answer.tables = plan, tables
-        return answer
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return *super().__getnewargs__(), self.plan, self.tables
-
-    @property
-    def cells(self) -> int:
-        """How many numbers the tables have."""
-        return cells_in(self.axes, self.tables)
-
-    def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
-        """All of `release` that comes before the ledger is charged."""
-        if mechanism != "auto" or options or isinstance(budget, Allotment):
-            raise InvalidInput("marginals have noise of their own, from a whole budget: leave mechanism and plan out")
-        plan = self.plan(budget)
-
-        def outcome(out: Release) -> Labelled:
-            return TableMarginals(MarginalRelease(plan=plan, release=out), self.axes, self.tables)
-
-        return replace(super().prepare(budget, plan.law), outcome=outcome)
-
-
-def cells_in(axes: Axes, tables: tuple[tuple[str, ...], ...]) -> int:
-    """How many numbers tables have, if they can all be written out."""
-    sizes = {name: len(labels) for name, labels in axes}
-    cells = sum(math.prod(sizes[name] for name in table) for table in tables)
-    if not cells <= MOST_CELLS:
-        raise InvalidInput(
-            f"the tables would have {cells} cells, more than {MOST_CELLS}; ask for fewer, or of fewer columns"
-        )
-    return cells
-
-
-def _rows(unit: str | None, contributions: int) -> int:
+def rows_of(unit: str | None, contributions: int) -> int:
     """How many rows a unit has."""
     rows = checked_contributions(contributions)
     if unit is None and rows != 1:
@@ -383,7 +308,8 @@ def _rows(unit: str | None, contributions: int) -> int:
     return rows
 
 
-def _added(adjacency: str) -> str:
+def added(adjacency: str) -> str:
+    """The adjacency, if it is the one that is taken."""
     if adjacency != ADD_REMOVE:
         raise InvalidInput(f"adjacency must be add/remove for means, quantiles, regressions and marginals; {adjacency}")
     return adjacency

@@ -1,102 +1,147 @@
-"""Figures of released tables: readable in print and by the colour-blind."""
+"""Figures of what was released: readable in print and by the colour-blind."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.plots import figure_of
+from matrixdp.tables.statement import COUNTED
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Panel
+    from matplotlib.figure import Figure, SubFigure
 
-    from matrixdp.tables.outputs import TableRelease
+    from matrixdp.tables.outputs import Axes, Labelled
 
-# More cells than these are drawn without numbers in them; more lines than these cannot be read.
-MOST_NUMBERS, MOST_LINES = 300, 200
+# More cells than these are drawn without numbers in them; more lines than these cannot be read, nor more tables.
+MOST_NUMBERS, MOST_LINES, MOST_TABLES = 300, 200, 12
+# Intervals that differ by more than this are drawn on scales of their own, if they are this few at most.
+SCALES, MOST_SCALES = 20.0, 40
 BLUE = "#0072B2"
 LABEL = 28  # characters
 
 
-def figure(out: TableRelease, level: float) -> Figure:
-    """Bars with intervals for one axis, a heat map for several: the last one across, the others down."""
-    value = np.asarray(out.value, dtype=float).ravel()
-    rows = [""]
-    for _, labels in out.axes[:-1]:
-        rows = [f"{row}, {label}" if row else label for row in rows for label in labels]
-    name, columns = out.axes[-1] if out.axes else ("", ("all rows",))
-    longest = max(len(columns), len(rows))
-    if not longest <= MOST_LINES:
-        raise InvalidInput(f"a figure shows at most {MOST_LINES} lines, this table has {longest}; draw a part of it")
-    interval = out.interval(level)
-    low, high = np.ravel(interval.low), np.ravel(interval.high)
-    if len(out.axes) < 2:
-        chart = _bars(value, low, high, [_short(label) for label in columns], name)
-    else:
-        shape = (len(rows), len(columns))
-        names = (", ".join(name for name, _ in out.axes[:-1]), name)
-        chart = _heat_map(value.reshape(shape), (high - low).reshape(shape) / 2, rows, columns, names)
+def figure(out: Labelled, level: float) -> Figure:
+    """Bars or points with intervals for one axis, a heat map for several: the last one across, the others down."""
+    parts = out.parts(level)
+    if not len(parts) <= MOST_TABLES:
+        raise InvalidInput(f"a figure shows at most {MOST_TABLES} tables, got {len(parts)}; draw one with of(...)")
+    sizes = [_size(axes) for axes, _ in parts]
+    chart = figure_of(max(width for width, _ in sizes), sum(height for _, height in sizes) + 0.3)
+    rows = chart.subfigures(len(parts), height_ratios=[height for _, height in sizes], squeeze=False)[:, 0]
+    for place, (axes, numbers) in zip(rows, parts, strict=True):
+        if len(axes) > 1:
+            _heat_map(place, axes, numbers, measure(out))
+        else:
+            _lines(place, axes, numbers, measure(out), bars=out.query["name"] in COUNTED)
     note = f"Intervals of {level:.0%} for the noise that protects {_who(out)}"
     chart.supxlabel(note, fontsize=8, color="dimgray")
     return chart
 
 
-def _bars(value: Array, low: Array, high: Array, labels: list[str], name: str) -> Figure:
-    chart = figure_of(7.0, 0.34 * len(labels) + 1.4)
-    panel = chart.subplots()
-    places = np.arange(len(labels))
-    panel.barh(places, value, color=BLUE, alpha=0.75, height=0.72)
-    panel.errorbar(value, places, xerr=[value - low, high - value], fmt="none", ecolor="black", capsize=3, linewidth=1)
-    panel.set_yticks(places, labels)
-    panel.invert_yaxis()
-    panel.axvline(0, color="black", linewidth=0.8)
-    panel.set(xlabel="rows", ylabel=name)
-    panel.spines[["top", "right"]].set_visible(False)
-    return chart
+def measure(out: Labelled) -> str:
+    """What the numbers are, for an axis."""
+    name, asked = out.query["name"], out.query["parameters"]
+    if name in COUNTED:
+        return "rows"
+    if name in ("means", "sums"):
+        return f"{name.removesuffix('s')} of {asked['of']}"
+    if name == "quantiles":
+        return str(asked["columns"][0][0])
+    of = str(asked.get("of", "value"))
+    return {"regression": "coefficient", "components": "loading"}.get(of if name == "moments" else name, of)
 
 
-def _heat_map(
-    value: Array,
-    margin: Array,
-    rows: list[str],
-    columns: tuple[str, ...],
-    names: tuple[str, str],
-) -> Figure:
-    numbers = value.size <= MOST_NUMBERS
-    widest = max(len(_short(label)) for label in columns)
-    chart = figure_of(
-        max(5.0, (0.95 if numbers else 0.3) * len(columns) + 0.09 * max(len(_short(row)) for row in rows) + 1.8),
-        max(3.0, (0.42 if numbers else 0.24) * len(rows) + 0.08 * widest + 1.6),
+def _size(axes: Axes) -> tuple[float, float]:
+    """Inches across and down."""
+    lines = [len(labels) for _, labels in axes]
+    rows, columns = int(np.prod(lines[:-1], dtype=int)), lines[-1] if lines else 1
+    if not max(rows, columns) <= MOST_LINES:
+        raise InvalidInput(
+            f"a figure shows at most {MOST_LINES} lines, this table has {max(rows, columns)}; draw a part of it"
+        )
+    if len(axes) < 2:
+        return 7.0, 0.34 * columns + 1.4
+    numbers = rows * columns <= MOST_NUMBERS
+    across = 0.09 * max(len(row) for row in _rows(axes)) + 1.8
+    widest = max(len(_short(label)) for label in axes[-1][1])
+    return (
+        max(5.0, (0.95 if numbers else 0.3) * columns + across),
+        max(3.0, (0.42 if numbers else 0.24) * rows + 0.08 * widest + 1.6),
     )
-    panel = chart.subplots()
+
+
+def _rows(axes: Axes) -> list[str]:
+    """The labels of all axes but the last, together."""
+    rows = [""]
+    for _, labels in axes[:-1]:
+        rows = [f"{row}, {label}" if row else label for row in rows for label in labels]
+    return [_short(row) for row in rows]
+
+
+def _lines(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str, *, bars: bool) -> None:
+    """One line per number; where intervals differ too much for one scale, each has its own."""
+    name, labels = axes[0] if axes else ("", ("all rows",))
+    value, low, high = (np.asarray(numbers[key], dtype=float) for key in ("value", "low", "high"))
+    spans = (high - low)[high > low]
+    apart = not bars and 1 < len(value) <= MOST_SCALES and spans.size > 1 and spans.max() > SCALES * spans.min()
+    shown = [[row] for row in range(len(value))] if apart else [list(range(len(value)))]
+    panels = place.subplots(len(shown), squeeze=False)[:, 0]
+    for panel, chosen in zip(panels, shown, strict=True):
+        y = np.arange(len(chosen))
+        if bars:
+            panel.barh(y, value[chosen], color=BLUE, alpha=0.75, height=0.72)
+        else:
+            panel.plot(value[chosen], y, "o", color=BLUE, markersize=5)
+        ends = np.maximum([(value - low)[chosen], (high - value)[chosen]], 0.0)
+        panel.errorbar(value[chosen], y, xerr=ends, fmt="none", ecolor="black", capsize=3, linewidth=1)
+        panel.set_yticks(y, [_short(labels[row]) for row in chosen])
+        panel.set_ylim(len(chosen) - 0.5, -0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8 if apart else 10)
+    if bars:
+        panels[0].axvline(0, color="black", linewidth=0.8)
+    panels[-1].set_xlabel(f"{label}, each on a scale of its own" if apart else label)
+    place.supylabel(name, fontsize=10)
+
+
+def _heat_map(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str) -> None:
+    rows, (name, columns) = _rows(axes), axes[-1]
+    value, low, high = (np.reshape(numbers[key], (len(rows), len(columns))) for key in ("value", "low", "high"))
+    panel = place.subplots()
     image = panel.imshow(value, cmap="cividis", aspect="auto", interpolation="nearest")
-    panel.set_xticks(range(len(columns)), [_short(label) for label in columns], rotation=45, ha="right")
-    panel.set_yticks(range(len(rows)), [_short(row) for row in rows])
-    panel.set(xlabel=names[1], ylabel=names[0])
-    chart.colorbar(image, ax=panel, label="rows", shrink=0.9, pad=0.02)
-    if numbers:
-        _write(panel, value, margin)
-    return chart
+    panel.set_xticks(range(len(columns)), [_short(each) for each in columns], rotation=45, ha="right")
+    panel.set_yticks(range(len(rows)), rows)
+    panel.set(xlabel=name, ylabel=", ".join(each for each, _ in axes[:-1]))
+    place.colorbar(image, ax=panel, label=label, shrink=0.9, pad=0.02)
+    if value.size <= MOST_NUMBERS:
+        _write(panel, value, (high - low) / 2, whole=label == "rows")
 
 
-def _write(panel: Axes, value: Array, margin: Array) -> None:
+def _write(panel: Panel, value: Array, margin: Array, *, whole: bool) -> None:
     """Each cell's number and margin, dark on light cells and light on dark ones."""
     middle = (float(value.max()) + float(value.min())) / 2
     for (row, column), number in np.ndenumerate(value):
+        text = f"{round(number):,}" if whole else _digits(number, 4)
         panel.text(
-            column, row, f"{round(number):,}\n± {margin[row, column]:,.3g}",
+            column, row, f"{text}\n± {_digits(float(margin[row, column]), 3)}",
             ha="center", va="center", fontsize=7, color="black" if number > middle else "white",
         )  # fmt: skip
+
+
+def _digits(number: float, digits: int) -> str:
+    """So many digits, and no exponent for large numbers."""
+    return f"{number:,.0f}" if 10.0**digits <= abs(number) < 1e15 else f"{number:,.{digits}g}"
 
 
 def _short(label: str) -> str:
     return label if len(label) <= LABEL else label[: LABEL - 1] + "…"
 
 
-def _who(out: TableRelease) -> str:
+def _who(out: Labelled) -> str:
     unit = out.query["parameters"].get("unit")
     return "every row" if unit is None else f"every {unit}"

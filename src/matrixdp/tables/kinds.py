@@ -15,8 +15,8 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import records
-from matrixdp.tables import cells
-from matrixdp.tables.cells import EPOCH, Gap
+from matrixdp.queries import cells
+from matrixdp.queries.cells import EPOCH, Gap
 from matrixdp.tables.columns import MISSING_LABEL, MOST_CATEGORIES, Codes, Column, check_distinct, texts_of
 
 

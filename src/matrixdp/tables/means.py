@@ -205,6 +205,39 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
     )
 
 
+def sums(release: Release, low: float, high: float, level: float = 0.95) -> Estimate:
+    """Sums of the values from released totals: high a + low b.
+
+    The interval follows from those of both totals, which hold together with at least the level: each takes half of
+    1 - level, or nearly all of it where the other has no weight. Each value was rounded by half of 1/STEPS of the range
+    at most, which the interval counts for as many records as there may be.
+
+    Args:
+        release: of `bounded_totals`.
+        low: the least value.
+        high: the largest value.
+        level: the coverage of each interval.
+    """
+    lower, upper = _interval(low, high)
+    shares = (0.99, 0.01) if lower == 0 else (0.01, 0.99) if upper == 0 else (0.5, 0.5)
+    alpha, ends = 1 - _check.probability("level", level), []
+    for place, share in enumerate(shares):
+        found = release.interval(1 - share * alpha)
+        ends.append([np.asarray(end)[:, place] / STEPS for end in (found.low, found.high)])
+    rounded = 0.5 * (upper - lower) / STEPS * np.maximum(ends[0][1] + ends[1][1], 0.0)
+    parts = [np.sort([end * weight for end in both], axis=0) for both, weight in zip(ends, (upper, lower), strict=True)]
+    weights, totals = np.array([upper, lower]), np.asarray(release.value, dtype=np.float64) / STEPS
+    return Estimate(
+        value=totals @ weights,
+        standard_error=np.sqrt(np.square(np.asarray(release.standard_error) / STEPS) @ np.square(weights)),
+        low=parts[0][0] + parts[1][0] - rounded,
+        high=parts[0][1] + parts[1][1] + rounded,
+        level=level,
+        method="from both totals' intervals, covers at least the level",
+        certificate=release.certificate,
+    )
+
+
 def _fieller(above: Array, count: Array, margin: float) -> tuple[Array, Array]:
     """All r between 0 and 1 with (above - r count)^2 <= margin^2 (1 - 2 r + 2 r^2)."""
     square, linear, constant = count**2 - 2 * margin**2, above * count - margin**2, above**2 - margin**2

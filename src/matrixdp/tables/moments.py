@@ -66,17 +66,30 @@ class Moments:
     def correlation(self, level: float = 0.95) -> Estimate:
         """The correlations of the columns, as a matrix; intervals stay within -1 and 1."""
 
-        def correlated(moments: Array) -> Array:
-            covariance = _covariance(moments)
-            stds = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
-            scaled: Array = covariance / np.outer(stds, stds)
-            np.fill_diagonal(scaled, 1.0)
-            return scaled
+        return _within_one(self._estimate(_correlation, level))
 
-        found = self._estimate(correlated, level)
-        return replace(
-            found, value=np.clip(found.value, -1, 1), low=np.clip(found.low, -1, 1), high=np.clip(found.high, -1, 1)
-        )
+    def variance(self, level: float = 0.95) -> Estimate:
+        """The variance of each column."""
+        return self._estimate(lambda moments: np.diag(_covariance(moments)), level)
+
+    def components(self, count: int, level: float = 0.95) -> Estimate:
+        """Principal components of the standardised columns: a row each, with a loading per column.
+
+        The last number of a row is its share of the variance. Signs are such that the largest loading is positive.
+        """
+        if not _check.count("components", count) <= len(self.low):
+            raise InvalidInput(f"components must be at most as many as the {len(self.low)} columns, got {count}")
+        first = _principal(self._scale @ self._matrix() @ self._scale.T, count)
+        largest = np.argmax(np.abs(first[:, :-1]), axis=1)
+        signs = np.where(first[np.arange(count), largest] < 0, -1.0, 1.0)
+
+        def loadings(moments: Array) -> Array:
+            found = _principal(moments, count)
+            turned = np.sum(found[:, :-1] * first[:, :-1], axis=1) < 0  # eigenvectors have no sign of their own
+            found[:, :-1] *= (signs * np.where(turned, -1.0, 1.0))[:, None]
+            return found
+
+        return _within_one(self._estimate(loadings, level))
 
     def regression(self, target: int, features: Any = None, *, ridge: float = 0.0, level: float = 0.95) -> Estimate:
         """Least squares of a column on others: the intercept first, then a coefficient per feature.
@@ -208,7 +221,9 @@ def bounded_moments(
 
 
 @changes("bounded-moments")
-def change_in_bounded_moments(shape: Shape, *, low: Any, high: Any, contributions: int, adjacency: str) -> RankOne:
+def change_in_bounded_moments(
+    shape: Shape, *, low: Any, high: Any, contributions: int, adjacency: str, unit: str | None = None
+) -> RankOne:
     """What a neighbour can change in the moments; see `bounded_moments`."""
     if shape != (len(low) + 1,) * 2:
         raise InvalidInput(f"the moments have shape {(len(low) + 1,) * 2}, not {shape}")
@@ -222,9 +237,29 @@ def _longest(columns: int) -> float:
 
 
 def _covariance(moments: Array) -> Array:
-    mean = moments[0, 1:] / moments[0, 0]
-    covariance: Array = moments[1:, 1:] / moments[0, 0] - np.outer(mean, mean)
+    count = max(float(moments[0, 0]), 1.0)  # noise may have made it less
+    mean = moments[0, 1:] / count
+    covariance: Array = moments[1:, 1:] / count - np.outer(mean, mean)
     return covariance
+
+
+def _correlation(moments: Array) -> Array:
+    covariance = _covariance(moments)
+    stds = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+    scaled: Array = covariance / np.outer(stds, stds)
+    np.fill_diagonal(scaled, 1.0)
+    return scaled
+
+
+def _within_one(found: Estimate) -> Estimate:
+    value, low, high = (np.clip(part, -1, 1) for part in (found.value, found.low, found.high))
+    return replace(found, value=value, low=low, high=high)
+
+
+def _principal(moments: Array, count: int) -> Array:
+    """Eigenvectors of the correlations for the largest eigenvalues, and each eigenvalue's share of all."""
+    values, vectors = np.linalg.eigh(_correlation(moments))
+    return np.column_stack([vectors.T[::-1][:count], values[::-1][:count] / len(values)])
 
 
 def _solved(moments: Array, target: int, places: list[int], ridge: float, floor: float, scale: Array) -> Array:

@@ -6,7 +6,7 @@ import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from matrixdp.pipeline import Release
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from matrixdp.privacy.certificate import Certificate
+
 Axes = tuple[tuple[str, tuple[str, ...]], ...]
 """The name and the labels of each axis of a table; its cells are in row-major order."""
 
@@ -29,13 +31,50 @@ FRAMES = ("pandas", "polars", "arrow")
 
 
 class Labelled(ABC):
-    """Labelled numbers with error bars, as a frame or a file."""
+    """Labelled numbers with error bars, as a frame, a file, a figure or a statement."""
 
     axes: Axes
+
+    if TYPE_CHECKING:
+
+        @property
+        def certificate(self) -> Certificate:
+            """What was released guarantees this: a field, or a property."""
+
+    @property
+    def query(self) -> Mapping[str, Any]:
+        """The name and the public parameters of the query."""
+        return self.certificate.query or {"name": "query", "parameters": {}}
 
     @abstractmethod
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
         """The columns of the table: labels, values, and the ends of intervals of this level."""
+
+    def parts(self, level: float = 0.95) -> list[tuple[Axes, dict[str, Any]]]:
+        """The tables that all this consists of, each with its axes and its columns of numbers."""
+        numbers = self.columns(level)
+        return [(self.axes, {name: numbers[name] for name in NUMBERS if name in numbers})]
+
+    @abstractmethod
+    def certified(self, certificate: Certificate) -> Labelled:
+        """The same with this certificate, such as the one that names the file it was written to."""
+
+    def plot(self, *, level: float = 0.95) -> Figure:
+        """A figure: bars or points with intervals for one column of labels, a heat map with margins for several."""
+        from matrixdp.tables.figures import figure
+
+        return figure(self, level)
+
+    def statement(self, kind: str = "markdown", *, level: float = 0.95) -> str:
+        """One page in plain language: what was released, about whom, what is promised and what is not.
+
+        Args:
+            kind: "markdown" or "html".
+            level: of the error bars that it tells.
+        """
+        from matrixdp.tables.statement import statement
+
+        return statement(self, _check.choice("kind", kind, ("markdown", "html")), level)
 
     def _labels(self, tables: Sequence[Sequence[str]] | None = None) -> dict[str, list[str | None]]:
         """The columns of labels, of one table of all axes or of several tables; None where one lacks an axis."""
@@ -112,10 +151,9 @@ class TableRelease(Release, Labelled):
 
     axes: Axes = field(default=())
 
-    @property
-    def query(self) -> Mapping[str, Any]:
-        """The name and the public parameters of the query."""
-        return self.certificate.query or {"name": "query", "parameters": {}}
+    def certified(self, certificate: Certificate) -> TableRelease:
+        """The same with this certificate."""
+        return replace(self, certificate=certificate)
 
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
         """The columns of the table: labels, values, standard errors, and the ends of intervals of this level."""
@@ -125,20 +163,3 @@ class TableRelease(Release, Labelled):
         return self._labels() | {
             name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)
         }
-
-    def plot(self, *, level: float = 0.95) -> Figure:
-        """A figure: bars with intervals for one column, a heat map with margins for several."""
-        from matrixdp.tables.figures import figure
-
-        return figure(self, level)
-
-    def statement(self, kind: str = "markdown", *, level: float = 0.95) -> str:
-        """One page in plain language: what was released, about whom, what is promised and what is not.
-
-        Args:
-            kind: "markdown" or "html".
-            level: of the error bars that it tells.
-        """
-        from matrixdp.tables.statement import statement
-
-        return statement(self, _check.choice("kind", kind, ("markdown", "html")), level)

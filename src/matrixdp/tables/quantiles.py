@@ -1,44 +1,43 @@
-"""Quantiles, all at once, from one noisy histogram on a public grid of bins.
+"""Quantiles, all at once, of records in the bins of a public grid.
 
     out = release_quantiles(ages, [0.25, 0.5, 0.75], edges=range(0, 101), budget=Budget(1.0, 1e-6))
     out.estimate, out.low, out.high, out.certificate
 
-Quantiles are read off running counts, so the noise is chosen for these: correlated noise with the least error of all
-prefix sums, or independent noise where few bins make that better. All quantiles, medians and ranks that are asked for
-later come from the same release and cost nothing more.
+Most of the budget goes to a search: the exponential mechanism picks values near the right ranks
+(`matrixdp.secure.quantile_search`). What it is off by, in ranks, hardly depends on the number of bins, so bins may be
+fine. The rest goes to noisy counts around the values found, from which the intervals follow.
+
+With a mechanism, or a part of a plan, the histogram gets additive noise instead, and quantiles are read off running
+counts. That is better for hundreds of quantiles only, and with some hundred bins.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, checked
-from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, NoiseLaw
-from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms import calibrate
-from matrixdp.mechanisms.base import HEADROOM
-from matrixdp.mechanisms.matrix_mechanism import workload_error
+from matrixdp.budget import Allotment, Budget
+from matrixdp.distributions import NoiseLaw, Product, QuantileSearch
+from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.postprocess import nondecreasing
 from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.laws import steps_changed
 from matrixdp.queries.histograms import histogram
-from matrixdp.sensitivity import L1, Counts, Sensitivity
+from matrixdp.secure.quantile_search import MOST_BINS as LARGEST_GRID
+from matrixdp.secure.quantile_search import probes, probes_of
+from matrixdp.sensitivity import Sensitivity
 
-# The most bins: the best noise for prefix sums takes seconds to find for so many.
-MOST_BINS = 512
-# What is compared, and for which options: noise for prefix sums, and independent noise.
-CANDIDATES: dict[str, dict[str, Any]] = {
-    "matrix-mechanism": {"workload": "prefix"},
-    "analytic": {},
-    "laplace": {},
-    "discrete": {},
-}
+# The share of epsilon that the search takes; the rest is for intervals.
+SEARCH = 0.85
+# Of finer histograms with additive noise, so many edges are tested for intervals.
+TESTED = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ class Quantiles:
         low: the lower ends of the intervals, on edges of the grid.
         high: the upper ends.
         level: the probability with which each interval covers the quantile of the records; at least.
-        release: the noisy histogram.
+        release: what the search found, or the noisy histogram.
     """
 
     probabilities: Array
@@ -87,7 +86,7 @@ def release_quantiles(
         probabilities: between 0 and 1; 0.5 is the median.
         edges: the borders of the bins, increasing and public; the answers are as fine as the bins.
         budget: the guarantee to keep.
-        mechanism: a mechanism's name, or a noise law for the histogram; "auto" takes the least error of prefix sums.
+        mechanism: "auto" searches; a mechanism's name, or a noise law, is for a noisy histogram.
         adjacency: which data sets are neighbours.
         level: the coverage of each interval.
         ledger: charged before any noise is drawn.
@@ -98,74 +97,127 @@ def release_quantiles(
     """
     borders, wanted = _edges(edges), probabilities_in(probabilities)
     _check.probability("level", level)
+    if not len(borders) - 1 <= LARGEST_GRID:
+        raise InvalidInput(f"edges must be those of at most {LARGEST_GRID} bins, got {len(borders)}")
     inside = np.clip(_check.finite("values", values, ndim=1), borders[0], borders[-1])
     answer = histogram(inside[:, None], edges=borders, adjacency=checked(adjacency))
-    law = prefix_noise(len(answer.value), answer.sensitivity, budget) if mechanism == "auto" else mechanism
+    searches = mechanism == "auto" and not isinstance(budget, Allotment)
+    law = search_law(len(answer.value), wanted, answer.sensitivity, budget) if searches else mechanism
     released = prepare(*answer, budget, law, query=answer.query, rng=rng).release(ledger, note)
     return quantiles(released, borders, wanted, level)
 
 
-def prefix_noise(bins: int, sensitivity: Sensitivity, budget: Budget) -> NoiseLaw:
-    """The noise on a histogram with the least expected error of its prefix sums.
+def search_law(bins: int, probabilities: Any, sensitivity: Sensitivity, budget: Budget) -> QuantileSearch:
+    """The search for these quantiles that uses all of epsilon; it keeps delta = 0.
 
     Args:
         bins: of the histogram.
-        sensitivity: what a neighbour can change in it. For `L1(k)`, of k records, noise for prefix sums is k times that
-            of one record: the worst is k in one bin, as Gaussian mu is convex.
+        probabilities: which quantiles.
+        sensitivity: what a neighbour can change in it.
         budget: the guarantee to keep.
     """
-    if not _check.count("bins", bins) <= MOST_BINS:
-        raise InvalidInput(f"at most {MOST_BINS} bins have noise for prefix sums, got {bins}; use wider bins")
-    found: list[tuple[float, NoiseLaw]] = []
-    for name, options in CANDIDATES.items():
-        several = name == "matrix-mechanism" and isinstance(sensitivity, L1) and sensitivity.bound is None
-        alone = Counts(1, adjacency=sensitivity.adjacency) if several else sensitivity
-        try:
-            law = calibrate(name, shape=(bins,), sensitivity=alone, budget=budget, **options)
-        except NotApplicable:
-            continue
-        if several:
-            assert isinstance(sensitivity, L1)
-            assert isinstance(law, Gaussian)
-            law = law.scaled(sensitivity.radius * HEADROOM)
-        found.append((workload_error("prefix", law), law))
-    return min(found, key=lambda pair: pair[0])[1]
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+    groups, _ = steps_changed(sensitivity, (bins,), 1.0)
+    epsilon = budget.epsilon / sum(steps * entries for steps, entries in groups) * (1 - 1e-11)
+    wanted = tuple(np.unique(probabilities_in(probabilities)).tolist())
+    rate, scale = SEARCH * epsilon / len(wanted).bit_length(), 1 / ((1 - SEARCH) * epsilon)
+    return QuantileSearch((bins,), wanted, rate, scale, source="exponential mechanism")
 
 
 def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0.95) -> Quantiles:
-    """Quantiles from a released histogram of one ordered column; nothing more is spent.
+    """Quantiles from a release of one ordered column; nothing more is spent.
 
     Let C_j be the number of records below edge j, n the number of records, and G_j = C_j - p n: a linear function of
-    the histogram. The p-quantile lies in a bin with G <= 0 at its left edge and G >= 0 at its right one. The interval
-    joins all bins for which neither is rejected, each at half of 1 - level. The bin of the quantile is among them with
-    at least the level, whatever the data and the noise: margins of linear functions are exact. The estimate is where
-    the noisy running counts, made nondecreasing, reach p times the last one, moved into the interval.
+    the counts between edges. The p-quantile lies in a bin with G <= 0 at its left edge and G >= 0 at its right one. The
+    interval joins all bins for which neither is rejected, each at half of 1 - level. The bin of the quantile is among
+    them with at least the level, whatever the data and the noise: margins of linear functions are exact. That holds for
+    any bins whose edges do not depend on the noise of the counts, such as those between the probes of a search.
+
+    The estimate is what the search found; otherwise it is where the noisy running counts, made nondecreasing, reach p
+    times the last one. It is moved into the interval.
 
     Args:
-        release: of the counts in the bins.
+        release: of the counts in the bins, or of a search in them.
         edges: the borders of the bins.
         probabilities: which quantiles.
         level: the coverage of each interval.
     """
     borders, wanted = _edges(edges), probabilities_in(probabilities)
+    _check.probability("level", level)
+    (bins,) = release.certificate.shape
+    if bins != len(borders) - 1:
+        raise InvalidInput(f"edges must be one more than the {bins} bins that were released, got {len(borders)}")
+    given, law, found, counted = release, release.noise, dict[float, float](), np.arange(bins + 1)
+    if isinstance(law, QuantileSearch):
+        cuts = np.asarray(release.value[: len(law.probabilities)])
+        counted = probes(cuts.astype(np.int64).tolist(), bins)
+        noise = Product((len(counted) - 1,), 1.0, 1.0, law.scale)
+        release = replace(release, value=release.value[len(cuts) :], noise=noise, on_grid=True)
+        found = dict(zip(law.probabilities, cuts.tolist(), strict=True))
     counts = np.asarray(release.value, dtype=np.float64).reshape(-1)
-    if len(counts) != len(borders) - 1:
-        raise InvalidInput(f"edges must be one more than the {len(counts)} bins that were released, got {len(borders)}")
     running = np.maximum(nondecreasing(np.append(0.0, np.cumsum(counts))), 0.0)
-    below = np.tril(np.ones((len(counts) - 1, len(counts))))  # of every inner edge
-    low, high = np.empty(len(wanted)), np.empty(len(wanted))
+    reached = running + 1e-9 * np.arange(len(running))
+    estimate, low, high = np.empty((3, len(wanted)))
     for index, p in enumerate(wanted.tolist()):
-        left_ok, right_ok = np.ones((2, len(counts)), dtype=bool)
-        if len(below):
-            ends = release.linear(below - p).interval(level)
-            left_ok[1:], right_ok[:-1] = ends.low <= 0, ends.high >= 0
-        bins = np.flatnonzero(left_ok & right_ok)
-        if not bins.size:  # only where the noise is beyond its margin somewhere
-            bins = np.arange(len(counts))
-        low[index], high[index] = borders[bins[0]], borders[bins[-1] + 1]
-    reached = running[-1] * wanted
-    estimate = np.interp(reached, running + 1e-9 * np.arange(len(running)), borders) if running[-1] > 0 else low
-    return Quantiles(wanted, np.clip(estimate, low, high), low, high, float(level), release)
+        if p in found:
+            place = found[p]
+            near = probes_of(int(place), bins, len(found))
+            tested = np.searchsorted(counted, sorted(set(near) - {0, bins}))
+        else:
+            place = float(np.interp(p * reached[-1], reached, counted))
+            tested = np.unique(np.linspace(0, len(counts), min(TESTED, len(counts)) + 1).astype(int))[1:-1]
+        first, last = _not_rejected(release, tested, p, level)
+        low[index], high[index] = borders[counted[first]], borders[counted[last]]
+        estimate[index] = np.interp(place, np.arange(bins + 1), borders)
+    return Quantiles(wanted, np.clip(estimate, low, high), low, high, float(level), given)
+
+
+def _not_rejected(release: Release, tested: Any, p: float, level: float) -> tuple[int, int]:
+    """The first and last edge of the bins between tested edges that may hold the p-quantile."""
+    cells = np.size(release.value)
+    edges = np.concatenate([[0], tested, [cells]])
+    left_ok, right_ok = np.ones((2, len(edges) - 1), dtype=bool)
+    if len(tested):
+        ends = release.linear((np.arange(cells) < tested[:, None]) - p).interval(level)
+        left_ok[1:], right_ok[:-1] = ends.low <= 0, ends.high >= 0
+    bins = np.flatnonzero(left_ok & right_ok)
+    if not bins.size:  # only where the noise is beyond its margin somewhere
+        return 0, cells
+    return int(edges[bins[0]]), int(edges[bins[-1] + 1])
+
+
+def grid(low: float, high: float, bins: Any) -> Array:
+    """The borders of bins between two bounds.
+
+    Args:
+        low: the lower bound.
+        high: the upper one.
+        bins: a number of bins of equal width; borders; or "whole", a bin around each whole number.
+    """
+    if isinstance(bins, str):
+        _check.choice("bins", bins, ("whole",))
+        if not (low.is_integer() and high.is_integer()):
+            raise InvalidInput(f"the bounds must be whole for bins of whole numbers, got {low!r} and {high!r}")
+        if not high - low < LARGEST_GRID:
+            raise InvalidInput(
+                f"bins must be at most {LARGEST_GRID}, and there are more whole numbers from {low:g} to {high:g}"
+            )
+        return np.arange(low, high + 2) - 0.5
+    if isinstance(bins, int):
+        if not _check.count("bins", bins) <= LARGEST_GRID:
+            raise InvalidInput(f"bins must be at most {LARGEST_GRID}, got {bins}")
+        return _edges(np.linspace(low, high, bins + 1))
+    borders = _edges(bins)
+    if not (borders[0] == low and borders[-1] == high):
+        raise InvalidInput(f"bins must begin with the lower bound ({low:g}) and end with the upper one ({high:g})")
+    return borders
+
+
+def in_bins(values: Array, edges: Array) -> npt.NDArray[np.int64]:
+    """How many values each bin has; a bin holds its lower border, the last one both."""
+    places = np.searchsorted(edges, values, side="right") - 1
+    return np.bincount(np.clip(places, 0, len(edges) - 2), minlength=len(edges) - 1).astype(np.int64)
 
 
 def _edges(edges: Any) -> Array:

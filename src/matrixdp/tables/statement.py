@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import html
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,13 +26,13 @@ from matrixdp.tables.kinds import Date, Numeric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from matrixdp.tables.outputs import TableRelease
+    from matrixdp.tables.outputs import Labelled
 
 Part = tuple[str, list[str]]
 """A heading and its points."""
 
 
-def statement(out: TableRelease, kind: str, level: float) -> str:
+def statement(out: Labelled, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
     title, parts = "What was released, and what is promised", _parts(out, level)
     picture = _picture(_best_guess(out))
@@ -64,7 +65,7 @@ _STYLE = (
 )
 
 
-def _parts(out: TableRelease, level: float) -> list[Part]:
+def _parts(out: Labelled, level: float) -> list[Part]:
     return [
         ("What was released", list(_released(out, level))),
         ("About whom", list(_about(out))),
@@ -73,28 +74,80 @@ def _parts(out: TableRelease, level: float) -> list[Part]:
     ]
 
 
-def _released(out: TableRelease, level: float) -> Iterator[str]:
-    cells = int(np.size(out.value))
+COUNTED = ("counts", "cell-states", "table-marginals")
+"""The queries whose numbers are numbers of rows."""
+
+
+def _released(out: Labelled, level: float) -> Iterator[str]:
+    asked, parts = out.query["parameters"], out.parts(level)
+    cells = sum(len(numbers["value"]) for _, numbers in parts)
     by = f"by {_listed([name for name, _ in out.axes])}, " if out.axes else ""
-    what = {
-        "counts": f"How many rows there are, {by}in {cells} numbers.",
-        "cell-states": "How many cells of each column lie within its bounds, were moved to a bound, are unexpected or "
-        "missing.",
-    }
-    yield what.get(out.query["name"], f"Answers to the query {out.query['name']}, {by}in {cells} numbers.")
-    errors, interval = np.asarray(out.standard_error), out.interval(level)
-    widest = float(np.max(np.asarray(interval.high) - np.asarray(interval.low))) / 2
-    yield (
-        f"Random noise was added to every number, with a standard error of {_range(errors)}. A number is within "
-        f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be negative or not whole."
-    )
-    for name, column in dict(out.query["parameters"].get("columns", [])).items():
-        yield f"{name}: {_rules(column)}"
+    yield f"{_WHAT.get(out.query['name'], _other)(out, asked, by)} {cells} number{'s' if cells != 1 else ''} in all."
+    if out.query["name"] in COUNTED:
+        errors = np.concatenate([numbers["standard_error"] for _, numbers in parts])
+        widest = max(float(np.max(numbers["high"] - numbers["low"])) for _, numbers in parts) / 2
+        yield (
+            f"Random noise was added to every number, with a standard error of {_range(errors)}. A number is within "
+            f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be negative or not "
+            "whole."
+        )
+    else:
+        about = " about" if out.query["name"] in ("regression", "moments") else " at least"
+        yield (
+            "Random noise was added before they were computed. With each number comes an interval, which holds what "
+            f"the data say in{about} {level:.0%} of cases."
+        )
+    alike: dict[str, list[str]] = {}
+    for name, column in dict(asked.get("columns", [])).items():
+        computed = out.query["name"] in ("quantiles", "regression", "moments") or name == asked.get("of")
+        alike.setdefault(_rules(column, computed), []).append(name)
+    for rules, names in alike.items():
+        yield f"{_listed(names)}: {rules}"
 
 
-def _rules(column: Column) -> str:
-    """What becomes of cells, in words."""
-    named = {"out": "are not counted", "category": "are a category of their own"}
+def _other(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
+    return f"Answers to the query {out.query['name']}."
+
+
+def _total(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
+    groups = [name for name, _ in out.axes if name not in ("mean", "sum")]
+    apart = f", for each {_listed(groups)}" if groups else ""
+    return f"The {out.query['name'].removesuffix('s')} of {asked['of']}{apart}."
+
+
+def _explained(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
+    features = [name for name, _ in asked["columns"] if name != asked["target"]]
+    return f"How {asked['target']} changes with {_listed(features)}: a linear regression, one number per term."
+
+
+def _of_moments(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
+    names = _listed([name for name, _ in asked["columns"]])
+    what = {"variance": "variances", "covariance": "covariances", "correlation": "correlations"}
+    return f"The {what.get(asked['of'], 'principal components')} of {names}."
+
+
+_WHAT: dict[str, Callable[[Labelled, Mapping[str, Any], str], str]] = {
+    "counts": lambda out, asked, by: f"How many rows there are, {by}".removesuffix(", ") + ".",
+    "table-marginals": lambda out, asked, by: (
+        f"How many rows there are, in {len(out.parts())} tables that agree with each other, of {by[3:-2]}."
+    ),
+    "cell-states": lambda out, asked, by: (
+        "How many cells of each column lie within its bounds, were moved to a bound, are unexpected or missing."
+    ),
+    "means": _total,
+    "sums": _total,
+    "quantiles": lambda out, asked, by: (
+        f"Values of {asked['columns'][0][0]} below which a given share of the rows lies: {', '.join(out.axes[0][1])}."
+    ),
+    "regression": _explained,
+    "moments": _of_moments,
+}
+"""What was released, in words, by query."""
+
+
+def _rules(column: Column, computed: bool) -> str:
+    """What becomes of cells, in words; those that are no number are no part of what is computed from numbers."""
+    named = {"out": "are not counted", "category": "are not counted" if computed else "are a category of their own"}
     words = []
     if isinstance(column, (Numeric, Date)):
         ends = (f"{column.low:g}", f"{column.high:g}") if isinstance(column, Numeric) else (column.start, column.end)
@@ -105,7 +158,7 @@ def _rules(column: Column) -> str:
     return "; ".join(words) + "."
 
 
-def _about(out: TableRelease) -> Iterator[str]:
+def _about(out: Labelled) -> Iterator[str]:
     asked = out.query["parameters"]
     unit, rows = asked.get("unit"), asked.get("contributions", 1)
     if unit is None:
@@ -116,7 +169,7 @@ def _about(out: TableRelease) -> Iterator[str]:
         yield f"{most} of each {unit} were counted, drawn at random. Rows without an entry were not counted."
 
 
-def _promised(out: TableRelease) -> Iterator[str]:
+def _promised(out: Labelled) -> Iterator[str]:
     certificate = out.certificate
     delta = certificate.budget.delta if certificate.budget else 1e-6
     epsilon, who = certificate.epsilon(delta), _who(out)
@@ -149,12 +202,12 @@ def _not_promised() -> Iterator[str]:
     yield "Who wrote this page: nothing is signed."
 
 
-def _who(out: TableRelease) -> str:
+def _who(out: Labelled) -> str:
     unit = out.query["parameters"].get("unit")
     return "any one row" if unit is None else f"all rows of any one {unit}"
 
 
-def _best_guess(out: TableRelease) -> float:
+def _best_guess(out: Labelled) -> float:
     return min(1.0, (1.0 + out.certificate.delta(0.0)) / 2)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -16,34 +15,34 @@ from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import query
+from matrixdp.queries.units import NO_UNIT, Numbering, Selection, checked_contributions
 from matrixdp.tables.answers import TableAnswer
 from matrixdp.tables.columns import OUT, STATES, Codes, Column, States
 from matrixdp.tables.counts import change_in_cell_states, change_in_counts, shape_of
 from matrixdp.tables.domain import Domain
 from matrixdp.tables.estimates import (
+    MOST_TERMS,
     EstimateAnswer,
-    MarginalsAnswer,
-    Means,
-    PlanOf,
-    PrefixNoise,
+    OfMoments,
+    OfTotals,
     QuantilesOf,
     Regression,
     bounds_of,
-    cells_in,
     change_in_means,
+    change_in_moments,
     change_in_quantiles,
     change_in_regression,
-    change_in_table_marginals,
     is_indicated,
     terms_of,
 )
 from matrixdp.tables.kinds import Numeric
 from matrixdp.tables.means import bounded_totals
 from matrixdp.tables.moments import bounded_moments
-from matrixdp.tables.quantiles import probabilities_in
+from matrixdp.tables.outputs import Axes
+from matrixdp.tables.quantiles import grid, in_bins, probabilities_in
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.sources import Cells, positions
-from matrixdp.tables.units import NO_UNIT, Numbering, Selection, checked_contributions
+from matrixdp.tables.table_marginals import MarginalsAnswer, PlanOf, cells_in, change_in_table_marginals
 
 Read = dict[str, tuple[States, Array]]
 """The state and the position of every cell of a batch, by column."""
@@ -103,7 +102,7 @@ class Table:
         """How many rows there are in each combination of categories of these columns; without columns, in all.
 
         Guarantee: a unit changes the counts by at most `contributions` in all, a unit that is replaced by that much
-            twice (see `matrixdp.tables.units`).
+            twice (see `matrixdp.queries.units`).
         """
         chosen = self.domain.chosen(by)
         shape = shape_of(chosen.values())
@@ -153,6 +152,16 @@ class Table:
 
         Guarantee: a unit changes the totals of all groups by at most `contributions` in all.
         """
+        return self._totals("means", column, by)
+
+    def sums(self, column: str, by: Sequence[str] = ()) -> EstimateAnswer:
+        """The sum of a column in each combination of categories of others; rows without a number are out.
+
+        Guarantee: that of `means`, whose totals it uses.
+        """
+        return self._totals("sums", column, by)
+
+    def _totals(self, what: str, column: str, by: Sequence[str]) -> EstimateAnswer:
         chosen = self.domain.chosen(_names("by", by))
         if column in chosen:
             raise InvalidInput(f"column {column!r} is named twice")
@@ -173,34 +182,35 @@ class Table:
         if len(rows):
             places = rows[:, 0].astype(np.int64)
             value = bounded_totals(rows[:, 1], low, high, groups=places, group_count=groups).value
-        asked = query("means", of=column, columns=[list(item) for item in columns.items()], **self.parameters())
-        axes = tuple((name, each.labels) for name, each in chosen.items()) or (("mean", (column,)),)
+        asked = query(what, of=column, columns=[list(item) for item in columns.items()], **self.parameters())
+        axes = tuple((name, each.labels) for name, each in chosen.items()) or ((what.removesuffix("s"), (column,)),)
         sensitivity = change_in_means(value.shape, **asked["parameters"])
-        return EstimateAnswer(value, sensitivity, asked, axes, Means(low, high))
+        return EstimateAnswer(value, sensitivity, asked, axes, OfTotals(low, high, summed=what == "sums"))
 
-    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 128) -> EstimateAnswer:
+    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 14) -> EstimateAnswer:
         """Quantiles of a numeric column; rows without a number are out.
 
         Args:
             column: the column.
             probabilities: between 0 and 1; 0.5 is the median.
-            bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width. The
-                answers are as fine as the bins; those of the domain are for counts.
+            bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width, or
+                "whole" for a column of whole numbers. Ends of intervals are as fine as the bins; those of the domain
+                are for counts.
 
         Guarantee: a unit changes the counts of the bins by at most `contributions` in all.
         """
         measured = self.domain[column]
         if not isinstance(measured, Numeric):
             raise InvalidInput(f"column {column!r} must be numeric for quantiles, and is {type(measured).__name__}")
-        binned = replace(measured, bins=bins)
-        wanted = probabilities_in(probabilities)
+        edges, wanted = grid(measured.low, measured.high, bins), probabilities_in(probabilities)
         rows = self.numbers(column)
-        value = np.bincount(binned._index(rows[:, 0]), minlength=len(binned.categories))
-        asked = query("quantiles", columns=[[column, binned]], **self.parameters())
+        value = in_bins(rows[:, 0], edges)
+        bins = bins if isinstance(bins, (int, str)) else tuple(edges.tolist())
+        asked = query("quantiles", columns=[[column, measured]], bins=bins, **self.parameters())
         sensitivity = change_in_quantiles(value.shape, **asked["parameters"])
         axes = (("quantile", tuple(f"{p:g}" for p in wanted.tolist())),)
-        computed = QuantilesOf(binned.bins, tuple(wanted.tolist()))
-        return EstimateAnswer(value, sensitivity, asked, axes, computed, PrefixNoise(len(value), sensitivity))
+        computed = QuantilesOf(measured.low, measured.high, bins, tuple(wanted.tolist()), sensitivity)
+        return EstimateAnswer(value, sensitivity, asked, axes, computed, computed.noise)
 
     def regression(self, target: str, on: Sequence[str], *, ridge: float = 0.0) -> EstimateAnswer:
         """Least squares of a column on others: the intercept, and a coefficient per feature.
@@ -240,6 +250,47 @@ class Table:
         sensitivity = change_in_regression(value.shape, **asked["parameters"])
         computed = Regression(tuple(low), tuple(high), ridge)
         return EstimateAnswer(value, sensitivity, asked, (("term", ("intercept", *names)),), computed)
+
+    def variances(self, *columns: str) -> EstimateAnswer:
+        """The variance of each of these columns; rows in which one of them has no number are out.
+
+        Guarantee: a unit changes the second moments by `contributions` matrices of one row each.
+        """
+        return self._moments("variance", columns, (("column", columns),))
+
+    def covariance(self, *columns: str) -> EstimateAnswer:
+        """The covariances of these columns, with variances on the diagonal; see `variances`."""
+        return self._moments("covariance", columns, (("column", columns), ("with", columns)))
+
+    def correlation(self, *columns: str) -> EstimateAnswer:
+        """The correlations of these columns; see `variances`."""
+        return self._moments("correlation", columns, (("column", columns), ("with", columns)))
+
+    def pca(self, *columns: str, components: int = 2) -> EstimateAnswer:
+        """Principal components of these columns, standardised: loadings, and shares of the variance; see `variances`.
+
+        Signs are such that the largest loading of a component is positive.
+        """
+        if not _check.count("components", components) <= len(columns):
+            raise InvalidInput(f"components must be at most as many as the {len(columns)} columns, got {components}")
+        numbered = tuple(str(place + 1) for place in range(components))
+        axes = (("component", numbered), ("loading", (*columns, "share of variance")))
+        return self._moments("components", columns, axes, (components,))
+
+    def _moments(
+        self, what: str, columns: tuple[str, ...], axes: Axes, arguments: tuple[Any, ...] = ()
+    ) -> EstimateAnswer:
+        chosen = {name: self.domain[name] for name in columns}
+        if len(chosen) != len(columns):
+            raise InvalidInput("a column is named twice")
+        if not 1 <= len(chosen) < MOST_TERMS:
+            raise InvalidInput(f"name 1 to {MOST_TERMS - 1} columns, got {len(chosen)}")
+        low, high = zip(*(bounds_of(name, column) for name, column in chosen.items()), strict=True)
+        rows = self.numbers(*chosen)
+        value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
+        asked = query("moments", of=what, columns=[list(item) for item in chosen.items()], **self.parameters())
+        sensitivity = change_in_moments(value.shape, **asked["parameters"])
+        return EstimateAnswer(value, sensitivity, asked, axes, OfMoments(low, high, what, arguments))
 
     def marginals(
         self, *tables: Sequence[str], up_to: int | None = None, ordered: Mapping[str, str] | None = None, **options: Any
@@ -348,7 +399,9 @@ class Table:
             if self.unit is None:
                 yield lines[inside]
             else:
-                units = numbering.numbers(cells[self.unit])
+                ids = cells[self.unit]
+                units = numbering.numbers(ids.values)
+                units = units if ids.places is None else units[ids.places]
                 inside = inside & (units != NO_UNIT)
                 selection.add(units[inside], lines[inside])
         chosen = selection.rows()

@@ -12,18 +12,22 @@ jointly convex and the draw is independent of the noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
+from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.errors import InvalidInput
+from matrixdp.queries import cells
+from matrixdp.queries.answer import Answer, query
+from matrixdp.queries.cells import Gap
 from matrixdp.secure.entropy import Key
-from matrixdp.tables import cells
-from matrixdp.tables.cells import Gap
-from matrixdp.tables.sources import Cells
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, RankOne, Sensitivity
 
 Ids = npt.NDArray[np.int64]
 
@@ -41,13 +45,13 @@ class Numbering:
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
-    def numbers(self, column: Cells) -> Ids:
+    def numbers(self, ids: Sequence[Any] | npt.NDArray[Any]) -> Ids:
         """The number of each row's unit, or NO_UNIT."""
-        found = np.empty(len(column.values), dtype=np.int64)
-        for place, cell in enumerate(column.values):
+        found = np.empty(len(ids), dtype=np.int64)
+        for place, cell in enumerate(ids):
             text = cells.text_of(cell)
             found[place] = NO_UNIT if isinstance(text, Gap) else self._known.setdefault(text, len(self._known))
-        return found if column.places is None else found[column.places]
+        return found
 
 
 class Selection:
@@ -90,6 +94,21 @@ class Selection:
         self._rows = len(kept)
 
 
+def chosen_rows(ids: Sequence[Any], contributions: int) -> Ids:
+    """The places of the rows that count: at most so many of each unit, drawn in secret; private, as the ids are.
+
+    Args:
+        ids: whose each row is; rows without an id do not count.
+        contributions: how many rows of a unit count.
+    """
+    units = Numbering().numbers(ids)
+    selection = Selection(checked_contributions(contributions))
+    known = np.flatnonzero(units != NO_UNIT)
+    selection.add(units[known], known)
+    found = selection.rows()
+    return known if found is None else found
+
+
 def bounded(records: npt.ArrayLike, ids: Sequence[Any], contributions: int) -> npt.NDArray[Any]:
     """At most so many records of each unit, for queries on records that have ids.
 
@@ -99,18 +118,68 @@ def bounded(records: npt.ArrayLike, ids: Sequence[Any], contributions: int) -> n
         contributions: how many records of a unit count.
 
     Guarantee: without all records of one unit, the result differs by at most `contributions` records. So the set of a
-        query on the result must be that of so many records: `contributions` times that of one, for a convex set. The
-        number of records that are left is as private as they are.
+        query on the result must be that of so many records, as `by_unit` states it. The number of records that are left
+        is as private as they are.
     """
     rows = _check.array_of("records", records)
-    most = checked_contributions(contributions)
     if rows.ndim == 0 or len(rows) != len(ids):
         raise InvalidInput(f"ids must be as many as the records, got {len(ids)} for {_check.kind(rows)}")
-    units = Numbering().numbers(Cells(list(ids)))
-    selection = Selection(most)
-    selection.add(units[units != NO_UNIT], rows[units != NO_UNIT])
-    found = selection.rows()
-    return rows[:0] if found is None else found
+    return np.asarray(rows[chosen_rows(ids, contributions)])
+
+
+def by_unit(
+    asked: Callable[..., Answer], records: npt.ArrayLike, ids: Sequence[Any], contributions: int, **options: Any
+) -> Answer:
+    """A query on records that have ids, with a set for units.
+
+        by_unit(queries.sum, visits, patients, 3, norm=1.0)
+
+    Args:
+        asked: a query of `matrixdp.queries`.
+        records: an array, one record per row.
+        ids: whose each record is; records without one are left out.
+        contributions: how many records of a unit count.
+        **options: of the query; its adjacency is add/remove.
+
+    Guarantee: a unit with all its records changes the value by a member of the set; see `of_units`.
+    """
+    return of_units(asked(bounded(records, ids, contributions), **options), contributions)
+
+
+def of_units(answer: Answer, contributions: int) -> Answer:
+    """An answer from bounded records, with the set of so many records of a unit.
+
+    Guarantee: records come or go one by one, so the difference is a sum of k members of the set of one record. For a
+        convex set that is a member of k times the set. Counts in c cells by 1 add up to at most c k in all, and k in
+        one cell. Second moments, all added or all removed, add up to a semidefinite matrix of trace at most k r^2: a
+        mixture of such x x^T with |x| = sqrt(k) r, and mu is convex.
+    """
+    rows = checked_contributions(contributions)
+    assert answer.query is not None
+    parameters = {**answer.query["parameters"], "unit": "unit", "contributions": rows}
+    return Answer(answer.value, several(answer.sensitivity, rows), query(answer.query["name"], **parameters))
+
+
+def several(one: Sensitivity, rows: int) -> Sensitivity:
+    """The set of so many records that are all added or all removed, from that of one; see `of_units`."""
+    if one.adjacency != ADD_REMOVE:
+        raise InvalidInput(f"adjacency must be add/remove for units with several records, got {one.adjacency}")
+    if isinstance(one, Frobenius):
+        return Frobenius(_up(rows * Fraction(one.radius)))
+    if isinstance(one, Entrywise):
+        return Entrywise(np.nextafter(np.asarray(one.bound, dtype=np.float64) * rows, np.inf))
+    if isinstance(one, RankOne):
+        return RankOne(_up(Fraction(math.sqrt(rows)) * Fraction(one.radius)) * (1 + 1e-15))
+    if isinstance(one, Counts) and one.bound == 1:
+        return one if rows == 1 else L1(one.cells * rows, rows if one.cells > 1 else None, step=1)
+    if isinstance(one, L1):
+        return L1(one.radius * rows, None if one.bound is None else one.bound * rows, step=one.step)
+    raise InvalidInput(f"the set of several records of a unit is not known for this query: {one}")
+
+
+def _up(exact: Fraction) -> float:
+    found = float(exact)
+    return found if Fraction(found) >= exact else math.nextafter(found, math.inf)
 
 
 def checked_contributions(contributions: Any) -> int:

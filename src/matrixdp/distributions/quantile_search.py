@@ -1,0 +1,67 @@
+"""What a search for quantiles in a histogram gives: cuts picked by the exponential mechanism, and noisy counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array, Shape
+from matrixdp.distributions.base import NoiseLaw
+from matrixdp.distributions.product import checked_scale, steps_variance
+from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.secure.quantile_search import MOST_BINS
+
+
+@dataclass(frozen=True, eq=False)
+class QuantileSearch(NoiseLaw):
+    """How quantiles are found in a histogram; see `matrixdp.secure.quantile_search`. It is not additive noise.
+
+    Attributes:
+        shape: of the histogram, one axis.
+        probabilities: which quantiles, increasing.
+        rate: of each level: a cut that is off by one record is e^-rate less likely, for the median.
+        scale: of the discrete Laplace noise on the counts around the cuts.
+        source: who proposed it.
+        note: what else a certificate should say.
+    """
+
+    shape: Shape
+    probabilities: tuple[float, ...]
+    rate: float
+    scale: float
+    source: str = "parameters given by the caller"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _check.any_shape(self.shape))
+        if len(self.shape) != 1 or not self.shape[0] <= MOST_BINS:
+            raise InvalidInput(f"quantiles are searched in one axis of at most {MOST_BINS} bins, got {self.shape}")
+        wanted = _check.finite("probabilities", self.probabilities, ndim=1)
+        if not (wanted.size and np.all(np.diff(wanted) > 0) and wanted[0] >= 0 and wanted[-1] <= 1):
+            raise InvalidInput("probabilities must be increasing numbers between 0 and 1")
+        object.__setattr__(self, "probabilities", tuple(wanted.tolist()))
+        object.__setattr__(self, "rate", _check.positive("rate", self.rate))
+        object.__setattr__(self, "scale", checked_scale(1.0, self.scale))
+
+    @property
+    def levels(self) -> int:
+        """How many searches a record takes part in."""
+        return len(self.probabilities).bit_length()
+
+    def expected_squared_error(self, weights: Any = None) -> float:
+        """The variance of each noisy count; what a cut is off by depends on the records."""
+        return steps_variance(1.0, self.scale)
+
+    def sample(self, rng: np.random.Generator | None = None) -> Array:
+        """There is no noise without a histogram."""
+        raise NotApplicable("a search for quantiles has no noise that could be drawn without a histogram")
+
+    def describe(self) -> str:
+        many = f"{len(self.probabilities)} quantile{'s' if len(self.probabilities) > 1 else ''}"
+        return (
+            f"exponential mechanism for {many}, {self.levels} levels of {self.rate:.6g}, and counts with discrete "
+            f"Laplace noise, scale {self.scale:.6g}"
+        )

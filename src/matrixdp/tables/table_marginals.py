@@ -1,0 +1,171 @@
+"""Marginals of a table: many tables of counts from one release, with labels. Only add/remove is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Shape
+from matrixdp.budget import Allotment, Budget
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import ResidualNoise
+from matrixdp.errors import InvalidInput
+from matrixdp.pipeline import Release
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.queries.answer import changes
+from matrixdp.residuals import Residuals
+from matrixdp.sensitivity import Sensitivity
+from matrixdp.tables.answers import PreparedTable, TableAnswer
+from matrixdp.tables.counts import Named, domain_of
+from matrixdp.tables.domain import MOST_CELLS
+from matrixdp.tables.estimates import added, rows_of
+from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, change_in_marginals, plan_marginals
+from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
+
+
+@changes("table-marginals")
+def change_in_table_marginals(
+    shape: Shape,
+    *,
+    columns: Named,
+    adjacency: str,
+    unit: str | None = None,
+    contributions: int = 1,
+    up_to: int | None = None,
+    families: Any = None,
+    contrasts: Any = (),
+) -> Residuals:
+    """Each row of a unit is in one cell of every table; see `matrixdp.residuals`."""
+    sizes = [(name, len(column.labels)) for name, column in domain_of(columns).items()]
+    terms = {"contributions": rows_of(unit, contributions), "adjacency": added(adjacency), "contrasts": contrasts}
+    return change_in_marginals(shape, columns=sizes, up_to=up_to, families=families, **terms)
+
+
+@dataclass(frozen=True, eq=False)
+class TableMarginals(Labelled):
+    """Marginal tables of one release, which agree wherever they overlap, with labels and error bars.
+
+    Attributes:
+        marginals: the same without labels; weighted sums, and versions without negative cells.
+        axes: the labels of the columns.
+        tables: the tables that are written out, each by its columns; () is the total.
+    """
+
+    marginals: MarginalRelease
+    axes: Axes
+    tables: tuple[tuple[str, ...], ...]
+
+    @property
+    def certificate(self) -> Certificate:
+        """What all tables guarantee together."""
+        return self.marginals.certificate
+
+    def certified(self, certificate: Certificate) -> TableMarginals:
+        """The same with this certificate."""
+        released = replace(self.marginals.release, certificate=certificate)
+        return replace(self, marginals=replace(self.marginals, release=released))
+
+    def of(self, *columns: str) -> TableMarginals:
+        """One table alone, of columns that are in one table of the release."""
+        self.marginals.plan.variance(columns)
+        return replace(self, axes=tuple((name, dict(self.axes)[name]) for name in columns), tables=(columns,))
+
+    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
+        """The columns of all tables, one below the other; a label is None where a table sums over its column."""
+        _check.probability("level", level)
+        parts = self.parts(1 - (1 - level) / cells_in(self.axes, self.tables) if simultaneous else level)
+        numbers = {name: np.concatenate([part[name] for _, part in parts]) for name in NUMBERS}
+        return self._labels(self.tables) | numbers
+
+    def parts(self, level: float = 0.95) -> list[tuple[Axes, dict[str, Any]]]:
+        """Each table by itself."""
+        found, labels = list[tuple[Axes, dict[str, Any]]](), dict(self.axes)
+        for table in self.tables:
+            ends = self.marginals.interval(table, level)
+            numbers = (self.marginals.table(table), self.marginals.standard_error(table), ends.low, ends.high)
+            columns = {name: np.asarray(part).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)}
+            found.append((tuple((name, labels[name]) for name in table), columns))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class PlanOf:
+    """How marginals are planned, but for the budget: their sizes, which tables, and what errors count."""
+
+    sizes: Mapping[str, int]
+    tables: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def __call__(self, budget: Budget) -> MarginalPlan:
+        """The plan for a budget."""
+        return plan_marginals(self.sizes, budget=budget, **self.tables, **self.options)
+
+    def structure(self) -> MarginalPlan:
+        """A plan with the same residuals and set; these do not depend on the budget or on what errors count."""
+        unknown = set(self.options) - {"weights", "targets", "objective"}
+        if unknown:
+            raise InvalidInput(f"marginals take weights, targets and objective, not {', '.join(sorted(unknown))}")
+        return plan_marginals(self.sizes, budget=Budget(1.0, 1e-6), **self.tables)
+
+
+class MarginalsAnswer(TableAnswer):
+    """Residuals of marginal tables, still private."""
+
+    plan: PlanOf
+    tables: tuple[tuple[str, ...], ...]
+
+    def __new__(
+        cls,
+        value: Any,
+        sensitivity: Sensitivity,
+        query: Mapping[str, Any],
+        axes: Axes,
+        plan: PlanOf,
+        tables: tuple[tuple[str, ...], ...],
+    ) -> MarginalsAnswer:
+        """An answer, with its plan and its tables beside it."""
+        answer: MarginalsAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
+        answer.plan, answer.tables = plan, tables
+        return answer
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return *super().__getnewargs__(), self.plan, self.tables
+
+    @property
+    def cells(self) -> int:
+        """How many numbers the tables have."""
+        return cells_in(self.axes, self.tables)
+
+    def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
+        """All of `release` that comes before the ledger is charged."""
+        if mechanism != "auto" or options:
+            raise InvalidInput("marginals have noise of their own: leave mechanism and its options out")
+        planned = isinstance(budget, Allotment)
+        if planned and self.plan.options:
+            raise InvalidInput("weights, targets and objective need a whole budget; a plan has fixed the noise already")
+        plan = self.plan.structure() if planned else self.plan(budget)
+
+        def outcome(out: Release) -> Labelled:
+            return TableMarginals(MarginalRelease(plan=plan, release=out), self.axes, self.tables)
+
+        prepared = super().prepare(budget, "auto" if planned else plan.law)
+        law = prepared.prepared.certificate.law
+        if not (isinstance(law, Gaussian) and isinstance(law.covariance, ResidualNoise)):
+            raise InvalidInput("the plan has no noise for marginals; plan with shapes: budget.plan(sets, shapes=...)")
+        return replace(prepared, outcome=outcome)
+
+
+def cells_in(axes: Axes, tables: tuple[tuple[str, ...], ...]) -> int:
+    """How many numbers tables have, if they can all be written out."""
+    sizes = {name: len(labels) for name, labels in axes}
+    cells = sum(math.prod(sizes[name] for name in table) for table in tables)
+    if not cells <= MOST_CELLS:
+        raise InvalidInput(
+            f"the tables would have {cells} cells, more than {MOST_CELLS}; ask for fewer, or of fewer columns"
+        )
+    return cells
