@@ -393,7 +393,7 @@ def test_bad_arguments_are_refused(arguments, tmp_path, monkeypatch):
 
 def test_every_flush_is_on_and_a_write_ahead_log_is_undone(used):
     sql(used.path, "PRAGMA journal_mode = WAL")
-    with used._file.transaction() as session:
+    with used._store.transaction() as session:
         assert session.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert session.connection.execute("PRAGMA synchronous").fetchone() == (3,)
     assert os.listdir(used.path.parent) == [used.path.name]
@@ -666,10 +666,10 @@ def test_an_older_file_that_was_tampered_with_stays_as_it_is(path):
 
 
 def test_a_newer_schema_is_refused(used):
-    sql(used.path, "PRAGMA user_version = 6")
+    sql(used.path, "PRAGMA user_version = 7")
     before = used.path.read_bytes()
     for call in (lambda: Ledger(used.path), lambda: used.spend(guarantee(0.001))):
-        with pytest.raises(LedgerError, match="schema 6"):
+        with pytest.raises(LedgerError, match="schema 7"):
             call()
     assert used.path.read_bytes() == before
 
