@@ -393,7 +393,7 @@ def test_bad_arguments_are_refused(arguments, tmp_path, monkeypatch):
 
 def test_every_flush_is_on_and_a_write_ahead_log_is_undone(used):
     sql(used.path, "PRAGMA journal_mode = WAL")
-    with used._store.transaction() as session:
+    with used._book.store.transaction() as session:
         assert session.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert session.connection.execute("PRAGMA synchronous").fetchone() == (3,)
     assert os.listdir(used.path.parent) == [used.path.name]

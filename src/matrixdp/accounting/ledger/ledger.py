@@ -15,29 +15,27 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
-from matrixdp.accounting.filter import Spent
-from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, canonical, hashed, link, sha256
+from matrixdp.accounting.ledger.book import Book, Fields
+from matrixdp.accounting.ledger.chain import Document, canonical, sha256
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
 from matrixdp.accounting.ledger.file import File
 from matrixdp.accounting.ledger.left import Left, Remaining, left
 from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota
-from matrixdp.accounting.ledger.spends import Spend, check_note, checked
-from matrixdp.accounting.ledger.store import Session, Store, tampered
+from matrixdp.accounting.ledger.spends import Spend, checked
+from matrixdp.accounting.ledger.store import Session, Store
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.adjacency import Adjacency, takes_relation
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
-from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError, MatrixDPError
+from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
 from matrixdp.privacy.guarantee import Guarantee
-from matrixdp.privacy.records import encode
 
 SAMPLER_ERROR = 1e-15
 """The error of the sampler that is reserved with a guarantee that states none."""
@@ -93,36 +91,25 @@ class Ledger:
             raise InvalidInput(f"adaptive must be True, False or None, got {_check.kind(adaptive)}")
         names = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
         self._names = {name: value and check_name(name, value) for name, value in names.items()}
-        self._store = _store_of(path, dataset, _check.positive("timeout", timeout))
-        self.name, self.path = self._store.name, self._store.path
-        if not self._store.exists():
+        store = _store_of(path, dataset, _check.positive("timeout", timeout))
+        self.name, self.path = store.name, store.path
+        if not store.exists():
             if budget is None:
                 raise LedgerError(f"there is no ledger {self.name}; create it with a budget (matrixdp ledger create)")
-            self._store.create(budget, adjacency, adaptive is not False)
-        header = self._store.opened(self._open)
+            store.create(budget, adjacency, adaptive is not False)
+        self._book = Book(store)
+        self.budget, self.adaptive, fixed = self._book.budget, self._book.adaptive, self._book.verified.adjacency
         if budget is not None and budget != self.budget:
             raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.name}), got {budget!r}")
-        if adaptive is not None and header.adaptive is not None and adaptive is not self.adaptive:
+        if adaptive is not None and self._book.header.adaptive is not None and adaptive is not self.adaptive:
             raise InvalidInput(f"adaptive must be the ledger's own, {self.adaptive}, got {adaptive!r}")
-        if adjacency is not None and adjacency != self._verified.adjacency:
-            raise InvalidInput(f"adjacency must be the ledger's own, {self._verified.adjacency}, got {adjacency}")
-
-    def _open(self, session: Session) -> Header:
-        header = session.header()
-        try:
-            self.budget = Budget(header.epsilon, header.delta).with_delta("a ledger")
-        except InvalidInput:
-            raise tampered(self.name, "its budget is none") from None
-        self.adaptive = header.adaptive != 0
-        spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
-        self._origin = Total(0, header.genesis(), header.relation, spent)
-        self._verified = self._check_all(session)
-        return header
+        if adjacency is not None and adjacency != fixed:
+            raise InvalidInput(f"adjacency must be the ledger's own, {fixed}, got {adjacency}")
 
     @property
     def adjacency(self) -> Adjacency | None:
         """The adjacency that all spends share; None until the first spend, if none was given at creation."""
-        found = self._current().adjacency
+        found = self._book.current().adjacency
         return None if found is None else Adjacency(found)
 
     @property
@@ -133,7 +120,7 @@ class Ledger:
     @property
     def origin(self) -> str:
         """The hash before the first entry, which no other ledger has."""
-        return self._origin.head
+        return self._book.origin.head
 
     def spend(
         self,
@@ -205,15 +192,15 @@ class Ledger:
         for name, value in self._names.items():
             if arguments.get(name) is None:
                 arguments[name] = value
-        if key is None and self._store.loses_answers:
+        if key is None and self._book.store.loses_answers:
             key = secrets.token_hex(16)
         return checked(certificate, self.budget.epsilon, note=note, key=key, **arguments)
 
     def _spend(self, spend: Spend, *, made: bool = False) -> Entry:
         """Writes a spend or a reservation, if the budget and the quotas allow it, or if it was made already."""
 
-        def work(session: Session) -> tuple[Entry, Total]:
-            before, key = self._catch_up(session), spend.fields["key"]
+        def work(session: Session, before: Total) -> tuple[Entry, Total]:
+            key = spend.fields["key"]
             written = None if key is None else session.row_with_key(key)
             if written is not None:
                 entry = event_of(*written, session.document)
@@ -236,55 +223,11 @@ class Ledger:
                     self._check_budget(after)
                     after.check_quotas(spend.analyst, entry.time)
 
-            found, after = self._append(session, before, record, spend.documents, check)
+            found, after = self._book.append(session, before, record, spend.documents, check)
             assert isinstance(found, Entry)
             return found, after
 
-        entry, self._verified = self._store.write(work)
-        return entry
-
-    def _append(
-        self,
-        session: Session,
-        before: Total,
-        record: Mapping[str, Any],
-        documents: Mapping[str, Document],
-        check: Callable[[Total, Entry | Change], None],
-    ) -> tuple[Entry | Change, Total]:
-        """Writes an entry of any kind, if what follows from it passes the check."""
-        record = {"number": before.entries + 1, "time": session.now(), **record}
-        head = link(before.head, hashed(record))
-        event = event_of(record, head, documents.__getitem__)
-        after = before.followed_by([event])
-        check(after, event)
-        session.append(record, head, documents)
-        before.followed_by(self._walk(session, before))  # reads it back: only what verifies is committed
-        return event, after
-
-    def _change(
-        self,
-        kind: str,
-        note: str,
-        prepare: Callable[[Total, str], tuple[Mapping[str, Any], Mapping[str, Document]]],
-    ) -> Change:
-        """Writes an entry that releases nothing; `prepare` gives its fields and documents, from the total and time."""
-        check_note(note)
-        key = secrets.token_hex(16) if self._store.loses_answers else None
-
-        def work(session: Session) -> tuple[Change, Total]:
-            before = self._catch_up(session)
-            written = None if key is None else session.row_with_key(key)
-            if written is not None:
-                event, after = event_of(*written, session.document), before
-            else:
-                fields, documents = prepare(before, session.now())
-                record = {"kind": kind, "note": note, "key": key, **fields}
-                event, after = self._append(session, before, record, documents, lambda after, event: None)
-            assert isinstance(event, Change)
-            return event, after
-
-        change, self._verified = self._store.write(work)
-        return change
+        return self._book.write(work)
 
     def set_quota(
         self, name: str, budget: Budget, *, per: str | None = None, members: Sequence[str] = (), note: str = ""
@@ -307,7 +250,7 @@ class Ledger:
         """
         quota = Quota(name, budget, per, tuple(members))
 
-        def prepare(before: Total, time: str) -> tuple[Mapping[str, Any], Mapping[str, Document]]:
+        def prepare(before: Total, time: str) -> Fields:
             spent = before.spent_of(quota, time)
             if not spent.fits(before.adjacency or ""):
                 raise InvalidInput(
@@ -317,22 +260,22 @@ class Ledger:
                 )
             return _quota_fields(quota.to_dict())
 
-        self._change("quota", note, prepare)
+        self._book.change("quota", note, prepare)
         return quota
 
     def remove_quota(self, name: str, note: str = "") -> None:
         """Removes a quota; what its members have spent stays in the total."""
 
-        def prepare(before: Total, time: str) -> tuple[Mapping[str, Any], Mapping[str, Document]]:
+        def prepare(before: Total, time: str) -> Fields:
             if name not in before.quotas:
                 raise InvalidInput(f"name must be that of a quota of the ledger, got {_check.shown(name)}")
             return _quota_fields(no_quota(name))
 
-        self._change("quota", note, prepare)
+        self._book.change("quota", note, prepare)
 
     def quotas(self) -> list[Quota]:
         """The quotas that hold now."""
-        return [*self._current().quotas.values()]
+        return [*self._book.current().quotas.values()]
 
     def reserve(
         self,
@@ -369,7 +312,7 @@ class Ledger:
         check_name("name", name)
         if plan is not None and certificate is None and isinstance(plan, Composition):
             certificate, sampling_rate = plan.parts[0].certificate, plan.parts[0].sampling_rate
-        if certificate is None or (planned or plan) is not None and count != 1:
+        if certificate is None or (count != 1 and (planned is not None or plan is not None)):
             raise InvalidInput("reserve needs a certificate or a plan, and count only for single releases")
         if type(certificate) is Guarantee and certificate.total_variation == 0.0:
             certificate = Guarantee(certificate.profile, certificate.adjacency, SAMPLER_ERROR)
@@ -389,23 +332,23 @@ class Ledger:
             kind="reservation",
         )
         self._spend(spend)
-        return self._verified.reservations[name]
+        return self._book.verified.reservations[name]
 
     def give_back(self, name: str, note: str = "") -> int:
         """Gives back what is left of a reservation, and says how many releases, or plans, that is."""
         given: list[int] = []
 
-        def prepare(before: Total, time: str) -> tuple[Mapping[str, Any], Mapping[str, Document]]:
+        def prepare(before: Total, time: str) -> Fields:
             held = before.reserved(check_name("name", name))
             given.append(held.left)
             return {"reservation": name, "analyst": self._names["analyst"]}, {}
 
-        self._change("return", note, prepare)
+        self._book.change("return", note, prepare)
         return given[-1]
 
     def reservations(self) -> list[Reservation]:
         """The open reservations."""
-        return [*self._current().reservations.values()]
+        return [*self._book.current().reservations.values()]
 
     def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
         """Plans releases for the whole budget; see `Budget.plan`. The first of them pays for all.
@@ -414,7 +357,7 @@ class Ledger:
             BudgetExceeded: if the plan does not fit beside what was spent; `budget.split` gives a part to plan for.
         """
         planned = self.budget.plan(sets, weights, shapes)
-        after, uses = self._current().followed_by([]), planned.composition.uses
+        after, uses = self._book.current().followed_by([]), planned.composition.uses
         adjacency = str(planned.composition.adjacency)
         if self.adaptive:
             after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
@@ -434,12 +377,12 @@ class Ledger:
 
     def spent(self, analyst: str | None = None) -> float:
         """The epsilon that all spends together have used, at the budget's delta; or those of one analyst alone."""
-        total = self._current()
+        total = self._book.current()
         return total.epsilon() if analyst is None else self._own(total, analyst)
 
     def analysts(self) -> dict[str, float]:
         """The epsilon of each analyst's own spends, at the budget's delta; an empty name for those without one."""
-        total = self._current()
+        total = self._book.current()
         return {analyst: self._own(total, analyst) for analyst in total.own.analysts()}
 
     def _own(self, total: Total, analyst: str) -> float:
@@ -463,22 +406,16 @@ class Ledger:
             like: a release; how many more like it fit is answered too.
             analyst: whose quotas; left out, those of the analyst that the ledger was opened for, or else all quotas.
         """
-
-        def work(session: Session) -> list[Left]:
-            return left(self._catch_up(session), analyst or self._names["analyst"], session.now(), like)
-
-        return self._store.read(work)
+        who = analyst or self._names["analyst"]
+        return self._book.read(lambda session, total: left(total, who, session.now(), like))
 
     def history(self) -> list[Entry]:
         """All spends, oldest first; the chain is checked on the way."""
-        return [event for event in self._events() if isinstance(event, Entry) and event.kind == "spend"]
+        return [event for event in self._book.events() if isinstance(event, Entry) and event.kind == "spend"]
 
     def changes(self) -> list[Entry | Change]:
         """All quotas, reservations and returns, oldest first."""
-        return [event for event in self._events() if event.kind != "spend"]
-
-    def _events(self) -> list[Entry | Change]:
-        return self._store.read(lambda session: list(self._walk(session, self._origin)))
+        return [event for event in self._book.events() if event.kind != "spend"]
 
     def verify(self, head: str | None = None) -> str:
         """Reads the whole file again and checks it.
@@ -492,11 +429,7 @@ class Ledger:
         if head is not None and not isinstance(head, str):
             raise InvalidInput(f"head must be a hash as verify() gives it, a str, got {_check.kind(head)}")
 
-        def work(session: Session) -> tuple[Total, bool]:
-            self._catch_up(session)  # finds a file that was put back to an earlier state since the last look
-            return self._check_all(session), head in (None, self.origin) or session.has_hash(str(head))
-
-        total, known = self._store.read(work)
+        total, known = self._book.check(head)
         if not known:
             raise LedgerError(
                 f"{self.name} does not contain the hash {head}; entries were removed or rewritten since it was kept"
@@ -508,67 +441,10 @@ class Ledger:
 
         An entry brings those of its documents along that no earlier entry had.
         """
-
-        def work(session: Session) -> tuple[list[Entry | Change], list[dict[str, Any]]]:
-            events = list(self._walk(session, self._origin))
-            lines: list[dict[str, Any]] = [{**session.header().fixed(), "hash": self.origin}]
-            told: set[str] = set()
-            for event in events:
-                names = {event.fields[name] for name in DOCUMENTS if name in event.fields} - told
-                documents = {"documents": {name: session.document(name) for name in sorted(names)}} if names else {}
-                lines.append({**event.fields, **documents, "hash": event.hash})
-                told |= names
-            return events, lines
-
-        events, lines = self._store.read(work)
-        total = self._origin.followed_by(events)
-        spent = encode(total.epsilon())
-        return [*lines, {"entries": total.entries, "releases": total.releases, "spent": spent, "head": total.head}]
-
-    def _current(self) -> Total:
-        return self._store.read(self._catch_up)
-
-    def _catch_up(self, session: Session) -> Total:
-        """Checks what was written since the last look; what was seen before is remembered, not read again."""
-        self._verified = self._verified.followed_by(self._walk(session, self._verified))
-        return self._verified
-
-    def _check_all(self, session: Session) -> Total:
-        session.check_pages()
-        total = self._origin.followed_by(self._walk(session, self._origin))
-        session.check_complete(total.entries)
-        return total
-
-    def _walk(self, session: Session, since: Total) -> Iterator[Entry | Change]:
-        """The entries after a verified beginning; each is checked before it is given out."""
-        header, number, head = session.header(), since.entries, since.head
-        if header.genesis() != self.origin:
-            raise tampered(
-                self.name, "what was fixed at creation, such as the budget, is not what this process has read"
-            )
-        document = lru_cache(maxsize=8)(session.document)
-        for record, found in session.rows(number):
-            number += 1
-            if record["number"] != number:
-                raise tampered(self.name, f"entry {number} is missing")
-            head = link(head, hashed(record))
-            if head != found:
-                fixed = ", or the budget and adjacency before it," if number == 1 else ""
-                raise tampered(self.name, f"entry {number}{fixed} is not what was written")
-            try:
-                entry = event_of(record, head, document)
-            except LedgerError:
-                raise
-            except (KeyError, TypeError, ValueError, AttributeError, MatrixDPError) as reason:
-                raise tampered(self.name, f"entry {number} cannot be read ({type(reason).__name__})") from None
-            yield entry
-        if (number, head) != (header.entries, header.head):
-            raise tampered(
-                self.name, f"it should have {header.entries} entries and the head {header.head}, and has not"
-            )
+        return self._book.export()
 
 
-def _quota_fields(document: Document) -> tuple[Mapping[str, Any], Mapping[str, Document]]:
+def _quota_fields(document: Document) -> Fields:
     digest = sha256(canonical(document))
     return {"quota": digest}, {digest: document}
 

@@ -155,16 +155,16 @@ class Reservation:
         if self.whole:
             if not is_series or dict(block) != dict(self.block):
                 raise InvalidInput(
-                    f"the reservation {self.name!r} is for one plan: spend its releases as a series with the certificate, "
-                    "rate and number planned that were reserved"
+                    f"the reservation {self.name!r} is for one plan: spend its releases as a series with the "
+                    "certificate, rate and number planned that were reserved"
                 )
             needed = 1
         else:
             (kind,) = self.block
             if is_series or not (use == kind or lies_under(use, kind)):
                 raise InvalidInput(
-                    f"certificate must be the one that {self.name!r} was reserved for, or lie under it at every epsilon, "
-                    "with the same sampling rate and no series"
+                    f"certificate must be the one that {self.name!r} was reserved for, or lie under it at every "
+                    "epsilon, with the same sampling rate and no series"
                 )
             needed = sum(block.values())
         if needed > self.left:

@@ -202,12 +202,12 @@ class Total:
             if not spent.fits(self.adjacency or ""):
                 raise BudgetExceeded(
                     f"after this spend, epsilon at delta {quota.budget.delta:g} would be "
-                    f"{spent.epsilon(self.adjacency or ''):.4g} for the quota {quota.name!r}, which is {quota}; nothing "
-                    "was spent. What is left: ledger.left(), or matrixdp ledger left"
+                    f"{spent.epsilon(self.adjacency or ''):.4g} for the quota {quota.name!r}, which is {quota}; "
+                    "nothing was spent. What is left: ledger.left(), or matrixdp ledger left"
                 )
 
     def _charge(self, block: Block, adjacency: str, times: int = 1) -> dict[str, float | None]:
-        """The charge of each of so many blocks that come next; none in a ledger whose releases are all fixed beforehand."""
+        """The charge of each of so many blocks that come next; none where all releases are fixed beforehand."""
         if not self.spent.adaptive:
             return {"charged_mu": None, "charged_delta": None}
         charged = self.spent.charge(block, adjacency, times)
