@@ -24,6 +24,7 @@ from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.book import Book, Fields
 from matrixdp.accounting.ledger.chain import Document, canonical, sha256
+from matrixdp.accounting.ledger.elsewhere import parts_of
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
 from matrixdp.accounting.ledger.file import File
 from matrixdp.accounting.ledger.left import Left, Remaining, left
@@ -186,6 +187,55 @@ class Ledger:
             reservation=reservation,
         )
         return self._spend(spend)
+
+    def record(
+        self,
+        what: Any,
+        note: str = "",
+        *,
+        made: bool = False,
+        count: int = 1,
+        sampling_rate: float = 1.0,
+        adjacency: str | None = None,
+        **names: str | None,
+    ) -> list[Entry]:
+        """Charges a release made elsewhere, by what is known of it; see `elsewhere`.
+
+        Args:
+            what: a Certificate or Guarantee; a Budget(epsilon, delta); {"mu": ...}, {"rho": ...} or {"epsilon": ...,
+                "delta": ...}; or a DpEvent of dp-accounting. State a mu or a rho where one is known: less is lost.
+            note: as for `spend`.
+            made: whether it was made already. Then it is written even if the budget or a quota does not allow it, and
+                the ledger, being over its budget, refuses every spend from then on.
+            count: how many such releases.
+            sampling_rate: as for `spend`.
+            adjacency: which data sets are neighbours; the ledger's own if it has one.
+            names: dataset, analyst, purpose, unit and key, as for `spend`.
+        """
+        if unknown := {*names} - {"dataset", "analyst", "purpose", "unit", "key"}:
+            raise InvalidInput(f"record takes no {sorted(unknown)[0]!r}")
+        relation = checked_adjacency(adjacency or self.adjacency)
+        parts = parts_of(what, relation)
+        whole = Composition(tuple(parts)) if len(parts) > 1 else None
+        if whole is not None and (count, sampling_rate) != (1, 1.0):
+            raise InvalidInput("count and sampling_rate must be 1 for an event of several releases: put them into it")
+        series, key = secrets.token_hex(8), names.pop("key", None)
+        names["unit"] = names.get("unit") or "record"
+        spends = [
+            self._checked(
+                part.certificate,
+                note,
+                key if number == 0 or key is None else f"{key} {number + 1}",
+                count=part.count * count,
+                sampling_rate=part.sampling_rate * sampling_rate,
+                series=None if whole is None else series,
+                planned=None,
+                plan=whole,
+                **names,
+            )
+            for number, part in enumerate(parts)
+        ]
+        return [self._spend(spend, made=made) for spend in spends]
 
     def _checked(self, certificate: Guarantee, note: str, key: str | None, **arguments: Any) -> Spend:
         """The spend with these arguments and the ledger's own names, if they can be used."""
