@@ -22,7 +22,7 @@ from typing import Any
 from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, canonical, now, sha256
 from matrixdp.accounting.ledger.store import Found, Session, tampered
 from matrixdp.budget import Budget
-from matrixdp.errors import LedgerError
+from matrixdp.errors import InvalidInput, LedgerError
 
 SCHEMA = 6
 APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
@@ -185,6 +185,10 @@ class File:
         """The answer of a function that may write, once it is on the disk; nobody else writes meanwhile."""
         with self.transaction("BEGIN IMMEDIATE") as session:
             return work(session)
+
+    def grant(self, role: str, may: str) -> None:
+        """A file has the rights that the system gives it."""
+        raise InvalidInput("grant is for ledgers on PostgreSQL; the rights to a file are the system's: chmod, chown")
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN", *, oldest: int = SCHEMA) -> Iterator[FileSession]:

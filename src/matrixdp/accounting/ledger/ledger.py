@@ -467,6 +467,10 @@ class Ledger:
         """All quotas, reservations and returns, oldest first."""
         return [event for event in self._book.events() if event.kind != "spend"]
 
+    def grant(self, role: str, may: str = "spend") -> None:
+        """Lets a role of the database "read" all its ledgers, or "spend" from them; it never may change an entry."""
+        self._book.store.grant(role, may)
+
     def verify(self, head: str | None = None) -> str:
         """Reads the whole file again and checks it.
 

@@ -98,8 +98,8 @@ RIGHTS = {"read": ("SELECT",), "spend": ("SELECT", "INSERT")}
 
 _TURN = f"SELECT pg_advisory_xact_lock(hashtextextended(%s, {APPLICATION}))"
 _SETTINGS = (
-    "SELECT set_config('lock_timeout', %s, true), set_config('search_path', 'pg_catalog', true), "
-    "set_config('synchronous_commit', 'on', true)"
+    "SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true), "
+    "set_config('search_path', 'pg_catalog', true), set_config('synchronous_commit', 'on', true)"
 )
 _NAMED = ", ".join(f"fields::json ->> '{name}'" for name in DOCUMENTS)
 _HEADER = """
@@ -311,7 +311,9 @@ class Postgres:
         connection = self._connected()
         try:
             connection.execute(f"BEGIN ISOLATION LEVEL {'READ COMMITTED' if write else 'REPEATABLE READ READ ONLY'}")
-            connection.execute(_SETTINGS, (f"{max(1, int(1000 * self._timeout))}ms",))
+            # a client that is gone without a word must not keep the others waiting for longer than they do
+            gone = max(5000, int(1000 * self._timeout / 3))
+            connection.execute(_SETTINGS, (f"{max(1, int(1000 * self._timeout))}ms", f"{gone}ms"))
             yield PostgresSession(connection, self._dataset, self.name)
             connection.execute("COMMIT")
         except BaseException:

@@ -77,6 +77,9 @@ class Store(Protocol):
         It may be called again where its outcome is not known, and finds by its key what it has written.
         """
 
+    def grant(self, role: str, may: str) -> None:
+        """Lets a role of a database "read" or "spend"."""
+
 
 def tampered(name: str | Path, finding: str) -> LedgerError:
     """The error for a ledger whose content is not what was written."""
