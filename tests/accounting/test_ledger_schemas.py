@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from ledgers import BUDGET, GOLDEN, guarantee
+from matrixdp import Budget
 from matrixdp.accounting.filter import RESERVE_ALONE
 from matrixdp.accounting.ledger.exports import verify_export
 from matrixdp.accounting.ledger.ledger import Ledger, LedgerError
@@ -130,6 +131,25 @@ def test_what_a_file_of_schema_4_holds(path):
     assert verify_export(ledger.export(), head)
     with pytest.raises(BudgetExceeded):
         ledger.spend(guarantee(0.1))
+
+
+def test_what_a_file_of_schema_5_holds(path):
+    path.write_bytes((GOLDEN / "ledger-schema-5.db").read_bytes())
+    ledger = Ledger(path)
+    head = "0dd2514a8e36733f75fa86cfdafb03f56c89ac2f32cdede416c932857b86335b"
+    assert ledger.verify() == head
+    assert [(entry.note, entry.series, entry.analyst, entry.key, entry.kind) for entry in ledger.history()] == [
+        ("matrix", None, "A. Person", "5eed", "spend"),
+        ("part 1", "plan", None, None, "spend"),
+        ("part 2", "plan", None, None, "spend"),
+        ("stated", None, None, None, "spend"),
+    ]
+    assert ledger.spent() == pytest.approx(2.724689234120203, rel=1e-9)
+    assert ledger.remaining().mu == pytest.approx(0.25706829870527176, rel=1e-9)
+    ledger.spend(guarantee(0.2), "part 3", series="plan")  # the plan goes on where it was left
+    ledger.set_quota("ada", Budget(1.0, 1e-6))
+    ledger.spend(guarantee(0.1), analyst="ada")
+    assert verify_export(ledger.export(), head)
 
 
 def test_an_older_file_that_was_tampered_with_stays_as_it_is(path):

@@ -11,7 +11,7 @@ transcript, and are computed for noise that is drawn from its law exactly.
   densities is at most e^E along every transcript, so R(S) <= e^E Q(S).
   With no Gaussian block E may be a little above epsilon: what is E-private is (epsilon, d)-private if
   e^E - e^epsilon <= d (1 + e^E), as randomized response is the worst (kairouz2017composition).
-  What is known by a curve that ends at (E, d) is no worse than randomized response with E that reveals everything with
+  What is stated by a curve that ends at (E, d) is no worse than randomized response with E that reveals everything with
   probability d (kairouz2017composition). So it costs E, and d is added to what the samplers reveal.
 - *Rényi* (`Renyi`), at a fixed order: the divergences add up to at most R, from which (epsilon, d) follows
   (feldman2021individual, for divergences that are chosen in view of earlier answers).
@@ -26,9 +26,10 @@ from functools import lru_cache
 
 from matrixdp.accounting.methods import Use, pure_epsilon
 from matrixdp.accounting.renyi import Orders, divergences, largest_divergence, log_delta
+from matrixdp.accounting.stated import StatedCurve
 from matrixdp.budget import Budget
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.guarantee import Curve, GaussianProfile, Profile
+from matrixdp.privacy.guarantee import GaussianProfile, Profile
 
 _UP = 1.0 + 2.0**-48  # more than the rounding of the few operations that follow one another here
 PURE = 0.01
@@ -66,7 +67,7 @@ def cost(block: Mapping[Use, int], adjacency: str, orders: Orders) -> Cost:
     steps: dict[tuple[Profile, float], int] = {}
     for use, count in block.items():
         steps[use.profile, use.sampling_rate] = steps.get((use.profile, use.sampling_rate), 0) + count
-    ended = {use: use.profile for use in rest if isinstance(use.profile, Curve)}
+    ended = {use: use.profile for use in rest if isinstance(use.profile, StatedCurve)}
     pure = [pure_epsilon({use: count for use, count in rest.items() if use not in ended})]
     pure += [rest[use] * curve.epsilons[-1] for use, curve in ended.items()]
     revealed = [count * use.revealed() for use, count in block.items()]

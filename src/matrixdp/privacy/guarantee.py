@@ -80,11 +80,6 @@ class Curve:
         if not (len(self.epsilons) == len(self.deltas) >= 2 and self.epsilons[0] == 0 and rising and falling):
             raise InvalidInput("a curve needs epsilons that rise from 0 and as many deltas that fall, two or more")
 
-    @property
-    def pure_epsilon(self) -> float:
-        """Where delta reaches 0; infinite if it does not."""
-        return self.epsilons[-1] if self.deltas[-1] == 0 else math.inf
-
     def delta(self, epsilon: float) -> float:
         """The least delta that holds at this epsilon."""
         at = np.array([_check.at_least_zero("epsilon", epsilon)])

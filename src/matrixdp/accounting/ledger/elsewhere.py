@@ -2,32 +2,27 @@
 
 - mu: Gaussian noise, exactly.
 - rho (zCDP): Rényi divergences alpha rho at every order, which add up; see `renyi.Concentrated`.
-- (epsilon, delta): the worst pair of laws with this guarantee. With probability delta it reveals everything, else
-  it is randomized response with epsilon. Its curve, delta + (1 - delta)(e^epsilon - e^x)/(1 + e^epsilon) up to
-  x = epsilon and delta beyond, is linear in e^x, so a `Curve` of two points has it exactly (kairouz2017composition).
+- (epsilon, delta): the worst pair of laws with this guarantee, exactly; see `stated.by_budget`.
 - An event of dp-accounting: Gaussian and discrete Laplace noise exactly, Laplace noise by 257 points on its curve, and
   compositions and Poisson samples of these; rho as above.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from matrixdp import _check
 from matrixdp.accounting.composition import Part
 from matrixdp.accounting.renyi import Concentrated
+from matrixdp.accounting.stated import by_budget, laplace
 from matrixdp.adjacency import Adjacency
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy.discrete import DiscreteProfile
-from matrixdp.privacy.guarantee import Curve, GaussianProfile, Guarantee, Profile
+from matrixdp.privacy.guarantee import GaussianProfile, Guarantee, Profile
 
 _UP = 1.0 + 2.0**-48
-_POINTS = 257
 _FORMS = (
     'a Certificate or Guarantee, a Budget(epsilon, delta), {"mu": ...}, {"rho": ...}, {"epsilon": ..., "delta": ...} '
     "or a DpEvent of dp-accounting"
@@ -45,13 +40,6 @@ def parts_of(what: Any, adjacency: Adjacency) -> list[Part]:
     if type(what).__module__.partition(".")[0] == "dp_accounting":
         return _by_event(what, adjacency)
     raise InvalidInput(f"what must be {_FORMS}, got {_check.kind(what)}")
-
-
-def by_budget(budget: Budget) -> Curve:
-    """The curve of the worst release with this epsilon and delta."""
-    epsilon, delta = budget.epsilon, budget.delta
-    first = min(1.0, (delta + (1.0 - delta) * math.tanh(epsilon / 2.0)) * _UP)
-    return Curve((0.0, epsilon), (max(first, delta), delta))
 
 
 def _by_numbers(what: Mapping[str, Any]) -> Profile:
@@ -76,7 +64,7 @@ def _by_event(event: Any, adjacency: Adjacency) -> list[Part]:
     if isinstance(event, dp.GaussianDpEvent):
         return one(GaussianProfile(_UP / _check.positive("noise_multiplier", event.noise_multiplier)))
     if isinstance(event, dp.LaplaceDpEvent):
-        return one(_laplace(_UP / _check.positive("noise_multiplier", event.noise_multiplier)))
+        return one(laplace(_UP / _check.positive("noise_multiplier", event.noise_multiplier)))
     if isinstance(event, dp.DiscreteLaplaceDpEvent):
         scale = 1.0 / (_check.positive("noise_parameter", event.noise_parameter) * _UP)
         return one(DiscreteProfile(1.0, scale, _check.count("sensitivity", event.sensitivity)))
@@ -95,11 +83,3 @@ def _by_event(event: Any, adjacency: Adjacency) -> list[Part]:
         f"what must be an event of Gaussian, Laplace, discrete Laplace or concentrated noise, or a composition or "
         f"Poisson samples of single ones, got {type(event).__name__}; state it as a rho, or as epsilon and delta"
     )
-
-
-def _laplace(epsilon: float) -> Curve:
-    """Laplace noise with this pure epsilon: delta(x) = 1 - e^((x - epsilon)/2), bounded by chords between points."""
-    points = np.linspace(0.0, epsilon, _POINTS)
-    deltas = -np.expm1((points - epsilon) / 2.0) * _UP
-    deltas[-1] = 0.0
-    return Curve(tuple(points.tolist()), tuple(np.minimum(deltas, 1.0).tolist()))

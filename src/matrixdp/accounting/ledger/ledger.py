@@ -30,6 +30,7 @@ from matrixdp.accounting.ledger.file import File
 from matrixdp.accounting.ledger.left import Left, Remaining, left
 from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota
 from matrixdp.accounting.ledger.spends import Spend, checked
+from matrixdp.accounting.ledger.statement import Facts, statement
 from matrixdp.accounting.ledger.store import Session, Store
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.adjacency import Adjacency, takes_relation
@@ -298,6 +299,8 @@ class Ledger:
         Raises:
             InvalidInput: if the members have spent more already; nothing is changed then.
         """
+        if isinstance(members, str):
+            raise InvalidInput("members must be a list of analysts, not one name")
         quota = Quota(name, budget, per, tuple(members))
 
         def prepare(before: Total, time: str) -> Fields:
@@ -349,8 +352,9 @@ class Ledger:
 
         Args:
             name: new among the open reservations.
-            certificate: what each release guarantees; needed unless a plan is given. A stated Guarantee without an
-                error of the sampler is reserved with one of 1e-15, more than releases have up to a million entries.
+            certificate: what each release guarantees; needed unless a plan is given. A stated Guarantee for single
+                releases, without an error of the sampler, is reserved with one of 1e-15; that is more than releases
+                of up to a million entries have.
             count: how many single releases.
             sampling_rate: as for `spend`.
             planned: how many releases the training has.
@@ -362,9 +366,10 @@ class Ledger:
         check_name("name", name)
         if plan is not None and certificate is None and isinstance(plan, Composition):
             certificate, sampling_rate = plan.parts[0].certificate, plan.parts[0].sampling_rate
-        if certificate is None or (count != 1 and (planned is not None or plan is not None)):
+        single = planned is None and plan is None
+        if certificate is None or not (single or count == 1):
             raise InvalidInput("reserve needs a certificate or a plan, and count only for single releases")
-        if type(certificate) is Guarantee and certificate.total_variation == 0.0:
+        if single and type(certificate) is Guarantee and certificate.total_variation == 0.0:
             certificate = Guarantee(certificate.profile, certificate.adjacency, SAMPLER_ERROR)
         spend = self._checked(
             certificate,
@@ -372,7 +377,7 @@ class Ledger:
             None,
             count=count,
             sampling_rate=sampling_rate,
-            series=None if planned is None and plan is None else name,
+            series=None if single else name,
             planned=planned,
             plan=plan,
             unit="record",
@@ -446,7 +451,7 @@ class Ledger:
         of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5). If the
         ledger was opened for an analyst, no more than the quotas of that analyst leave.
         """
-        rows = self.left()
+        rows = self.left() if self._names["analyst"] else self.left()[:1]
         return Remaining(min(row.mu for row in rows), min(row.epsilon for row in rows))
 
     def left(self, like: Guarantee | None = None, analyst: str | None = None) -> list[Left]:
@@ -466,6 +471,37 @@ class Ledger:
     def changes(self) -> list[Entry | Change]:
         """All quotas, reservations and returns, oldest first."""
         return [event for event in self._book.events() if event.kind != "spend"]
+
+    def statement(self, year: int | None = None, kind: str = "markdown") -> str:
+        """One page in plain language: what was released, to whom it applies, the exact total, the risk, the head.
+
+        Args:
+            year: of the releases that are listed (UTC); left out, all. The total is always that of all years.
+            kind: "markdown", "html", or "json" in the fields of the public registry of deployments.
+        """
+        if year is not None and not 1900 <= _check.count("year", year) <= 9999:
+            raise InvalidInput(f"year must be one with four digits, got {_check.shown(year)}")
+        events = self._book.events()
+        total = self._book.origin.followed_by(events)
+        spends = [event for event in events if isinstance(event, Entry) and event.kind == "spend"]
+        chosen = [entry for entry in spends if year is None or entry.time[:4] == f"{year:04}"]
+        adjacency, adaptive = total.adjacency or "", self.adaptive
+        of_year = total.own.spent(self.budget, total.own.analysts(), "", adjacency, adaptive, year)
+        facts = Facts(
+            dataset=self._names["dataset"] or (self.path.name if self.path else self.name),
+            year=year,
+            entries=chosen,
+            before=len(spends),
+            budget=self.budget,
+            adjacency=total.adjacency,
+            spent=total.epsilon(),
+            spent_in_year=of_year.epsilon(adjacency),
+            kept=total.fits(),
+            analysts={analyst: self._own(total, analyst) for analyst in total.own.analysts()},
+            quotas=[*total.quotas.values()],
+            head=total.head,
+        )
+        return statement(facts, kind)
 
     def grant(self, role: str, may: str = "spend") -> None:
         """Lets a role of the database "read" all its ledgers, or "spend" from them; it never may change an entry."""

@@ -197,11 +197,19 @@ class Own:
         """All that were ever charged; an empty name for spends without one."""
         return sorted({analyst for analyst, _ in self.months})
 
-    def spent(self, budget: Budget, analysts: Iterable[str], since: str, adjacency: str, adaptive: bool) -> Spent:
-        """What these analysts were charged since a month, held to a budget."""
+    def spent(
+        self,
+        budget: Budget,
+        analysts: Iterable[str],
+        since: str,
+        adjacency: str,
+        adaptive: bool,
+        year: int | None = None,
+    ) -> Spent:
+        """What these analysts were charged since a month, or in one year, held to a budget."""
         found, chosen = Spent(budget, adaptive), {*analysts}
         for (analyst, month), kinds in self.months.items():
-            if analyst in chosen and month >= since:
+            if analyst in chosen and month >= since and year in (None, int(month[:4])):
                 for (block, charge), times in kinds.items():
                     if charge is None:
                         found.fixed.update({use: count * times for use, count in block})
