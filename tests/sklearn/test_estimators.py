@@ -7,7 +7,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from matrixdp import Budget
+from matrixdp import Budget, Ledger
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.sklearn import (
     PrivateCovariance,
@@ -264,3 +264,14 @@ def test_masked_records_are_refused_and_text_is_not_quoted():
     with pytest.raises(InvalidInput, match="text in it") as caught:
         PrivateHistogram(edges=edges, epsilon=1.0, delta=1e-6).fit([["SECRET"], ["1.0"]])
     assert "SECRET" not in str(caught.value)
+
+
+def test_a_real_ledger_knows_who_asked(records, tmp_path):
+    Ledger(tmp_path / "budget.db", Budget(3.0, 1e-6)).set_quota("ada", Budget(1.5, 1e-6))
+    ledger = Ledger(tmp_path / "budget.db", analyst="ada", purpose="report")
+    pca = PrivatePCA(budget=BUDGET, norm=2.0, ledger=ledger).fit(records)
+    (entry,) = ledger.history()
+    assert (entry.analyst, entry.purpose, entry.note) == ("ada", "report", "PrivatePCA.fit")
+    assert entry.certificate.mu == pca.certificate_.mu
+    with pytest.raises(BudgetExceeded, match="quota 'ada'"):
+        clone(pca).fit(records)

@@ -13,6 +13,7 @@ noise the largest mu), and are the same in both directions. Hence D of a profile
 - Sampled Gaussian noise under add/remove: dp-accounting's (mironov2019renyi), with more than its rounding added.
 - Other sampled releases: sampling only hides more, so as without it.
 - What is merely stated as rho-concentrated (zCDP): alpha rho, by definition.
+- What is merely stated with a pure epsilon E: that of randomized response with E, which dominates it at every epsilon.
 - Of other profiles no divergence is known here: infinite.
 """
 
@@ -29,6 +30,7 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp._rounding import rounded_up
+from matrixdp.accounting.stated import StatedCurve
 from matrixdp.adjacency import REPLACE
 from matrixdp.privacy.cells import TINY, UNIT, cell_loss, sum_rounding
 from matrixdp.privacy.discrete import DiscreteProfile
@@ -105,7 +107,15 @@ def _divergences(profile: Profile, rate: float, orders: Orders) -> tuple[float, 
         )
     if isinstance(profile, Concentrated):
         return tuple(order * profile.rho * (1.0 + 4.0 * UNIT) for order in orders)
+    if isinstance(profile, StatedCurve) and profile.pure_epsilon < math.inf:
+        return tuple(_randomized_response(profile.pure_epsilon, order) for order in orders)
     return (math.inf,) * len(orders)
+
+
+def _randomized_response(epsilon: float, order: float) -> float:
+    """log(p^a (1-p)^(1-a) + (1-p)^a p^(1-a)) / (a-1), with p = e^epsilon / (1 + e^epsilon)."""
+    total = float(np.logaddexp((order - 1.0) * epsilon, -order * epsilon)) - math.log1p(math.exp(-epsilon))
+    return (max(total, 0.0) + 16.0 * UNIT * (order * epsilon + 1.0)) / (order - 1.0)
 
 
 def _of_cell(exponent: float, scale: float, shift: int, order: float) -> float:
