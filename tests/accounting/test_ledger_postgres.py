@@ -310,7 +310,9 @@ def test_a_server_that_is_killed_and_started_again_in_mid_spend(own_server):
 
 def _start_again(server):
     """Starts a killed server, as soon as its processes have noticed that and are gone."""
+    time.sleep(1.0)
     for _ in range(40):
+        (server.pgdata / "postmaster.pid").unlink(missing_ok=True)  # nobody may reap the process that it names
         try:
             server.ensure_postgres_running()
             return

@@ -267,7 +267,7 @@ def test_masked_records_are_refused_and_text_is_not_quoted():
 
 
 def test_a_real_ledger_knows_who_asked(records, tmp_path):
-    Ledger(tmp_path / "budget.db", Budget(3.0, 1e-6)).set_quota("ada", Budget(1.5, 1e-6))
+    Ledger(tmp_path / "budget.db", Budget(3.0, 1e-6)).set_quota("ada", Budget(1.2, 1e-6))
     ledger = Ledger(tmp_path / "budget.db", analyst="ada", purpose="report")
     pca = PrivatePCA(budget=BUDGET, norm=2.0, ledger=ledger).fit(records)
     (entry,) = ledger.history()
