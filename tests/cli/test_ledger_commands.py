@@ -170,7 +170,7 @@ def test_a_series_is_shown_with_its_plan(call, file):
 
 
 def test_bad_spends_are_refused(refused, file, tmp_path):
-    assert "either --mu or --certificate" in refused("ledger", "spend", file)
+    assert "one of --mu, --rho, --epsilon" in refused("ledger", "spend", file)
     assert "--adjacency must be" in refused("ledger", "spend", file, "--mu", "0.1")
     assert "--mu must be" in refused("ledger", "spend", file, "--mu", "nan", "--adjacency", "replace")
     assert "cannot be read" in refused("ledger", "spend", file, "--certificate", tmp_path / "missing.json")
@@ -212,3 +212,57 @@ def test_a_release_is_charged(call, refused, file, people, tmp_path):
         "release", people, *MOMENT, "--ledger", tmp_path / "no.db", "--epsilon", "1", "--output", tmp_path / "third.npy"
     )
     assert len(Ledger(file).history()) == 1
+
+
+def test_quotas_reservations_and_what_is_left(call, refused, file):
+    record = ("ledger", "record", file, "--adjacency", "add/remove", "--analyst", "ada")
+    assert call("ledger", "quota", file, "ada", "--epsilon", "1", "--per", "year").exit_code == 0
+    assert call(*record, "--epsilon", "0.2", "--note", "elsewhere").exit_code == 0
+    assert call("ledger", "reserve", file, "weekly", "--mu", "0.02", "--count", "5", "--analyst", "ada").exit_code == 0
+    rows = json.loads(call("ledger", "left", file, "--mu", "0.01", "--json").stdout)
+    assert [row["name"] for row in rows] == ["total", "ada"]
+    assert rows[0]["releases"] > rows[1]["releases"] > 0
+    printed = call("ledger", "left", file, "--analyst", "ada").stdout
+    assert "per year" in printed
+    assert "is reserved" in printed
+    assert "5 of weekly" in call("ledger", "give-back", file, "weekly").stdout
+    history = call("ledger", "history", file).stdout
+    for words in ("quota ada: epsilon 1", "elsewhere", "reservation weekly", "given back: weekly"):
+        assert words in history
+    assert [each["number"] for each in json.loads(call("ledger", "history", file, "--json").stdout)] == [1, 2, 3, 4]
+    assert "quota 'ada'" in refused(*record, "--mu", "0.3")
+    assert "have spent already" in refused("ledger", "quota", file, "ada", "--epsilon", "0.1")
+    assert "either --epsilon or --remove" in refused("ledger", "quota", file, "ada")
+    assert "a quota of the ledger covers" in refused(*record[:-1], "eve", "--rho", "0.001")
+    assert call("ledger", "quota", file, "ada", "--remove").exit_code == 0
+    assert "PostgreSQL" in refused("ledger", "grant", file, "somebody")
+    assert verify_export(Ledger(file).export())
+
+
+@pytest.mark.parametrize("form", ["markdown", "html", "json"])
+def test_a_statement_of_a_year(call, refused, file, tmp_path, form):
+    Ledger(file).record({"mu": 0.1}, "table <3>", adjacency="add/remove", analyst="ada", purpose="report")
+    year, out = Ledger(file).history()[0].time[:4], tmp_path / "page"
+    assert call("ledger", "statement", file, "--year", year, "--format", form, "--out", out).exit_code == 0
+    text = out.read_text()
+    assert Ledger(file).verify() in text
+    assert "ada" in text
+    assert ("&lt;3&gt;" in text) == (form == "html")
+    if form == "json":
+        found = json.loads(text)["deployment"]["privacy_loss"]["privacy_parameters"]
+        assert found == {"epsilon": Ledger(file).spent(), "delta": 1e-6}
+    else:
+        assert "right in half of all cases by chance" in text
+    assert "table" not in call("ledger", "statement", file, "--year", "1999", "--format", form).stdout
+    assert "kind must" in refused("ledger", "statement", file, "--format", "pdf")
+
+
+def test_a_release_carries_names(call, refused, file, people, tmp_path):
+    Ledger(file).set_quota("ada", Budget(1.0, 1e-6))
+    release = ("release", people, *MOMENT, "--epsilon", "0.5", "--ledger", file)
+    assert "covers" in refused(*release, "--output", tmp_path / "a.csv")
+    names = ("--analyst", "ada", "--purpose", "report")
+    assert call(*release, *names, "--output", tmp_path / "a.csv").exit_code == 0
+    (entry,) = Ledger(file).history()
+    assert (entry.analyst, entry.purpose) == ("ada", "report")
+    assert "for a --ledger" in refused(*release[:-2], *names, "--output", tmp_path / "b.csv")

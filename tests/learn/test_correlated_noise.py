@@ -210,7 +210,7 @@ def test_a_record_takes_part_at_the_turns_of_its_group():
     noise = CorrelatedNoise(public(records=400, batch_size=50, steps=48), over_time([1.0, 0.5], 48, 30, 9.0), 4)
     batches = [set(noise.batch(step)) for step in range(48)]
     groups = [set.union(*batches[turn::4]) for turn in range(4)]
-    assert len(set.union(*groups)) == sum(map(len, groups)) == 400
+    assert 390 < len(set.union(*groups)) == sum(map(len, groups))  # one in 4096 records never takes part
     count, mean = sum(map(len, batches)), 48 / 4 * noise.rate * 400
     assert noise.rate == 0.5
     assert abs(count - mean) < stats.norm.isf(FALSE_ALARMS / 2) * math.sqrt(mean * 0.5)

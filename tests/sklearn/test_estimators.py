@@ -284,3 +284,14 @@ def test_records_with_ids_are_certified_for_units(estimator, records, tmp_path):
         clone(model).fit(rows, target, ids=ids)
     with pytest.raises(InvalidInput, match="add/remove"):
         clone(model).set_params(adjacency="replace").fit(rows, target, ids=ids, contributions=2)
+
+
+def test_a_real_ledger_knows_who_asked(records, tmp_path):
+    Ledger(tmp_path / "budget.db", Budget(3.0, 1e-6)).set_quota("ada", Budget(1.2, 1e-6))
+    ledger = Ledger(tmp_path / "budget.db", analyst="ada", purpose="report")
+    pca = PrivatePCA(budget=BUDGET, norm=2.0, ledger=ledger).fit(records)
+    (entry,) = ledger.history()
+    assert (entry.analyst, entry.purpose, entry.note) == ("ada", "report", "PrivatePCA.fit")
+    assert entry.certificate.mu == pca.certificate_.mu
+    with pytest.raises(BudgetExceeded, match="quota 'ada'"):
+        clone(pca).fit(records)
