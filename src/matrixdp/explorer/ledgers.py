@@ -1,0 +1,113 @@
+"""The view Ledger: every spend, who made it, what is left over time, and whether the chain is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.ledger.entries import Entry
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.budget import Budget
+from matrixdp.explorer.jobs import Tell, silent
+from matrixdp.explorer.snippets import Snippet, command, lines
+
+
+@dataclass(frozen=True)
+class Line:
+    """One spend, as it is shown.
+
+    Attributes:
+        number: of the entry.
+        time: when it was made.
+        note: what it was for.
+        analyst: who made it; empty if nobody said.
+        purpose: what it is for.
+        unit: whom it protects.
+        guarantee: in words.
+        spent: epsilon of all spends up to it, at the budget's delta.
+    """
+
+    number: int
+    time: str
+    note: str
+    analyst: str
+    purpose: str
+    unit: str
+    guarantee: str
+    spent: float
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that the view shows of a ledger.
+
+    Attributes:
+        path: its file.
+        budget: what all spends together may use.
+        adjacency: which data sets are neighbours; empty if no spend has fixed that yet.
+        spent: epsilon of all spends, at the budget's delta.
+        left_mu: what one more Gaussian release may have.
+        left_epsilon: the epsilon of such a release.
+        lines: all spends, oldest first.
+        analysts: epsilon of the spends of each analyst alone, with their number.
+        head: the last hash of the chain, which was checked.
+        kept: a hash that was kept elsewhere, and that the chain contains.
+    """
+
+    path: str
+    budget: Budget
+    adjacency: str
+    spent: float
+    left_mu: float
+    left_epsilon: float
+    lines: tuple[Line, ...]
+    analysts: dict[str, tuple[int, float]]
+    head: str
+    kept: str | None = None
+
+    def snippet(self) -> Snippet:
+        """What shows the same."""
+        python = lines(
+            "from matrixdp import Ledger",
+            "",
+            f"ledger = Ledger({self.path!r})",
+            "print(ledger.budget, ledger.spent(), ledger.remaining())",
+            "for entry, spent in zip(ledger.history(), ledger.spent_over_time()):",
+            "    print(entry.number, entry.time, entry.note, entry.analyst, entry.profile, spent)",
+            f"print(ledger.verify({'' if self.kept is None else repr(self.kept)}))",
+        )
+        commands = command("ledger", "show", self.path), command("ledger", "verify", self.path, head=self.kept)
+        return Snippet(python, lines(commands))
+
+
+def shown(path: str, kept: str | None = None, tell: Tell = silent) -> Shown:
+    """Reads a ledger and checks its chain, which must contain a hash that was kept, if there is one."""
+    tell(0, 4)
+    ledger = Ledger(path)
+    entries, remaining = ledger.history(), ledger.remaining()
+    tell(1, 4)
+    spent = ledger.spent_over_time()
+    tell(2, 4)
+    found = tuple(_line(entry, epsilon) for entry, epsilon in zip(entries, spent, strict=True))
+    names = sorted({line.analyst for line in found})
+    analysts = {name: _of([each for each in entries if (each.analyst or "") == name], ledger) for name in names}
+    tell(3, 4)
+    adjacency = str(ledger.adjacency or "")
+    head = ledger.verify(kept)
+    left = (remaining.mu, remaining.epsilon)
+    return Shown(path, ledger.budget, adjacency, ledger.spent(), *left, found, analysts, head, kept)
+
+
+def _line(entry: Entry, spent: float) -> Line:
+    uses = f", {entry.count} releases" if entry.count > 1 else ""
+    words = (entry.analyst or "", entry.purpose or "", entry.unit)
+    return Line(entry.number, entry.time, entry.note, *words, f"{entry.profile}{uses}", spent)
+
+
+def _of(entries: Sequence[Entry], ledger: Ledger) -> tuple[int, float]:
+    """How many spends these are, and their epsilon if they were all that was spent and were planned together."""
+    accountant = Accountant()
+    for entry in entries:
+        accountant.add(entry.guarantee, count=entry.count, sampling_rate=entry.sampling_rate)
+    return len(entries), accountant.epsilon(ledger.budget.delta)
