@@ -101,7 +101,10 @@ class Access:
         a Strict cookie along.
         """
         cookie = f"{COOKIE}={self._cookie}; Path={self._folder}/; HttpOnly; SameSite=Strict"
-        text = f'<!doctype html><meta http-equiv="refresh" content="0;url={self._folder}/"><title>matrixdp</title>\n'
+        text = (
+            f'<!doctype html><meta http-equiv="refresh" content="0;url={self._folder}/"><link rel="icon" href="data:,">'
+            "<title>matrixdp</title>\n"
+        )
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"set-cookie", cookie.encode())]
         await _answer(self._guarded(send), 200, headers, text)
 

@@ -78,9 +78,9 @@ def line_chart(
     x, y = across(point[0]), down(point[1])
     parts.append(f'<path class="guide" d="M{LEFT} {y:.1f}H{x:.1f}V{HEIGHT - BOTTOM}"/>')
     for mechanism, xs, ys in lines:
-        kept = [(across(a), down(b)) for a, b in zip(xs, ys, strict=True) if b > 10.0**-power]
-        if kept:
-            path = "L".join(f"{a:.1f} {b:.1f}" for a, b in kept)
+        kept = _above(list(zip(xs, ys, strict=True)), 10.0**-power)
+        if len(kept) > 1:
+            path = "L".join(f"{across(a):.1f} {down(b):.1f}" for a, b in kept)
             parts.append(
                 f'<path class="curve" style="stroke:{colour(mechanism)}" stroke-dasharray="{dash(mechanism)}" '
                 f'd="M{path}"><title>{escape(mechanism)}</title></path>'
@@ -88,6 +88,21 @@ def line_chart(
     parts.append(f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
     parts.append(_text(x + 9, y - 7, "the budget", "start", "point-name"))
     return _drawing(parts, title, names)
+
+
+def _above(points: Sequence[tuple[float, float]], floor: float) -> list[tuple[float, float]]:
+    """The points of a falling curve down to the floor, which it meets on the straight line of the drawing."""
+    kept: list[tuple[float, float]] = []
+    for x, y in points:
+        if y > floor:
+            kept.append((x, y))
+            continue
+        if kept:
+            a, b = kept[-1]
+            share = math.log(b / floor) / math.log(b / y) if y > 0 else 1.0
+            kept.append((a + share * (x - a), floor))
+        break
+    return kept
 
 
 def step_chart(heights: Sequence[float], limit: float, *, title: str, names: tuple[str, str]) -> str:

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from matrixdp.budget import Budget
-from matrixdp.comparison import COPIES, KEEPS, Comparison, Row, compare
+from matrixdp.comparison import KEEPS, Comparison, Row, compare
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.explorer.jobs import Tell, silent
 from matrixdp.explorer.snippets import Snippet, call, command, lines
-from matrixdp.mechanisms import RECIPES, calibrate
+from matrixdp.mechanisms import calibrate
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Sensitivity
 
@@ -140,29 +140,25 @@ class Compared:
 
 
 def compared(setting: Setting, tell: Tell = silent) -> Compared:
-    """Calibrates and certifies every mechanism, one after the other, and then computes their profiles.
+    """Calibrates and certifies every mechanism, and then computes their profiles.
 
     Args:
         setting: what to compare.
         tell: told how much is done, and the table when it is complete.
     """
+    tell(0, 0)
     shape, sensitivity, budget = setting.shape, setting.sensitivity, setting.budget
-    rows: list[Row] = []
-    for place, name in enumerate(RECIPES):
-        tell(place, 2 * len(RECIPES))
-        rows += compare(shape, sensitivity, budget, [name]).rows
-    applicable = [row.mechanism for row in rows if not row.note]
-    rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
-    found = Compared(setting, Comparison(shape, sensitivity, budget, tuple(rows), COPIES), (), None)
+    found = Compared(setting, compare(shape, sensitivity, budget), (), None)
     epsilons = tuple(2 * setting.epsilon * place / (POINTS - 1) for place in range(POINTS))
-    for place, name in enumerate(applicable):
-        tell(2 * len(RECIPES) - len(applicable) + place, 2 * len(RECIPES), found)
+    for place, row in enumerate(found.applicable):
+        tell(place, len(found.applicable), found)
         try:
-            certificate = certify(calibrate(name, shape=shape, sensitivity=sensitivity, budget=budget), sensitivity)
-            curve = Curve(name, epsilons, tuple(certificate.delta(epsilon) for epsilon in epsilons))
+            law = calibrate(row.mechanism, shape=shape, sensitivity=sensitivity, budget=budget)
+            certificate = certify(law, sensitivity)
+            curve = Curve(row.mechanism, epsilons, tuple(certificate.delta(epsilon) for epsilon in epsilons))
         except MatrixDPError:
             continue
-        claim = _claim(certificate, found.comparison) if name == REFUTED else found.claim
+        claim = _claim(certificate, found.comparison) if row.mechanism == REFUTED else found.claim
         found = replace(found, curves=(*found.curves, curve), claim=claim)
     return found
 

@@ -24,7 +24,8 @@ class Line:
         analyst: who made it; empty if nobody said.
         purpose: what it is for.
         unit: whom it protects.
-        guarantee: in words.
+        epsilon: what it has alone, at the budget's delta; for several releases, each of them.
+        releases: how many it is for.
         spent: epsilon of all spends up to it, at the budget's delta.
     """
 
@@ -34,7 +35,8 @@ class Line:
     analyst: str
     purpose: str
     unit: str
-    guarantee: str
+    epsilon: float
+    releases: int
     spent: float
 
 
@@ -89,7 +91,7 @@ def shown(path: str, kept: str | None = None, tell: Tell = silent) -> Shown:
     tell(1, 4)
     spent = ledger.spent_over_time()
     tell(2, 4)
-    found = tuple(_line(entry, epsilon) for entry, epsilon in zip(entries, spent, strict=True))
+    found = tuple(_line(entry, total, ledger.budget) for entry, total in zip(entries, spent, strict=True))
     names = sorted({line.analyst for line in found})
     analysts = {name: _of([each for each in entries if (each.analyst or "") == name], ledger) for name in names}
     tell(3, 4)
@@ -99,10 +101,10 @@ def shown(path: str, kept: str | None = None, tell: Tell = silent) -> Shown:
     return Shown(path, ledger.budget, adjacency, ledger.spent(), *left, found, analysts, head, kept)
 
 
-def _line(entry: Entry, spent: float) -> Line:
-    uses = f", {entry.count} releases" if entry.count > 1 else ""
+def _line(entry: Entry, spent: float, budget: Budget) -> Line:
     words = (entry.analyst or "", entry.purpose or "", entry.unit)
-    return Line(entry.number, entry.time, entry.note, *words, f"{entry.profile}{uses}", spent)
+    alone = entry.profile.epsilon(budget.delta)
+    return Line(entry.number, entry.time, entry.note, *words, alone, entry.count, spent)
 
 
 def _of(entries: Sequence[Entry], ledger: Ledger) -> tuple[int, float]:

@@ -43,14 +43,12 @@ class Part:
     Attributes:
         statistic: what is wanted.
         epsilon: what it has alone, at the budget's delta.
-        share: its part of the budget: epsilon^2 over the sum of all of them, as the losses of many releases add up.
-        noise: the noise in words.
+        noise: which mechanism it is of.
         bars: the error bars.
     """
 
     statistic: Statistic
     epsilon: float
-    share: float
     noise: str
     bars: ErrorBars
 
@@ -90,10 +88,9 @@ def planned(request: Request, tell: Tell = silent) -> Planned:
         prepared.append(answer.prepare(budget))
     certificates = [each.prepared.certificate for each in prepared]
     epsilons = [each.epsilon(request.budget.delta) for each in certificates]
-    squares = math.fsum(each**2 for each in epsilons)
     parts = tuple(
         Part(
-            statistic, epsilon, epsilon**2 / squares, str(certificate.law), error_bars(statistic, answer, each)
+            statistic, epsilon, certificate.source.partition(" [")[0], error_bars(statistic, answer, each)
         )
         for statistic, answer, each, certificate, epsilon in zip(
             request.statistics, answers, prepared, certificates, epsilons, strict=True

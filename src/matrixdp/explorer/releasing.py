@@ -1,8 +1,8 @@
 """The view Release: what will be published and what it costs; then, once confirmed, the release itself.
 
 Every preview has a key. Confirming it twice, by a double click or after a reload, is confirming it once: `Desk` starts
-one release per key, and the ledger would charge it once too. A release goes on where its page is closed, and its files
-stay with the desk, for every tab, until the program ends.
+one release per key, and no noise is drawn for a key that the ledger knows. A release goes on where its page is closed.
+Its files stay with the desk, for every tab, until the program ends.
 """
 
 from __future__ import annotations
@@ -158,13 +158,18 @@ class Outcome:
 
 @dataclass
 class _Charge:
-    """Charges a ledger under a key, and remembers the entry."""
+    """Charges a ledger under a key, once, and remembers the entry.
+
+    A key pays for one draw of noise. Where the ledger knows it, that noise may have been drawn: nothing is drawn again.
+    """
 
     ledger: Ledger
     words: Mapping[str, Any]
     entry: int = 0
 
     def spend(self, certificate: Guarantee, note: str = "") -> object:
+        if any(entry.key == self.words["key"] for entry in self.ledger.history()):
+            raise InvalidInput("this preview was released already, and is paid for once; make another preview")
         self.entry = self.ledger.spend(certificate, note, **self.words).number
         return self.entry
 

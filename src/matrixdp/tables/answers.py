@@ -89,5 +89,5 @@ class _PerUnit:
     ledger: Ledger
     unit: str
 
-    def spend(self, certificate: Guarantee, note: str = "") -> object:
-        return self.ledger.spend(certificate, note=note, unit=self.unit)
+    def spend(self, certificate: Guarantee, note: str = "", **terms: Any) -> object:
+        return self.ledger.spend(certificate, note=note, unit=self.unit, **terms)

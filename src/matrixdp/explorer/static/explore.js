@@ -7,7 +7,8 @@
   }
 
   function show(range) {
-    const text = String(values(range)[range.value]);
+    const value = values(range)[range.value];
+    const text = value < 1e-3 ? value.toExponential() : String(value);
     range.setAttribute("aria-valuetext", text);
     const output = document.getElementById(range.id + "_output");
     if (output) output.textContent = text;

@@ -12,7 +12,7 @@ from htmltools import HTML, Tag, TagChild, TagList, tags
 from shiny import reactive, ui
 
 from matrixdp.errors import InvalidInput
-from matrixdp.explorer.jobs import Cancelled, Job, Tell
+from matrixdp.explorer.jobs import Job, Tell
 from matrixdp.explorer.snippets import Snippet
 from matrixdp.explorer.tables import About
 
@@ -27,6 +27,7 @@ class Watched:
         self.result: reactive.Value[Any] = reactive.Value(None)
         self.message: reactive.Value[str] = reactive.Value("")
         self.progress: reactive.Value[tuple[int, int, int] | None] = reactive.Value(None)
+        self.running: reactive.Value[bool] = reactive.Value(False)
         self._job: reactive.Value[Job[Any] | None] = reactive.Value(None)
 
         @reactive.effect
@@ -35,10 +36,10 @@ class Watched:
             if job is None:
                 return
             finished = job.finished  # before the rest, which does not change after it
-            with reactive.isolate():
-                self.progress.set(None if finished else (job.done, job.total, int(job.seconds)))
-                self.message.set(job.message if finished else "")
-                self.result.set(None if job.failed else job.result)
+            _set(self.progress, None if finished else (job.done, job.total, int(job.seconds)))
+            _set(self.running, not finished)
+            _set(self.message, job.message if finished else "")
+            _set(self.result, None if job.failed else job.result)
             if not finished:
                 reactive.invalidate_later(POLL)
 
@@ -53,6 +54,7 @@ class Watched:
     def refuse(self, problem: Exception) -> None:
         """Shows what is wrong with what was asked for, in place of a computation."""
         self._job.set(None)
+        self.running.set(False)
         self.progress.set(None)
         self.result.set(None)
         self.message.set(str(problem))
@@ -78,12 +80,17 @@ class Watched:
 
     def said(self) -> str:
         """What a screen reader is told: that it computes, and that it is done."""
-        if self.progress() is not None:
+        if self.running():
             return f"{self.name}…"
         return "" if self.result() is None else f"{self.name}: done."
 
 
-__all__ = ["Cancelled", "Watched"]
+def _set(value: reactive.Value[Any], new: Any) -> None:
+    """Sets a value only if it changes, so that nothing is drawn again without need."""
+    with reactive.isolate():
+        before = value()
+    if before is not new and (type(before) is not type(new) or before != new):
+        value.set(new)
 
 
 def watching(prefix: str) -> TagList:
@@ -194,7 +201,9 @@ def short(number: float) -> str:
         return "-"
     if math.isinf(number):
         return "none"
-    return f"{number:,.3g}" if 1e-3 <= abs(number) < 1e6 or number == 0 else f"{number:.2e}"
+    if 1000 <= abs(number) < 1e6:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if 1e-3 <= abs(number) < 1000 or number == 0 else f"{number:.2e}"
 
 
 # --- the fields of a table ---

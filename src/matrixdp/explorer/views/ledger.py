@@ -63,7 +63,7 @@ def serve(input: Any) -> None:
 
     @render.ui
     def ledger_hint() -> Tag | None:
-        if watched.result() is not None or watched.message() or watched.progress() is not None:
+        if watched.result() is not None or watched.message() or watched.running():
             return None
         return card("No ledger shown yet", tags.p("Name the file of a ledger."))
 
@@ -121,13 +121,23 @@ def _history(found: Shown) -> TagList:
     entries: list[list[TagChild]] = [
         [
             str(line.number), line.time[:16].replace("T", " "), line.note, line.analyst or "-", line.purpose or "-",
-            line.unit, line.guarantee, rounded_up(line.spent),
+            line.unit, str(line.releases), rounded_up(line.epsilon), rounded_up(line.spent),
         ]
         for line in reversed(found.lines)
     ]  # fmt: skip
-    heads = ("Entry", "Time (UTC)", "Note", "Analyst", "Purpose", "Protects", "Guarantee", "Total epsilon")
+    heads = (
+        "Entry",
+        "Time (UTC)",
+        "Note",
+        "Analyst",
+        "Purpose",
+        "Protects",
+        "Releases",
+        "Epsilon each",
+        "Total epsilon",
+    )
     who = "Epsilon of each one's own spends, if there were no others. These do not add up to the total."
     return TagList(
         card("Who spent what", columns_of(("Analyst", "Entries", "Epsilon"), people, who)) if people else None,
-        card("History", columns_of(heads, entries, "All entries, the latest first.", text=7)),
+        card("History", columns_of(heads, entries, "All entries, the latest first.", text=6)),
     )

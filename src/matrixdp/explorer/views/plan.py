@@ -91,7 +91,7 @@ def serve(input: Any) -> None:
 
     @render.ui
     def plan_hint() -> Tag | None:
-        if watched.result() is not None or watched.message() or watched.progress() is not None:
+        if watched.result() is not None or watched.message() or watched.running():
             return None
         return card("Nothing planned yet", tags.p("Name a domain and what you want to know from the table."))
 
@@ -121,7 +121,7 @@ def known_columns(input: Any, prefix: str) -> Tag | None:
 
 def _table(found: Planned) -> Tag:
     together = sum(part.epsilon for part in found.parts)
-    heads = ("Statistic", "Noise", "Share of the budget", "Numbers", "Typical error", "Largest error")
+    heads = ("Statistic", "Noise", "Epsilon alone", "Numbers", "Typical error", "Largest error")
     rows = [_row(part, part.epsilon / together) for part in found.parts]
     budget = found.request.budget
     total = tags.p(
@@ -139,7 +139,7 @@ def _table(found: Planned) -> Tag:
 def _row(part: Part, share: float) -> list[TagChild]:
     bar = tags.span(
         tags.span(style=f"width:{100 * share:.1f}%", class_="mdp-bar"),
-        tags.span(f"epsilon {rounded_up(part.epsilon, 3)} alone"),
+        tags.span(rounded_up(part.epsilon, 3)),
         class_="mdp-barred",
     )
     bars = part.bars

@@ -61,9 +61,9 @@ def page(records: str, domain: str, ledger: str) -> Tag:
     results = TagList(
         watching("release"),
         ui.output_ui("release_shown"),
-        ui.output_ui("release_code"),
         tags.div(ui.output_text("release_told"), role="status", aria_live="polite", class_="visually-hidden"),
         ui.output_ui("release_list"),
+        ui.output_ui("release_code"),
     )
     lead = (
         "See what will be published and what it costs; then confirm. The ledger is charged before any noise is drawn."
