@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
+from matrixdp.explorer.comparing import Compared, Setting
 from matrixdp.explorer.releasing import Desk
 from matrixdp.explorer.views import compare, ledger, plan, release
 
@@ -32,9 +33,10 @@ class Given:
 def application(given: Given) -> Starlette:
     """The page as an ASGI application, without any control of access: see `access`."""
     desk = Desk()
+    known: dict[Setting, Compared] = {}  # small: the sliders have few places
 
     def server(input: Inputs, output: Outputs, session: Session) -> None:
-        compare.serve(input)
+        compare.serve(input, known)
         plan.serve(input)
         release.serve(input, session, desk)
         ledger.serve(input)

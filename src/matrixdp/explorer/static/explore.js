@@ -59,6 +59,13 @@
     if (button) setTimeout(function () { button.disabled = true; }, 0);
   });
 
+  // Shiny shows the name of an uploaded file in a field without a label.
+  document.addEventListener("DOMContentLoaded", function () {
+    document.querySelectorAll("input[readonly]").forEach(function (field) {
+      field.setAttribute("aria-label", "Name of the uploaded file");
+    });
+  });
+
   Shiny.addCustomMessageHandler("mdp-focus", function (message) {
     // after the element has been drawn
     setTimeout(function () {

@@ -57,8 +57,13 @@ def page() -> Tag:
     return view("Compare mechanisms", lead, controls, results)
 
 
-def serve(input: Any) -> None:
-    """Computes again whenever a slider has come to rest."""
+def serve(input: Any, known: dict[Setting, Compared]) -> None:
+    """Computes again whenever a slider has come to rest.
+
+    Args:
+        input: what the page asks for.
+        known: what was computed before, for all tabs.
+    """
     watched = Watched("Comparing mechanisms")
 
     @reactive.calc
@@ -75,7 +80,7 @@ def serve(input: Any) -> None:
     @reactive.effect
     def _start() -> None:
         asked = setting()
-        watched.start(lambda tell: compared(asked, tell))
+        watched.start(lambda tell: known.get(asked) or known.setdefault(asked, compared(asked, tell)))
 
     @render.text
     def compare_said() -> str:
