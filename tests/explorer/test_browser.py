@@ -13,7 +13,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import warnings
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,6 @@ CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = os.environ.get("MATRIXDP_SCREENSHOTS")
 WAIT = 60_000  # milliseconds; numba may compile first
 
-if CHROMIUM is None:
-    warnings.warn("there is no chromium: the tests of the page in a browser are LEFT OUT; apt-get install chromium", pytest.PytestWarning, stacklevel=1)  # fmt: skip  # noqa: E501
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),

@@ -125,7 +125,7 @@ def _claim(claim: Claim) -> Tag:
         "R1SMG beside its claim",
         tags.p(tags.strong(verdict), " Its noise has rank one, and leaves other directions bare."),
         tags.div(
-            facts(("Claimed", f"epsilon {claim.claimed.epsilon:g} at delta {claim.claimed.delta:g}")),
+            facts(("Claimed (epsilon, delta)", f"({claim.claimed.epsilon:g}, {claim.claimed.delta:g})")),
             facts(("True delta at that epsilon", rounded_up(claim.true_delta, 3))),
             facts(("True epsilon at that delta", short(claim.true_epsilon))),
             facts(("Error, and the least that keeps it", f"{short(claim.error)} / {short(claim.least_error)}")),
@@ -178,7 +178,7 @@ def badge(verdict: str) -> Tag:
 
 def _curves(found: Compared) -> Tag:
     groups = grouped(found.curves)
-    lines = [(names[0], curve.epsilons, curve.deltas) for names, curve in groups]
+    lines = [(names[0], curve.epsilons, curve.deltas) for names, curve in reversed(groups)]  # the best one on top
     budget = found.comparison.budget
     svg = line_chart(
         lines,
