@@ -8,11 +8,13 @@ import io
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from websockets.sync.client import connect
 
 import hospital
 from matrixdp import Budget, Ledger
+from matrixdp.explorer import server
 
 CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = os.environ.get("MATRIXDP_SCREENSHOTS")
@@ -38,12 +41,11 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explore")
     hospital.hospital(2000).to_csv(folder / "patients.csv", index=False)
     (folder / "domain.toml").write_text(hospital.domain(missing="out").to_toml())
-    (folder / "large.csv").write_text("sex,region\n" + "f,north\nm,south\n" * 600_000)
     (folder / "small.toml").write_text(
         '[columns.sex]\nkind = "categorical"\nvalues = ["f", "m"]\n'
         '[columns.region]\nkind = "categorical"\nvalues = ["north", "south"]\n'
     )
-    for name, epsilon in (("budget.db", 3.0), ("tabs.db", 1.0), ("reload.db", 1.0)):
+    for name, epsilon in (("budget.db", 3.0), ("tabs.db", 1.0), ("reload.db", 1.0), ("long.db", 1.0)):
         Ledger(folder / name, Budget(epsilon, 1e-6))
     return folder
 
@@ -53,15 +55,15 @@ def address(home):
     """The address of a running page."""
     program = "from matrixdp.cli import main; main()"
     given = ["--records", "patients.csv", "--domain", "domain.toml", "--ledger", "budget.db"]
-    server = subprocess.Popen(
+    running = subprocess.Popen(
         [sys.executable, "-c", program, "explore", "--no-browser", *given],
         cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        yield server.stdout.readline().strip()
+        yield running.stdout.readline().strip()
     finally:
-        server.terminate()
-        _, said = server.communicate(timeout=20)
+        running.terminate()
+        _, said = running.communicate(timeout=20)
     assert "Traceback" not in said, said
 
 
@@ -210,6 +212,24 @@ def test_the_source_of_the_page_holds_no_record(page, home):
     assert not [cell for cell in cells if cell in content]
 
 
+def test_the_page_opens_by_a_file_that_only_its_owner_can_read(browser, address, monkeypatch):
+    """So the token is in no argument of a program; and the cookie comes along, though the file is another site."""
+    opened_by = []
+    monkeypatch.setattr("webbrowser.open", opened_by.append)
+    context = browser.new_context()
+    with ExitStack() as stack:
+        server._open(address, stack)
+        (file,) = opened_by
+        path = Path(file.removeprefix("file://"))
+        assert path.parent.stat().st_mode & 0o077 == 0
+        tab = context.new_page()
+        tab.goto(file)
+        tab.wait_for_selector("#compare_table table", timeout=WAIT)
+    assert not path.exists()
+    assert "token" not in tab.url
+    context.close()
+
+
 # --- several tabs, reloads ---
 
 
@@ -231,31 +251,44 @@ def test_two_tabs_that_spend_at_once_cannot_overspend(browser, address, home):
     context.close()
 
 
+@contextmanager
+def busy(ledger):
+    """Another program is writing to the ledger: a release waits for it, in the middle."""
+    other = sqlite3.connect(ledger, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
 def test_a_reload_in_mid_release_charges_once_and_keeps_the_release(page, home):
-    preview(page, records="large.csv", domain="small.toml", ledger="reload.db")
-    page.click("#release_confirm")
-    page.wait_for_selector("#release_list :text('Releasing')", timeout=WAIT)
-    page.reload()
-    go(page, "Release")
-    page.wait_for_selector("#release_list h2:has-text('Releas') ", timeout=WAIT)
-    page.wait_for_selector("#release_list h2:text-matches('^Released: counts by region')", timeout=WAIT)
-    (entry,) = Ledger(home / "reload.db").history()
-    assert entry.number == 1
+    preview(page, ledger="reload.db")
+    with busy(home / "reload.db"):
+        page.click("#release_confirm")
+        page.wait_for_selector("#release_list h2:has-text('Releasing: counts by region')", timeout=WAIT)
+        page.reload()
+        go(page, "Release")
+        page.wait_for_selector("#release_list h2:has-text('Releasing: counts by region')", timeout=WAIT)
+        assert page.locator("#release_confirm").count() == 0
+    page.wait_for_selector("#release_list h2:has-text('Released: counts by region')", timeout=WAIT)
     assert "north" in page.inner_text("#release_list table")
+    assert len(Ledger(home / "reload.db").history()) == 1
 
 
 def test_a_long_release_blocks_no_other_view(page, home):
-    Ledger(home / "long.db", Budget(1.0, 1e-6))
-    preview(page, records="large.csv", domain="small.toml", ledger="long.db")
-    page.click("#release_confirm")
-    page.wait_for_selector("#release_list :text('Releasing')", timeout=WAIT)
-    go(page, "Plan")
-    page.fill("#plan_statistics", "counts by sex")
-    page.click("#plan_start")
-    page.wait_for_selector("#plan_table tbody tr", timeout=WAIT)
-    assert Ledger(home / "long.db").history() == []  # it was still reading
-    go(page, "Release")
-    page.wait_for_selector("#release_list h2:text-matches('^Released: counts by region')", timeout=WAIT)
+    preview(page, epsilon="0.25", ledger="long.db")
+    with busy(home / "long.db"):
+        page.click("#release_confirm")
+        page.wait_for_selector("#release_list h2:has-text('Releasing')", timeout=WAIT)
+        go(page, "Plan")
+        page.fill("#plan_statistics", "counts by sex")
+        page.click("#plan_start")
+        page.wait_for_selector("#plan_table tbody tr", timeout=WAIT)
+        go(page, "Release")
+        assert page.locator("#release_list h2:has-text('Releasing')").count() == 1
+    page.wait_for_selector("#release_list h2:has-text('Released: counts by region, epsilon 0.25')", timeout=WAIT)
 
 
 # --- who may talk to it ---
@@ -336,12 +369,12 @@ def test_it_follows_the_scheme_and_fits_the_width(browser, address, scheme, widt
 
 
 def test_the_program_ends_when_it_is_interrupted(home):
-    server = subprocess.Popen(
+    running = subprocess.Popen(
         [sys.executable, "-c", "from matrixdp.cli import main; main()", "explore", "--no-browser"],
         cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert server.stdout.readline().startswith("http://127.0.0.1:")
+    assert running.stdout.readline().startswith("http://127.0.0.1:")
     time.sleep(0.5)
-    server.send_signal(2)
-    _, said = server.communicate(timeout=30)
+    running.send_signal(2)
+    _, said = running.communicate(timeout=30)
     assert "Traceback" not in said

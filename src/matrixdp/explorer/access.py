@@ -45,8 +45,9 @@ class Access:
         self._host = f"127.0.0.1:{port}"
         self._token, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._folder = f"/{secrets.token_hex(16)}"
+        # No script in the page itself is run. Shiny puts two there, for busy indicators and for dates; none is needed.
         self._policy = (
-            "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+            "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
             f"img-src 'self' data:; font-src 'self'; connect-src 'self' ws://{self._host}; form-action 'self'; "
             "base-uri 'none'; frame-ancestors 'none'"
         )

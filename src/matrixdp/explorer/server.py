@@ -42,7 +42,14 @@ def serve(given: Given, *, port: int = 0, browser: bool = True, say: Callable[[s
             raise InvalidInput(f"port {port} of {HOST} cannot be used ({reason.strerror}); leave --port out") from None
         access = Access(application(given), listening.getsockname()[1])
         # No access log: it would hold the token.
-        config = uvicorn.Config(access, log_level="error", access_log=False, lifespan="on", ws="websockets-sansio")
+        config = uvicorn.Config(
+            access,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="websockets-sansio",
+        )
         say(access.address)
         if browser:
             _open(access.address, stack)
