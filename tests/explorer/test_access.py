@@ -148,6 +148,8 @@ def test_outside_the_folder_nothing_is_answered(access):
 def test_every_answer_keeps_the_page_to_itself(access):
     folder, cookie = admitted(access)
     for sent in (ask(access), ask(access, f"{folder}/", cookie=cookie)):
+        names = [name for name, _ in sent[0]["headers"]]
+        assert len(names) == len(set(names))  # those of the page itself are replaced
         policy = header(sent, "content-security-policy")
         assert policy.startswith("default-src 'none'")
         assert "frame-ancestors 'none'" in policy
