@@ -14,6 +14,7 @@ ROOMS = [
     "_check",
     "_extras",
     "_rounding",
+    "_pages",
     "postprocess",
     "adjacency",
     "budget",

@@ -27,6 +27,13 @@ def guarantee(mu):
     return Guarantee(GaussianProfile(mu), "add/remove")
 
 
+def at(place, budget=None, **options):
+    """The ledger at a place: a file, or an address and the name of a data set."""
+    if isinstance(place, list):
+        return Ledger(place[0], budget, dataset=place[1], **options)
+    return Ledger(place, budget, **options)
+
+
 def fork(work, *arguments):
     """Runs the function in a child, whose exit status is its answer; the child's own children and output end there."""
     child = os.fork()
@@ -43,14 +50,14 @@ def status(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def race(path, workers, spends, mu):
+def race(place, workers, spends, mu):
     """All create the ledger and spend from it at once; each answers how often it was allowed to."""
     gate, opened = os.pipe()
 
     def work():
         os.close(opened)
         os.read(gate, 1)  # returns when the parent closes its end
-        ledger, allowed = Ledger(path, BUDGET), 0
+        ledger, allowed = at(place, BUDGET), 0
         for _ in range(spends):
             try:
                 ledger.spend(guarantee(mu))
@@ -61,17 +68,17 @@ def race(path, workers, spends, mu):
 
     children = [fork(work) for _ in range(workers)]
     os.close(opened)
-    return {"allowed": [status(child) for child in children], "entries": len(Ledger(path).history())}
+    return {"allowed": [status(child) for child in children], "entries": len(at(place).history())}
 
 
-def share(path, workers, spends, planned):
+def share(place, workers, spends, planned):
     """All use up one series at once; each answers how many of its releases it was allowed."""
     gate, opened = os.pipe()
 
     def work():
         os.close(opened)
         os.read(gate, 1)
-        ledger, allowed = Ledger(path, BUDGET), 0
+        ledger, allowed = at(place, BUDGET), 0
         for _ in range(spends):
             try:
                 ledger.spend(guarantee(0.001), series="shared", planned=planned)
@@ -82,7 +89,7 @@ def share(path, workers, spends, planned):
 
     children = [fork(work) for _ in range(workers)]
     os.close(opened)
-    allowed, entries = [status(child) for child in children], Ledger(path).history()
+    allowed, entries = [status(child) for child in children], at(place).history()
     return {
         "allowed": allowed,
         "used": sum(e.count for e in entries),
@@ -90,21 +97,21 @@ def share(path, workers, spends, planned):
     }
 
 
-def retries(path, workers, keys):
+def retries(place, workers, keys):
     """All spend under the same keys at once; each checks that it got the entries that are in the ledger."""
     gate, opened = os.pipe()
 
     def work():
         os.close(opened)
         os.read(gate, 1)
-        ledger = Ledger(path, BUDGET)
+        ledger = at(place, BUDGET)
         entries = [ledger.spend(guarantee(0.001), f"spend {number}", key=f"key {number}") for number in range(keys)]
         return int({entry.hash for entry in entries} != {entry.hash for entry in ledger.history()})
 
     children = [fork(work) for _ in range(workers)]
     os.close(opened)
     same = [status(child) for child in children] == [0] * workers
-    return {"same": same, "entries": len(Ledger(path).history())}
+    return {"same": same, "entries": len(at(place).history())}
 
 
 def broken_off(folder, rounds, planned):
@@ -144,14 +151,15 @@ def killed(work, longest, moments):
     return status(child)
 
 
-def crash(folder, rounds, spend_first):
+def crash(folder, rounds, spend_first, place=None):
     """Kills a worker that spends and releases, again and again, and looks at what is left each time."""
     path, output = Path(folder, "ledger.db"), Path(folder, "output")
-    Ledger(path, BUDGET)
+    place = place or str(path)
+    watching = at(place, BUDGET)
     output.touch()
 
     def work(steps=10**6):
-        ledger = Ledger(path)
+        ledger = at(place)
         with output.open("a") as released:
 
             def release(text):
@@ -173,7 +181,7 @@ def crash(folder, rounds, spend_first):
     for _ in range(rounds):
         killed(work, longest, moments)
         journals += path.with_name("ledger.db-journal").exists()
-        spent = [entry.hash for entry in Ledger(path).history()]
+        spent = [entry.hash for entry in (watching if isinstance(place, list) else at(place)).history()]
         lines = output.read_text().splitlines()
         unspent, lost = len(lines) - len(spent), spend_first and not set(spent).issuperset(lines)
         if unspent > 0 or lost or len(spent) < before:
@@ -303,7 +311,7 @@ SCENARIOS = {
 
 
 def answer(name, *arguments):
-    signal.alarm(120)
+    signal.alarm(170)
     print(json.dumps(SCENARIOS[name](*arguments)), flush=True)
 
 

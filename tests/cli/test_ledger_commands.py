@@ -170,7 +170,7 @@ def test_a_series_is_shown_with_its_plan(call, file):
 
 
 def test_bad_spends_are_refused(refused, file, tmp_path):
-    assert "either --mu or --certificate" in refused("ledger", "spend", file)
+    assert "one of --mu, --rho, --epsilon" in refused("ledger", "spend", file)
     assert "--adjacency must be" in refused("ledger", "spend", file, "--mu", "0.1")
     assert "--mu must be" in refused("ledger", "spend", file, "--mu", "nan", "--adjacency", "replace")
     assert "cannot be read" in refused("ledger", "spend", file, "--certificate", tmp_path / "missing.json")

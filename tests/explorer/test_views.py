@@ -9,6 +9,7 @@ from matrixdp import Budget, Ledger, compare
 from matrixdp.errors import InvalidInput, LedgerError
 from matrixdp.explorer import comparing, ledgers, planning, releasing
 from matrixdp.explorer.charts import interval_chart, line_chart, step_chart, ticks
+from matrixdp.explorer.snippets import without_password
 from matrixdp.explorer.statistics import FORMS, statistic, statistics
 from matrixdp.explorer.tables import About
 from matrixdp.planning import Plan
@@ -54,6 +55,12 @@ def test_the_options_of_a_line(line, options):
 def test_a_line_that_is_none_is_refused(line):
     with pytest.raises(InvalidInput):
         statistics(line)
+
+
+def test_no_password_is_shown():
+    assert without_password("postgresql://ada:secret@host:5432/db") == "postgresql://ada@host:5432/db"
+    assert without_password("postgresql://host/db") == "postgresql://host/db"
+    assert without_password("folder/budget.db") == "folder/budget.db"
 
 
 # --- compare ---
@@ -214,7 +221,7 @@ def test_a_preview_spends_nothing_and_says_what_a_release_costs(folder):
 
 
 def test_a_release_agrees_with_python_and_the_command(folder, run_python, run_commands):
-    request = asked()
+    request = asked(analyst="ada", purpose="annual report")
     out = releasing.released(request, "key")
     names, _ = run_python(request.snippet().python)
     (folder / "table.csv").unlink()
@@ -226,7 +233,8 @@ def test_a_release_agrees_with_python_and_the_command(folder, run_python, run_co
         assert other.to_dict()["law"] == out.certificate.to_dict()["law"]
     entries = Ledger("budget.db").history()
     assert len(entries) == 3
-    assert {(entry.note, entry.unit) for entry in entries} == {("counts", "patient_id")}
+    told = {(entry.note, entry.unit, entry.analyst, entry.purpose) for entry in entries}
+    assert told == {("counts", "patient_id", "ada", "annual report")}
     assert {Path(name).name for name in out.files} == {
         path.name for path in folder.iterdir() if path.name in {*out.files, "table.csv"}
     }
@@ -292,6 +300,22 @@ def test_the_ledger_shows_what_python_and_the_commands_give(folder, run_python, 
     assert said["spent"] == found.spent
     assert [entry["analyst"] for entry in said["entries"]] == [line.analyst for line in found.lines]
     assert found.head in run_commands(verify)
+
+
+def test_quotas_and_reservations_are_shown_and_kept(folder):
+    ledger = Ledger("budget.db")
+    ledger.set_quota("ada", Budget(0.6, 1e-6), per="year")
+    with pytest.raises(InvalidInput):
+        releasing.preview(asked(analyst="bob"))
+    found = releasing.preview(asked(analyst="ada"))
+    assert [each.name for each in found.left] == ["total", "ada"]
+    releasing.released(found.request, "first")
+    job = releasing.Desk().confirm(releasing.preview(asked(analyst="ada")))
+    job.wait()
+    assert job.failed
+    shown = ledgers.shown("budget.db")
+    assert [(each.name, each.per) for each in shown.left] == [("total", None), ("ada", "year")]
+    assert len(shown.lines) == 1
 
 
 def test_a_kept_hash_must_be_in_the_chain(folder):

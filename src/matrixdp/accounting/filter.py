@@ -55,6 +55,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -99,9 +100,8 @@ class Spent:
         adaptive: whether blocks may be chosen in view of earlier answers; if not, all releases are in `fixed`.
         several: whether all filters are used, or the Gaussian one alone.
         fixed: releases that were all fixed before any answer; they are one block, and come first.
-        first: the first of the other blocks.
-        blocks: how many others there are.
-        converted: how many of them are not Gaussian.
+        kinds: how often each of the other blocks occurs.
+        converted: how many additions were not Gaussian; each has a share of k.
         mus: how often each mu was charged.
         deltas: how often each delta was charged.
         costs: how often each cost occurred, for the other filters.
@@ -111,8 +111,7 @@ class Spent:
     adaptive: bool = True
     several: bool = True
     fixed: Counter[Use] = field(default_factory=Counter)
-    first: Block = field(default_factory=dict)
-    blocks: int = 0
+    kinds: Counter[frozenset[tuple[Use, int]]] = field(default_factory=Counter)
     converted: int = 0
     mus: Counter[float] = field(default_factory=Counter)
     deltas: Counter[float] = field(default_factory=Counter)
@@ -123,30 +122,38 @@ class Spent:
         return replace(
             self,
             fixed=Counter(self.fixed),
+            kinds=Counter(self.kinds),
             mus=Counter(self.mus),
             deltas=Counter(self.deltas),
             costs=Counter(self.costs),
         )
 
-    def charge(self, block: Block, adjacency: str) -> Charge:
-        """What a block costs if it comes next."""
-        return charge(block, self._share(self.converted + (not _is_gaussian(self.fixed))), adjacency)
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, but for `fixed`."""
+        return self.kinds.total()
 
-    def add(self, block: Block, charged: Charge, adjacency: str) -> None:
-        """Adds a block that costs so much."""
-        if not self.blocks:
-            self.first = block
-        self.blocks += 1
-        self.converted += not _is_gaussian(block)
-        self.mus[charged.mu] += 1
-        self.deltas[charged.delta] += 1
+    def charge(self, block: Block, adjacency: str, times: int = 1) -> Charge:
+        """What each of so many equal blocks costs if they come next."""
+        return charge(block, self._share(self.converted + (not _is_gaussian(self.fixed))) / times, adjacency)
+
+    def add(self, block: Block, charged: Charge, adjacency: str, times: int = 1) -> None:
+        """Adds so many equal blocks that cost so much each; a negative number takes blocks out that were never used."""
+        kind = frozenset(block.items())
+        counters: list[tuple[Counter[Any], Any]] = [(self.kinds, kind), (self.mus, charged.mu)]
+        counters.append((self.deltas, charged.delta))
         if self.several:
-            self.costs[limits.cost(block, adjacency, limits.orders_for(self.budget))] += 1
+            counters.append((self.costs, limits.cost(block, adjacency, limits.orders_for(self.budget))))
+        for counter, name in counters:
+            counter[name] += times
+            if not counter[name]:
+                del counter[name]
+        self.converted += times > 0 and not _is_gaussian(block)
 
     def fits(self, adjacency: str) -> bool:
         """Whether all blocks together keep the budget."""
         if self._is_one_block():
-            return methods.delta(self.fixed or self.first, adjacency, self.budget.epsilon) <= self.budget.delta
+            return methods.delta(self._one_block(), adjacency, self.budget.epsilon) <= self.budget.delta
         total, spent = self._total(adjacency), self._cost()
         kept = self._kept(total) and float(gaussian.delta(total.mu, self.budget.epsilon)) <= self._rest()
         return kept or any(limit.holds(spent) for limit in self._limits(spent))
@@ -154,7 +161,7 @@ class Spent:
     def epsilon(self, adjacency: str) -> float:
         """epsilon of all blocks together at the budget's delta, rounded up; by the filter that asks for the least."""
         if self._is_one_block():
-            return methods.epsilon(self.fixed or self.first, adjacency, self.budget.delta)
+            return methods.epsilon(self._one_block(), adjacency, self.budget.delta)
         total, spent = self._total(adjacency), self._cost()
         found = float(gaussian.epsilon(total.mu, self._rest())) if self._kept(total) else math.inf
         return min([found, *(limit.epsilon(spent) for limit in self._limits(spent))])
@@ -214,6 +221,9 @@ class Spent:
 
     def _is_one_block(self) -> bool:
         return self.blocks + bool(self.fixed) <= 1
+
+    def _one_block(self) -> Block:
+        return self.fixed or dict(next(iter(self.kinds), ()))
 
 
 def _is_gaussian(block: Block) -> bool:

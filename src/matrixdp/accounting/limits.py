@@ -11,6 +11,8 @@ transcript, and are computed for noise that is drawn from its law exactly.
   densities is at most e^E along every transcript, so R(S) <= e^E Q(S).
   With no Gaussian block E may be a little above epsilon: what is E-private is (epsilon, d)-private if
   e^E - e^epsilon <= d (1 + e^E), as randomized response is the worst (kairouz2017composition).
+  What is stated by a curve that ends at (E, d) is no worse than randomized response with E that reveals everything with
+  probability d (kairouz2017composition). So it costs E, and d is added to what the samplers reveal.
 - *Rényi* (`Renyi`), at a fixed order: the divergences add up to at most R, from which (epsilon, d) follows
   (feldman2021individual, for divergences that are chosen in view of earlier answers).
 """
@@ -24,6 +26,7 @@ from functools import lru_cache
 
 from matrixdp.accounting.methods import Use, pure_epsilon
 from matrixdp.accounting.renyi import Orders, divergences, largest_divergence, log_delta
+from matrixdp.accounting.stated import StatedCurve
 from matrixdp.budget import Budget
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.guarantee import GaussianProfile, Profile
@@ -47,7 +50,8 @@ class Cost:
         squares: the sum of mu^2 of Gaussian noise without sampling.
         pure: the sum of the pure epsilons of all else; infinite where there is none.
         renyi: the Rényi divergence of everything at each order of the filters.
-        revealed: the probability with which the samplers may reveal everything; see `Use.revealed`.
+        revealed: the probability with which the samplers, and curves that do not end at 0, may reveal everything; see
+            `Use.revealed`.
     """
 
     squares: float
@@ -63,11 +67,16 @@ def cost(block: Mapping[Use, int], adjacency: str, orders: Orders) -> Cost:
     steps: dict[tuple[Profile, float], int] = {}
     for use, count in block.items():
         steps[use.profile, use.sampling_rate] = steps.get((use.profile, use.sampling_rate), 0) + count
+    ended = {use: use.profile for use in rest if isinstance(use.profile, StatedCurve)}
+    pure = [pure_epsilon({use: count for use, count in rest.items() if use not in ended})]
+    pure += [rest[use] * curve.epsilons[-1] for use, curve in ended.items()]
+    revealed = [count * use.revealed() for use, count in block.items()]
+    revealed += [rest[use] * curve.deltas[-1] for use, curve in ended.items()]
     return Cost(
         squares=math.fsum(squares) * _UP,
-        pure=pure_epsilon(rest),
+        pure=math.fsum(pure) * (_UP if ended else 1.0),
         renyi=tuple(map(float, divergences(steps, adjacency, orders))),
-        revealed=math.fsum(count * use.revealed() for use, count in block.items()) * _UP,
+        revealed=math.fsum(revealed) * _UP,
     )
 
 
@@ -126,7 +135,7 @@ class Renyi:
     def epsilon(self, cost: Cost) -> float:
         """The epsilon that the cost would need with this filter, at its delta."""
         spent = cost.renyi[self.place]
-        return spent + (log_delta(self.order, 0.0, 0.0) - math.log(self.delta)) / (self.order - 1.0)
+        return spent + (float(log_delta(self.order, 0.0, 0.0)) - math.log(self.delta)) / (self.order - 1.0)
 
     def room(self, cost: Cost) -> float:
         """The largest mu of one more Gaussian release, rounded down."""

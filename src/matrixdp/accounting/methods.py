@@ -1,8 +1,8 @@
 """The ways to a total: closed form, privacy-loss distributions, Rényi divergences; and the errors of the samplers.
 
 Gaussian releases without sampling compose in closed form, `mu^2 = sum mu_i^2`, and so does discrete noise of one
-exponent and scale: it is one release with more entries. All others compose by the laws of their privacy losses
-(`losses`).
+exponent and scale: it is one release with more entries. So does what is stated by a rho (zCDP). All others compose by
+the laws of their privacy losses (`losses`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matrixdp._check import Array
 from matrixdp.accounting.atoms import few_atoms
 from matrixdp.accounting.losses import DeltaAt, EpsilonAt, Question, Steps, by_losses
 from matrixdp.accounting.pairs import Pair, check_profile, dots
-from matrixdp.accounting.renyi import divergences
+from matrixdp.accounting.renyi import Concentrated, divergences
 from matrixdp.adjacency import REPLACE
 from matrixdp.errors import NotCertifiable
 from matrixdp.privacy import gaussian
@@ -126,6 +126,7 @@ def merged(uses: Uses) -> Steps:
     """One step for each kind of release; without sampling, Gaussian noise, or discrete noise of one kind, is one."""
     steps: dict[tuple[Profile, float], int] = {}
     gaussians: list[tuple[float, int]] = []
+    rhos: list[float] = []
     discrete: dict[tuple[float, float], list[tuple[DiscreteProfile, int]]] = {}
     for use, count in uses.items():
         noise, rate = use.profile, use.sampling_rate
@@ -133,6 +134,8 @@ def merged(uses: Uses) -> Steps:
             gaussians += [(noise.mu, count)]
         elif isinstance(noise, DiscreteProfile) and rate == 1.0:
             discrete.setdefault((noise.exponent, noise.scale_in_steps), []).append((noise, count))
+        elif isinstance(noise, Concentrated):  # sampling only hides more
+            rhos += [count * noise.rho]
         elif not (isinstance(noise, GaussianProfile) and noise.mu == 0.0):
             steps[noise, rate] = steps.get((noise, rate), 0) + count
     mu = math.sqrt(math.fsum(count * mu**2 for mu, count in gaussians)) * (1.0 + 8.0 * _UNIT)
@@ -140,6 +143,8 @@ def merged(uses: Uses) -> Steps:
         ((mu, _),) = gaussians  # a single one may use the whole budget, and is not rounded
     for profiles in discrete.values():
         steps.update(_one_release(profiles))
+    if any(rhos):
+        steps[Concentrated(math.fsum(rhos) * (1.0 + 8.0 * _UNIT)), 1.0] = 1
     return {(GaussianProfile(mu), 1.0): 1, **steps} if mu > 0.0 else steps
 
 

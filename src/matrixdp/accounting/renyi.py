@@ -12,6 +12,7 @@ noise the largest mu), and are the same in both directions. Hence D of a profile
   1 <= t <= 2. So what lies beyond any x is at most a geometric series with the ratio e^(f(x) - f(x - 1)).
 - Sampled Gaussian noise under add/remove: dp-accounting's (mironov2019renyi), with more than its rounding added.
 - Other sampled releases: sampling only hides more, so as without it.
+- What is merely stated as rho-concentrated (zCDP): alpha rho, by definition.
 - Of other profiles no divergence is known here: infinite.
 """
 
@@ -19,20 +20,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import REPLACE
 from matrixdp.privacy.cells import UNIT, cell_loss, sum_rounding
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Profile
+from matrixdp.privacy.records import register
 
 _DEPTH = 60.0  # terms that are e^-60 of the largest are left to the bound on the rest
 _MOST_TERMS = 2**21
+_ORDERS = 1.0 + np.geomspace(1e-3, 1e6, 4000)  # at which concentrated privacy is converted
 
 Orders = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Concentrated:
+    """The profile of what is known to be rho-zero-concentrated differentially private, and no more than that.
+
+    Guarantee: the Rényi divergence is at most alpha rho at every order alpha > 1, in both directions. delta(epsilon) is
+    at least that of every such release, by the best of some orders.
+    Source: canonne2020discrete, Proposition 12.
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", _check.at_least_zero("rho", self.rho))
+
+    def delta(self, epsilon: float) -> float:
+        """The least delta found at this epsilon."""
+        if self.rho == 0.0:
+            return 0.0
+        found = log_delta(_ORDERS, _ORDERS * self.rho, _check.at_least_zero("epsilon", epsilon))
+        return min(1.0, math.exp(min(float(np.min(found)), 0.0)) * (1.0 + 1e-12))
+
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon found at this delta."""
+        if self.rho == 0.0 or not delta > 0.0:
+            return 0.0 if self.rho == 0.0 else math.inf
+        found = _ORDERS * self.rho + (log_delta(_ORDERS, 0.0, 0.0) - math.log(delta)) / (_ORDERS - 1.0)
+        return max(0.0, float(np.min(found)) * (1.0 + 1e-12))
+
+    def __str__(self) -> str:
+        return f"rho = {rounded_up(self.rho)}"
+
+
+register("concentrated", Concentrated)
 
 
 def divergences(steps: Mapping[tuple[Profile, float], int], adjacency: str, orders: Orders) -> Array:
@@ -57,6 +99,8 @@ def _divergences(profile: Profile, rate: float, orders: Orders) -> tuple[float, 
             )
             for order in orders
         )
+    if isinstance(profile, Concentrated):
+        return tuple(order * profile.rho * (1.0 + 4.0 * UNIT) for order in orders)
     return (math.inf,) * len(orders)
 
 
@@ -108,15 +152,15 @@ def _sampled_gaussian(mu: float, rate: float, orders: Orders) -> tuple[float, ..
     return tuple(np.maximum(np.asarray(accountant.rdp), 0.0) + margin)
 
 
-def log_delta(order: float, divergence: float, epsilon: float) -> float:
+def log_delta(order: Any, divergence: Any, epsilon: float) -> Any:
     """log of the delta at an epsilon that follows from a divergence: (x - e^epsilon)_+ <= c x^order for all x.
 
     Source: canonne2020discrete, Proposition 12.
     """
-    return (order - 1.0) * (divergence - epsilon) + order * math.log1p(-1.0 / order) - math.log(order - 1.0)
+    return (order - 1.0) * (divergence - epsilon) + order * np.log1p(-1.0 / order) - np.log(order - 1.0)
 
 
 def largest_divergence(order: float, epsilon: float, delta: float) -> float:
     """The largest divergence from which (epsilon, delta) follows, rounded down; it may be negative: then none is."""
-    found = epsilon + (math.log(delta) - log_delta(order, 0.0, 0.0)) / (order - 1.0)
+    found = epsilon + (math.log(delta) - float(log_delta(order, 0.0, 0.0))) / (order - 1.0)
     return found - 1e-12 * (abs(found) + 1.0)

@@ -14,13 +14,13 @@ from click import ClickException
 from typer.core import TyperGroup
 
 from matrixdp import _check
+from matrixdp.cli import ledger_rules
 from matrixdp.cli.audit import audit
 from matrixdp.cli.calibrate import calibrate
 from matrixdp.cli.compare import compare
 from matrixdp.cli.demo import demo
 from matrixdp.cli.domain import domain
 from matrixdp.cli.explore import explore
-from matrixdp.cli.ledger import ledger
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
 from matrixdp.cli.stream import stream
@@ -81,7 +81,7 @@ for plugin in entry_points(group="matrixdp.plugins"):
     plugin.load()
 for command in (*COMMANDS, *(point.load() for point in entry_points(group="matrixdp.commands"))):
     app.command()(command)
-app.add_typer(ledger, name="ledger")
+app.add_typer(ledger_rules.ledger, name="ledger")
 app.add_typer(stream, name="stream")
 
 

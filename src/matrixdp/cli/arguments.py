@@ -29,4 +29,9 @@ Options = Annotated[
         show_default=False,
     ),
 ]
+Dataset = Annotated[
+    str | None, typer.Option(help="The data set; a database has one ledger for each.", show_default="none")
+]
+Analyst = Annotated[str | None, typer.Option(help="Who asks for it.", show_default="none")]
+Purpose = Annotated[str | None, typer.Option(help="What it is for.", show_default="none")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -1,4 +1,4 @@
-"""`matrixdp ledger`: a budget in a file, and every spend from it."""
+"""`matrixdp ledger`: a budget in a file or a database, and every spend from it; `ledger_rules` has more commands."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import math
 from json import dumps
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from matrixdp import _check
+from matrixdp.adjacency import checked
 from matrixdp.cli import arguments, show, specs
 from matrixdp.cli.specs import FORMS
 from matrixdp.errors import InvalidInput, MatrixDPError
 
 if TYPE_CHECKING:
     from matrixdp._check import Shape
-    from matrixdp.accounting.ledger.entries import Entry
+    from matrixdp.accounting.ledger.entries import Change, Entry
+    from matrixdp.accounting.ledger.ledger import Ledger
     from matrixdp.privacy.certificate import Certificate
-    from matrixdp.privacy.guarantee import Guarantee
     from matrixdp.sensitivity import Sensitivity
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger.", show_default=False)]
+Place = Annotated[
+    str,
+    typer.Argument(metavar="LEDGER", help="A file, or postgresql://user@host/database.", show_default=False),
+]
+Note = Annotated[str, typer.Option(help="A note for the ledger; never data.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for others that write, or for a server.")]
 Adjacency = Annotated[
     str | None,
     typer.Option(
@@ -35,35 +42,47 @@ Adjacency = Annotated[
 WIDTH = 80
 """The longest line that is printed of an entry."""
 
-ledger = typer.Typer(no_args_is_help=True, help="Keep a budget in a file: every spend is on disk before a release.")
+ledger = typer.Typer(
+    no_args_is_help=True, help="Keep a budget in a file or a database: every spend is on disk before a release."
+)
+
+
+def opened_at(place: str, dataset: str | None = None, timeout: float = 60.0, **options: Any) -> Ledger:
+    """The ledger at a place."""
+    from matrixdp.accounting.ledger.ledger import Ledger
+
+    return Ledger(place, dataset=dataset, timeout=timeout, **options)
 
 
 @ledger.command()
 def create(
-    file: File,
+    place: Place,
     epsilon: arguments.Epsilon,
     delta: arguments.Delta,
     adjacency: Adjacency = None,
+    dataset: arguments.Dataset = None,
+    timeout: Timeout = 60.0,
 ) -> None:
     """Create a ledger with this budget.
 
     Example: matrixdp ledger create budget.db --epsilon 3 --delta 1e-6
+
+    Example: matrixdp ledger create postgresql://steward@db/budgets --dataset patients --epsilon 3 --delta 1e-6
     """
-    from matrixdp.accounting.ledger.ledger import Ledger
     from matrixdp.budget import Budget
 
-    if file.exists() or file.is_symlink():
-        raise InvalidInput(f"file {str(file)!r} exists already and is not replaced; choose another name")
-    created = Ledger(file, Budget(epsilon, delta), adjacency=adjacency)
-    show.console().print(f"Created: {file}, {created.budget}", markup=False, soft_wrap=True)
+    if Path(place).exists() or Path(place).is_symlink():
+        raise InvalidInput(f"file {place!r} exists already and is not replaced; choose another name")
+    created = opened_at(place, dataset, timeout, budget=Budget(epsilon, delta), adjacency=adjacency)
+    show.console().print(f"Created: {created.name}, {created.budget}", markup=False, soft_wrap=True)
 
 
 @ledger.command(name="show")
-def display(file: File, json: arguments.Json = False) -> None:
+def display(
+    place: Place, dataset: arguments.Dataset = None, json: arguments.Json = False, timeout: Timeout = 60.0
+) -> None:
     """Show the budget, what is left of it, and every spend."""
-    from matrixdp.accounting.ledger.ledger import Ledger
-
-    opened = Ledger(file)
+    opened = opened_at(place, dataset, timeout)
     spent, remaining, entries = opened.spent(), opened.remaining(), opened.history()
     if json:
         show.document(
@@ -89,52 +108,60 @@ def display(file: File, json: arguments.Json = False) -> None:
         markup=False,
     )
     for entry in entries:
-        console.print(_described(entry), markup=False, soft_wrap=True)
+        console.print(described(entry), markup=False, soft_wrap=True)
 
 
 @ledger.command()
+@ledger.command(name="record")
 def spend(
-    file: File,
+    place: Place,
     mu: Annotated[float | None, typer.Option(help="The mu of a Gaussian release made outside matrixdp.")] = None,
+    rho: Annotated[float | None, typer.Option(help="Its rho (zCDP).")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Its epsilon, with --delta.")] = None,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 0.0,
     certificate: Annotated[
         Path | None, typer.Option(help="The certificate of a release, as `matrixdp release` writes it.")
     ] = None,
-    note: Annotated[str, typer.Option(help="A note for the ledger; never data.")] = "",
+    made: Annotated[
+        bool, typer.Option("--made", help="It was made already: write it even if the budget does not allow it.")
+    ] = False,
+    note: Note = "",
     count: Annotated[int, typer.Option(help="How many such releases.")] = 1,
     sampling_rate: Annotated[float, typer.Option(help="The rate, if each drew its own Poisson sample.")] = 1.0,
     adjacency: Adjacency = None,
-    dataset: Annotated[str | None, typer.Option(help="The data set it was made from.", show_default="none")] = None,
-    analyst: Annotated[str | None, typer.Option(help="Who asked for it.", show_default="none")] = None,
-    purpose: Annotated[str | None, typer.Option(help="What it is for.", show_default="none")] = None,
+    dataset: arguments.Dataset = None,
+    analyst: arguments.Analyst = None,
+    purpose: arguments.Purpose = None,
     unit: Annotated[str, typer.Option(help="Whom the guarantee protects: record, user, ...")] = "record",
     key: Annotated[
         str | None,
         typer.Option(help="An idempotency key: the same spend is charged once, however often.", show_default="none"),
     ] = None,
 ) -> None:
-    """Record a spend that was, or will be, made elsewhere.
+    """Record a spend that was, or will be, made elsewhere: by its mu, rho, epsilon and delta, or certificate.
 
-    Example: matrixdp ledger spend budget.db --mu 0.2 --adjacency add/remove --note "histogram for the annual report"
+    Example: matrixdp ledger record budget.db --mu 0.2 --adjacency add/remove --note "histogram for the annual report"
+
+    Example: matrixdp ledger record budget.db --epsilon 0.5 --delta 1e-9 --made --analyst ada
     """
-    from matrixdp.accounting.ledger.ledger import Ledger
-
-    if (mu is None) == (certificate is None):
-        raise InvalidInput("give either --mu or --certificate")
-    opened = Ledger(file)
-    found: Guarantee
-    if certificate is not None:
-        found = _read(certificate)
-    else:
-        assert mu is not None
-        found = _by_hand(mu, adjacency or opened.adjacency)
-    if adjacency not in (None, found.adjacency):
-        raise InvalidInput(f"--adjacency {adjacency} does not agree with the certificate, which says {found.adjacency}")
-    entry = opened.spend(
+    numbers = {"mu": mu, "rho": rho, "epsilon": epsilon}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if len(given) + (certificate is not None) != 1:
+        raise InvalidInput("give one of --mu, --rho, --epsilon (with --delta) or --certificate")
+    opened = opened_at(place, dataset)
+    found = {**given, "delta": delta} if epsilon is not None else given or _read(certificate)
+    stated = adjacency or opened.adjacency if given else getattr(found, "adjacency", None)
+    if adjacency not in (None, stated):
+        raise InvalidInput(f"--adjacency {adjacency} does not agree with the certificate, which says {stated}")
+    for name, value in given.items():
+        _check.positive(f"--{name}", value)
+    (entry,) = opened.record(
         found,
         note,
+        made=made,
         count=count,
         sampling_rate=sampling_rate,
-        dataset=dataset,
+        adjacency=checked(stated, "--adjacency"),
         analyst=analyst,
         purpose=purpose,
         unit=unit,
@@ -145,7 +172,7 @@ def spend(
 
 @ledger.command()
 def plan(
-    file: File,
+    place: Place,
     release: Annotated[
         list[str],
         typer.Option(help=f"A release: SHAPE of CHANGE, as in '89x89 of counts:1'; CHANGE is {FORMS}. Repeatable."),
@@ -156,53 +183,50 @@ def plan(
         typer.Option(help="How much the error of each release counts, in order.", show_default="all alike"),
     ] = None,
     adjacency: Adjacency = None,
+    dataset: arguments.Dataset = None,
 ) -> None:
     """Plan releases for the whole budget: their noise is fixed at once, for the least total error.
 
-    `matrixdp release --plan OUT --ledger FILE` makes them. The first pays for all, and each is made once.
+    `matrixdp release --plan OUT --ledger LEDGER` makes them. The first pays for all, and each is made once.
 
     Example: matrixdp ledger plan budget.db --release "89x89 of counts:1" --release "64x64 of rankone:1" --out plan.json
     """
-    from matrixdp.accounting.ledger.ledger import Ledger
-
-    opened = Ledger(file)
+    opened = opened_at(place, dataset)
     given = [_planned(text, adjacency or opened.adjacency) for text in release]
     planned = opened.plan([each for _, each in given], weight or None, [shape for shape, _ in given])
-    _write_new(out, planned.to_json() + "\n")
+    write_new(out, planned.to_json() + "\n")
     show.console().print(str(planned), markup=False, soft_wrap=True)
     show.console().print(f"Written: {out}", markup=False, soft_wrap=True)
 
 
 @ledger.command()
 def verify(
-    file: File,
+    place: Place,
     head: Annotated[
         str | None, typer.Option(help="A head that was kept elsewhere; the chain must contain it.", show_default="none")
     ] = None,
+    dataset: arguments.Dataset = None,
 ) -> None:
     """Check that no entry was changed, moved or removed."""
-    from matrixdp.accounting.ledger.ledger import Ledger
-
-    found = Ledger(file).verify(head)
+    found = opened_at(place, dataset).verify(head)
     show.console().print(f"The chain is whole. Head: {found}", markup=False, soft_wrap=True)
 
 
 @ledger.command()
 def export(
-    file: File,
+    place: Place,
     out: Annotated[Path | None, typer.Option(help="A new file for it.", show_default="standard output")] = None,
+    dataset: arguments.Dataset = None,
 ) -> None:
     """Export everything as JSON lines: the budget, each entry with its certificate, and the head; keep it elsewhere.
 
     `matrixdp verify FILE.jsonl` computes everything in it again, without the ledger.
     """
-    from matrixdp.accounting.ledger.ledger import Ledger
-
-    lines = "".join(f"{dumps(line)}\n" for line in Ledger(file).export())
+    lines = "".join(f"{dumps(line)}\n" for line in opened_at(place, dataset).export())
     if out is None:
         typer.echo(lines, nl=False)
     else:
-        _write_new(out, lines)
+        write_new(out, lines)
 
 
 def _planned(text: str, adjacency: str | None) -> tuple[Shape, Sensitivity]:
@@ -213,7 +237,8 @@ def _planned(text: str, adjacency: str | None) -> tuple[Shape, Sensitivity]:
     return specs.shape(shape.strip()), specs.sensitivity(change.strip(), adjacency)
 
 
-def _write_new(out: Path, text: str) -> None:
+def write_new(out: Path, text: str) -> None:
+    """Writes a file that does not exist yet."""
     try:
         with out.open("x", encoding="utf-8") as target:
             target.write(text)
@@ -221,8 +246,15 @@ def _write_new(out: Path, text: str) -> None:
         raise MatrixDPError(f"out {str(out)!r} could not be written ({reason}); choose another name") from None
 
 
-def _described(entry: Entry) -> str:
+def described(entry: Entry | Change) -> str:
     """An entry in lines of at most 80 characters: what it was for, what it guarantees, and what that rests on."""
+    from matrixdp.accounting.ledger.entries import Change
+
+    first = f"{entry.number:>4}  {entry.time[:10]}  {entry.note}"
+    if isinstance(entry, Change):
+        what = "given back: " if entry.kind == "return" else "quota "
+        rule = f": {entry.quota or 'removed'}" if entry.kind == "quota" else ""
+        return "\n".join(fill(line, WIDTH) for line in (first, f"      {what}{entry.name}{rule}"))
     releases = f"{entry.count} releases" if entry.count > 1 else ""
     uses = releases if entry.series is None else f"{entry.count} of {entry.planned} releases"
     rate = f"each on a sample at rate {entry.sampling_rate:g}" if entry.sampling_rate < 1 else ""
@@ -230,8 +262,8 @@ def _described(entry: Entry) -> str:
     given = ", ".join(f"{name} {value}" for name, value in names.items() if value not in (None, "record"))
     origin = entry.source or ("stated" if entry.stated else "by a law that is not known here")
     guarantee = ", ".join(part for part in (str(entry.profile), uses, rate) if part)
-    first = f"{entry.number:>4}  {entry.time[:10]}  {entry.note}"
-    lines = [first, *(f"      {line}" for line in (given, guarantee, _charged(entry), origin) if line)]
+    held = "" if entry.reservation is None else f"reservation {entry.reservation}"
+    lines = [first, *(f"      {line}" for line in (given, held, guarantee, _charged(entry), origin) if line)]
     return "\n".join(fill(line, WIDTH, subsequent_indent=" " * 8) for line in lines)
 
 
@@ -250,10 +282,11 @@ def _charged(entry: Entry) -> str:
     return f"charged as {' or '.join(found)}, whichever is less" if found else ""
 
 
-def _read(path: Path) -> Certificate:
+def _read(path: Path | None) -> Certificate:
     """The certificate in a file, if it is true."""
     from matrixdp.privacy.certificate import Certificate
 
+    assert path is not None
     try:
         found = Certificate.load(path)
     except OSError as reason:
@@ -262,12 +295,3 @@ def _read(path: Path) -> Certificate:
     if not verification:
         raise InvalidInput(f"certificate {str(path)!r} is not true: {verification.findings[0]}")
     return found
-
-
-def _by_hand(mu: float, adjacency: str | None) -> Guarantee:
-    """A guarantee stated on the command line."""
-    from matrixdp import _check
-    from matrixdp.adjacency import checked
-    from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
-
-    return Guarantee(GaussianProfile(_check.positive("--mu", mu)), checked(adjacency, "--adjacency"))

@@ -81,8 +81,12 @@ def release(
     mechanism: Annotated[str, typer.Option(help="A mechanism's name, or auto for the least error.")] = "auto",
     option: arguments.Options = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Charge the release to this ledger, or release nothing.", show_default="none")
+        str | None, typer.Option(help="Charge the release to this ledger, or release nothing.", show_default="none")
     ] = None,
+    dataset: arguments.Dataset = None,
+    analyst: arguments.Analyst = None,
+    purpose: arguments.Purpose = None,
+    reservation: Annotated[str | None, typer.Option(help="The reservation it uses.", show_default="none")] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="Read Parquet on the workers of this Dask scheduler.", show_default="none")
     ] = None,
@@ -126,7 +130,10 @@ def release(
     from matrixdp.planning import Plan
 
     files.check_free(output)
-    account = None if ledger is None else Ledger(ledger)
+    names: dict[str, Any] = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
+    if ledger is None and any(names.values()):
+        raise InvalidInput("--dataset, --analyst, --purpose and --reservation are for a --ledger")
+    account = None if ledger is None else Ledger(ledger, **names)
     if account is None and (plan is not None or shared is not None):
         raise InvalidInput("--plan and --shared need --ledger: without one, nothing counts the releases")
     budget = _budget(epsilon, delta, plan, shared, like)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 State = Annotated[
     Path, typer.Argument(metavar="STATE", help="The file of the stream; keep it secret.", show_default=False)
 ]
-Ledger = Annotated[Path | None, typer.Option(help="Charge the whole stream to this ledger, once.", show_default="none")]
+Ledger = Annotated[str | None, typer.Option(help="Charge the whole stream to this ledger, once.", show_default="none")]
 Moved = Annotated[bool, typer.Option("--moved", help="STATE was moved here, and the original is gone for good.")]
 
 stream = typer.Typer(no_args_is_help=True, help="Release a total or a window every day, with state in a file.")
@@ -42,6 +42,8 @@ def init(
     option: arguments.Options = None,
     adjacency: arguments.Adjacency = None,
     ledger: Ledger = None,
+    dataset: arguments.Dataset = None,
+    analyst: arguments.Analyst = None,
 ) -> None:
     """Begin a stream. It is charged as a whole, before its first day is released.
 
@@ -58,7 +60,7 @@ def init(
         sensitivity=specs.sensitivity(sensitivity, adjacency),  # type: ignore[arg-type]
         budget=Budget(epsilon, delta),
         workload=specs.array_file("workload", workload) if workload.endswith(".npy") else workload,
-        ledger=_ledger(ledger),
+        ledger=_ledger(ledger, dataset, analyst),
         state=state,
         shape=None if shape is None else specs.shape(shape),
         mechanism=mechanism,
@@ -84,6 +86,8 @@ def add(
         Path | None, typer.Option(help="A new .npy or .csv file for the answer.", show_default="standard output")
     ] = None,
     ledger: Ledger = None,
+    dataset: arguments.Dataset = None,
+    analyst: arguments.Analyst = None,
     moved: Moved = False,
     json: arguments.Json = False,
 ) -> None:
@@ -98,7 +102,7 @@ def add(
 
     if output is not None and (output.suffix not in (".npy", ".csv") or output.exists() or output.is_symlink()):
         raise InvalidInput(f"output must be a new .npy or .csv file, got {str(output)!r}")
-    opened = Stream.resume(state, ledger=_ledger(ledger), moved=moved)
+    opened = Stream.resume(state, ledger=_ledger(ledger, dataset, analyst), moved=moved)
     table = records.load(value)
     flat = opened.shape is not None and len(opened.shape) == 1 and 1 in table.shape
     answer = opened.add(table.ravel() if flat else table, step=step)
@@ -133,10 +137,10 @@ def display(
         _show(answer, json=False)
 
 
-def _ledger(path: Path | None) -> Any:
+def _ledger(place: str | None, dataset: str | None, analyst: str | None) -> Any:
     from matrixdp.accounting.ledger.ledger import Ledger
 
-    return None if path is None else Ledger(path)
+    return None if place is None else Ledger(place, dataset=dataset, analyst=analyst)
 
 
 def _document(answer: Answer) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.ledger.entries import Entry
 from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.accounting.ledger.left import Left
+from matrixdp.accounting.ledger.rules import Reservation
 from matrixdp.budget import Budget
 from matrixdp.explorer.jobs import Tell, silent
-from matrixdp.explorer.snippets import Snippet, command, lines
+from matrixdp.explorer.snippets import Snippet, call, command, lines, without_password
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class Shown:
         lines: all spends, oldest first.
         analysts: epsilon of the spends of each analyst alone, with their number.
         head: the last hash of the chain, which was checked.
+        left: what is left of the total, and of every quota.
+        reservations: those that are open.
+        dataset: which data set it is for, in a database.
         kept: a hash that was kept elsewhere, and that the chain contains.
     """
 
@@ -66,50 +71,62 @@ class Shown:
     lines: tuple[Line, ...]
     analysts: dict[str, tuple[int, float]]
     head: str
+    left: Sequence[Left]
+    reservations: Sequence[Reservation]
+    dataset: str | None = None
     kept: str | None = None
 
     def snippet(self) -> Snippet:
         """What shows the same."""
+        path, named = without_password(self.path), {"dataset": self.dataset}
         python = lines(
             "from matrixdp import Ledger",
             "",
-            f"ledger = Ledger({self.path!r})",
+            f"ledger = {call('Ledger', path, named=named)}",
             "print(ledger.budget, ledger.spent(), ledger.remaining())",
             "for entry, spent in zip(ledger.history(), ledger.spent_over_time()):",
             "    print(entry.number, entry.time, entry.note, entry.analyst, entry.profile, spent)",
             f"print(ledger.verify({'' if self.kept is None else repr(self.kept)}))",
         )
-        commands = command("ledger", "show", self.path), command("ledger", "verify", self.path, head=self.kept)
+        commands = (
+            command("ledger", "show", path, **named),
+            command("ledger", "verify", path, **named, head=self.kept),
+        )
         return Snippet(python, lines(commands))
 
 
-def shown(path: str, kept: str | None = None, tell: Tell = silent) -> Shown:
+def shown(path: str, kept: str | None = None, dataset: str | None = None, tell: Tell = silent) -> Shown:
     """Reads a ledger and checks its chain, which must contain a hash that was kept, if there is one."""
     tell(0, 4)
-    ledger = Ledger(path)
+    ledger = Ledger(path, dataset=dataset)
     entries, remaining = ledger.history(), ledger.remaining()
     tell(1, 4)
     spent = ledger.spent_over_time()
     tell(2, 4)
     found = tuple(_line(entry, total, ledger.budget) for entry, total in zip(entries, spent, strict=True))
-    names = sorted({line.analyst for line in found})
-    analysts = {name: _of([each for each in entries if (each.analyst or "") == name], ledger) for name in names}
+    numbers = Counter(line.analyst for line in found)
+    analysts = {name: (numbers[name], epsilon) for name, epsilon in sorted(ledger.analysts().items())}
     tell(3, 4)
     adjacency = str(ledger.adjacency or "")
     head = ledger.verify(kept)
-    left = (remaining.mu, remaining.epsilon)
-    return Shown(path, ledger.budget, adjacency, ledger.spent(), *left, found, analysts, head, kept)
+    return Shown(
+        path=path,
+        budget=ledger.budget,
+        adjacency=adjacency,
+        spent=ledger.spent(),
+        left_mu=remaining.mu,
+        left_epsilon=remaining.epsilon,
+        lines=found,
+        analysts=analysts,
+        head=head,
+        left=ledger.left(),
+        reservations=ledger.reservations(),
+        dataset=dataset,
+        kept=kept,
+    )
 
 
 def _line(entry: Entry, spent: float, budget: Budget) -> Line:
     words = (entry.analyst or "", entry.purpose or "", entry.unit)
     alone = entry.profile.epsilon(budget.delta)
     return Line(entry.number, entry.time, entry.note, *words, alone, entry.count, spent)
-
-
-def _of(entries: Sequence[Entry], ledger: Ledger) -> tuple[int, float]:
-    """How many spends these are, and their epsilon if they were all that was spent and were planned together."""
-    accountant = Accountant()
-    for entry in entries:
-        accountant.add(entry.guarantee, count=entry.count, sampling_rate=entry.sampling_rate)
-    return len(entries), accountant.epsilon(ledger.budget.delta)

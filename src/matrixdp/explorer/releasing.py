@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.accounting.ledger.left import Left
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.explorer.jobs import Job, Tell, silent
-from matrixdp.explorer.snippets import Snippet, command, lines
+from matrixdp.explorer.snippets import Snippet, call, command, lines, without_password
 from matrixdp.explorer.statistics import Statistic
 from matrixdp.explorer.tables import LEVEL, About, ErrorBars, error_bars
 from matrixdp.privacy.certificate import Certificate
@@ -42,7 +43,8 @@ class Request:
         about: the table.
         statistic: what to release.
         budget: what the release may use.
-        ledger: the file of the ledger that it is charged to.
+        ledger: the ledger that it is charged to: a file, or the address of a database.
+        dataset: which data set it is from; may be empty, but for a database.
         analyst: who asks for it; may be empty.
         purpose: what it is for; may be empty.
         rows: a public guess of the number of rows, for error bars.
@@ -53,15 +55,23 @@ class Request:
     statistic: Statistic
     budget: Budget
     ledger: str
+    dataset: str = ""
     analyst: str = ""
     purpose: str = ""
     rows: int = 1000
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Data set, analyst and purpose, where they are given."""
+        found = {"dataset": self.dataset, "analyst": self.analyst, "purpose": self.purpose}
+        return {name: value for name, value in found.items() if value}
 
     def snippet(self) -> Snippet:
         """What makes the same release."""
         sizing = {"epsilon": repr(self.budget.epsilon), "delta": repr(self.budget.delta)}
         about: dict[str, Any] = {"domain": self.about.shown or self.about.domain, **self.about.words()}
-        released = command("release", self.records, **about, **sizing, ledger=self.ledger, out=TABLE)
+        ledger = without_password(self.ledger)
+        released = command("release", self.records, **about, **sizing, ledger=ledger, **self.names, out=TABLE)
         counts = self.statistic.method in ("counts", "cell_states")
         also = " --statement statement.html --figure figure.png" if counts else ""
         python = lines(
@@ -69,7 +79,7 @@ class Request:
             "from matrixdp.tables import Domain, Table",
             "",
             self.about.python(self.records),
-            f"ledger = Ledger({self.ledger!r})",
+            f"ledger = {call('Ledger', ledger, named=self.names)}",
             f"budget = Budget({self.budget.epsilon!r}, {self.budget.delta!r})",
             f"out = {self.statistic.python()}.release(budget, ledger=ledger, note={note_of(self.statistic)!r})",
             f"out.to_csv({TABLE!r})",
@@ -96,6 +106,7 @@ class Preview:
         budget: the ledger's.
         spent: epsilon before it, at the ledger's delta.
         spent_after: epsilon with it.
+        left: what is left of the total, and of each quota of the analyst.
     """
 
     key: str
@@ -106,6 +117,7 @@ class Preview:
     budget: Budget
     spent: float
     spent_after: float
+    left: Sequence[Left]
 
     @property
     def fits(self) -> bool:
@@ -116,7 +128,7 @@ class Preview:
 def preview(request: Request, tell: Tell = silent) -> Preview:
     """Computes what a release will be, from the domain alone; the records are looked at for the names of columns."""
     tell(0, 3)
-    ledger = Ledger(request.ledger)
+    ledger = Ledger(request.ledger, **request.names)
     request.about.table(request.records)
     answer = request.statistic.answer(request.about.made(request.rows))
     tell(1, 3)
@@ -134,6 +146,7 @@ def preview(request: Request, tell: Tell = silent) -> Preview:
         budget=ledger.budget,
         spent=ledger.spent(),
         spent_after=ledger.spent_with(certificate),
+        left=ledger.left(),
     )
 
 
@@ -147,6 +160,7 @@ class Outcome:
         columns: the columns of the labelled table, with error bars.
         files: what can be downloaded, by name.
         entry: the number of its entry in the ledger.
+        ledger: what that is called.
     """
 
     request: Request
@@ -154,6 +168,7 @@ class Outcome:
     columns: Mapping[str, Sequence[Any]]
     files: Mapping[str, bytes]
     entry: int
+    ledger: str
 
 
 @dataclass
@@ -181,14 +196,12 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     its certificate are there without them.
     """
     tell(0, 4)
-    ledger = Ledger(request.ledger)
+    ledger = Ledger(request.ledger, **request.names)
     answer = request.statistic.answer(request.about.table(request.records))
     tell(1, 4)
     prepared = answer.prepare(request.budget)
     tell(2, 4)
-    words = {
-        "unit": answer.unit, "analyst": request.analyst or None, "purpose": request.purpose or None, "key": key
-    }  # fmt: skip
+    words = {"unit": answer.unit, "key": key}
     charge = _Charge(ledger, words)
     out = prepared.release(charge, note_of(request.statistic))
     tell(3, 4)
@@ -200,7 +213,7 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     if isinstance(out, TableRelease):
         files |= _pages(replace(out, certificate=certificate))
     columns = {name: np.asarray(part).tolist() for name, part in out.columns(LEVEL).items()}
-    return Outcome(request, certificate, columns, files, charge.entry)
+    return Outcome(request, certificate, columns, files, charge.entry, ledger.name)
 
 
 def _certificate_files(certificate: Certificate) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ def call(function: str, *arguments: Any, named: Mapping[str, Any] | None = None)
     given = [repr(each) for each in arguments]
     given += [f"{name}={value!r}" for name, value in (named or {}).items() if value is not None]
     return f"{function}({', '.join(given)})"
+
+
+def without_password(address: str) -> str:
+    """The address of a database as it may be shown; the driver finds passwords in its own file."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", address)
 
 
 def lines(*parts: str | Iterable[str]) -> str:

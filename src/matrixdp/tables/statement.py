@@ -7,14 +7,22 @@ release and all else, where both are equally likely beforehand, is right with a 
 
 from __future__ import annotations
 
-import base64
-import html
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from matrixdp._check import Array
+from matrixdp._pages import (
+    NOT_ABOUT_GROUPS,
+    NOT_FOR_SEVERAL,
+    NOT_SIGNED,
+    Part,
+    guess,
+    guess_picture,
+    in_numbers,
+    listed,
+    page,
+)
 from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import ADD_REMOVE, REPLACE
 from matrixdp.privacy.records import digest
@@ -27,41 +35,16 @@ if TYPE_CHECKING:
 
     from matrixdp.tables.outputs import TableRelease
 
-Part = tuple[str, list[str]]
-"""A heading and its points."""
-
 
 def statement(out: TableRelease, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
-    title, parts = "What was released, and what is promised", _parts(out, level)
-    picture = _picture(_best_guess(out))
     hashed = digest(written(out.certificate)[0].encode())
     closing = (
         "The certificate holds every number that the promise follows from. Anybody can check it without the data: "
         f"matrixdp verify FILE. SHA-256 of the certificate as saved: {hashed}"
     )
-    if kind == "html":
-        body = "".join(
-            f"<h2>{html.escape(head)}</h2><ul>{''.join(f'<li>{html.escape(point)}</li>' for point in points)}</ul>"
-            for head, points in parts
-        )
-        return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-            f"</head><body><h1>{title}</h1>{body}<figure>{picture}</figure><p>{html.escape(closing)}</p></body></html>\n"
-        )
-    encoded = base64.b64encode(picture.encode()).decode()
-    lines = [f"# {title}", ""]
-    for head, points in parts:
-        lines += [f"## {head}", "", *(f"- {_markdown(point)}" for point in points), ""]
-    alt = "How often a guess whether a person's rows were used can be right"
-    return "\n".join([*lines, f"![{alt}](data:image/svg+xml;base64,{encoded})", "", _markdown(closing), ""])
-
-
-_STYLE = (
-    "body{font:10.5pt/1.4 Georgia,serif;max-width:44em;margin:1.5em auto;padding:0 1em;color:#111}"
-    "h1{font-size:16pt;margin:0 0 .4em}h2{font-size:12pt;margin:.8em 0 .2em}ul{margin:0;padding-left:1.2em}"
-    "figure{margin:.8em 0}p{font-size:8.5pt;overflow-wrap:anywhere}@page{margin:1.5cm}"
-)
+    picture = guess_picture(_best_guess(out), "with this release, at most")
+    return page("What was released, and what is promised", _parts(out, level), closing, kind, picture)
 
 
 def _parts(out: TableRelease, level: float) -> list[Part]:
@@ -75,7 +58,7 @@ def _parts(out: TableRelease, level: float) -> list[Part]:
 
 def _released(out: TableRelease, level: float) -> Iterator[str]:
     cells = int(np.size(out.value))
-    by = f"by {_listed([name for name, _ in out.axes])}, " if out.axes else ""
+    by = f"by {listed([name for name, _ in out.axes])}, " if out.axes else ""
     what = {
         "counts": f"How many rows there are, {by}in {cells} numbers.",
         "cell-states": "How many cells of each column lie within its bounds, were moved to a bound, are unexpected or "
@@ -127,26 +110,17 @@ def _promised(out: TableRelease) -> Iterator[str]:
         f"The release would look nearly the same if {who} {changed}. So whatever happens to somebody because of this "
         "release would have been nearly as likely without that person in the data."
     )
-    yield (
-        "In numbers, this is differential privacy: the probability of any outcome is at most "
-        f"{rounded_up(math.exp(epsilon))} times what it would be then, plus {delta:g}, and the other way round "
-        f"(epsilon {rounded_up(epsilon)}, delta {delta:g})."
-    )
-    share = _percent(_best_guess(out))
-    yield (
-        f"Somebody who guesses whether {who} were used is right in half of all cases by chance, and in at most "
-        f"{share} with this release. That holds whatever else this person knows, today or later."
-    )
+    yield in_numbers(epsilon, delta)
+    yield guess(who, _best_guess(out), "this release")
     if not certificate.float_safe:
         yield f"It covers {certificate.covers}."
 
 
 def _not_promised() -> Iterator[str]:
-    yield "That nothing can be learnt about groups of people: that is what the numbers are for."
+    yield NOT_ABOUT_GROUPS
     yield "Anything about other releases from the same data. Their losses add up; a ledger keeps the sum."
     yield "That the data are right or complete. The error bars are for the noise alone."
-    yield "As much for several people together, such as a family, as for each of them: their losses add up too."
-    yield "Who wrote this page: nothing is signed."
+    yield from (NOT_FOR_SEVERAL, NOT_SIGNED)
 
 
 def _who(out: TableRelease) -> str:
@@ -158,43 +132,6 @@ def _best_guess(out: TableRelease) -> float:
     return min(1.0, (1.0 + out.certificate.delta(0.0)) / 2)
 
 
-def _picture(share: float) -> str:
-    """Three bars: by chance, with the release at most, and with the data themselves."""
-    rows = (
-        ("by chance", 0.5, "#999999"),
-        ("with this release, at most", share, "#0072B2"),
-        ("with the data", 1.0, "#D55E00"),
-    )
-    parts = [
-        '<text x="0" y="14" font-weight="bold">How often a guess whether a person\'s rows were used is right</text>'
-    ]
-    for place, (label, part, colour) in enumerate(rows):
-        y = 26 + 26 * place
-        parts.append(
-            f'<text x="0" y="{y + 14}">{label}</text>'
-            f'<rect x="180" y="{y}" width="{330 * part:.1f}" height="20" fill="{colour}"/>'
-            f'<text x="{188 + 330 * part:.1f}" y="{y + 14}">{_percent(part)}</text>'
-        )
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 580 108" width="580" height="108" '
-        f'font-family="Helvetica,Arial,sans-serif" font-size="12">{"".join(parts)}</svg>'
-    )
-
-
-def _percent(share: float) -> str:
-    """Rounded up to a tenth of a percent."""
-    return f"{math.ceil(share * 1000 - 1e-9) / 10:g} %"
-
-
 def _range(numbers: Array) -> str:
     low, high = f"{float(numbers.min()):.3g}", f"{float(numbers.max()):.3g}"
     return low if low == high else f"{low} to {high}"
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _markdown(text: str) -> str:
-    """A text without the characters that Markdown reads."""
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|" else letter for letter in text)

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 CHAIN = "matrixdp ledger, chain 1"
-DEFAULTS = {"count": 1, "sampling_rate": 1.0, "unit": "record"}
+DEFAULTS = {"count": 1, "sampling_rate": 1.0, "unit": "record", "kind": "spend"}
 
-DOCUMENTS = ("certificate", "curve", "plan")
+DOCUMENTS = ("certificate", "curve", "plan", "quota")
 """The fields of an entry that name a document."""
 
 Document = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Entries of a ledger: as they are asked for, and as they are read back.
+"""Entries of a ledger, as they are read back.
 
 What an entry guarantees is a document: a certificate, or a guarantee that is merely stated. Documents are kept apart
 from the entries, by the SHA-256 of their text, so the later parts of a series, and all releases with equal
@@ -13,26 +13,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from matrixdp import _check
-from matrixdp.accounting.accountant import check_secret
 from matrixdp.accounting.composition import Composition
-from matrixdp.accounting.ledger.chain import DEFAULTS, Document, canonical, hashed, now, sha256
+from matrixdp.accounting.ledger.chain import DEFAULTS, Document, hashed
+from matrixdp.accounting.ledger.rules import Quota, quota_of
 from matrixdp.accounting.methods import Use, Uses
-from matrixdp.accounting.pairs import check_sampling_rate, dots
 from matrixdp.adjacency import Adjacency
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import records, spherical
-from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
-from matrixdp.privacy.guarantee import Curve, GaussianProfile, Guarantee, Profile
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.guarantee import GaussianProfile, Guarantee, Profile
 from matrixdp.privacy.verification import SCHEMA as CERTIFICATES
-from matrixdp.privacy.verification import certificate_of, document_of
+from matrixdp.privacy.verification import certificate_of
 
-LONGEST_NOTE = 1000
 FIELDS = (
     *("number", "time", "note", "count", "sampling_rate", "series", "planned", "charged_mu", "charged_delta"),
-    *("dataset", "analyst", "purpose", "unit", "key"),
+    *("dataset", "analyst", "purpose", "unit", "key", "kind", "reservation"),
 )
 """The fields of an entry that stand in its row; the guarantee is in a document."""
 
@@ -62,6 +58,8 @@ class Entry:
         purpose: what it is for.
         unit: whom the guarantee protects, such as "record" or "user".
         key: the idempotency key of the spend.
+        kind: "spend", or "reservation" for what is kept free and not released yet.
+        reservation: the reservation that the spend uses, or the name of this one.
         fields: all of this as it was hashed.
         document: the certificate or the stated guarantee, as JSON knows it; empty before schema 4.
         plan_uses: the releases of the plan that the entry begins, if it begins one.
@@ -82,6 +80,8 @@ class Entry:
     purpose: str | None
     unit: str
     key: str | None
+    kind: str
+    reservation: str | None
     hash: str
     fields: Mapping[str, Any] = field(repr=False, compare=False)
     document: Document = field(repr=False, compare=False)
@@ -145,6 +145,57 @@ class Entry:
         return {**self.fields, "hash": self.hash, "document": dict(self.document)}
 
 
+@dataclass(frozen=True)
+class Change:
+    """An entry that releases nothing: a quota that was set or removed, or a reservation that was given back.
+
+    Attributes:
+        kind: "quota" or "return".
+        name: of the quota or the reservation.
+        quota: the quota as it is from now on; None where it was removed.
+        analyst: who gave the reservation back.
+        fields: all of this as it was hashed.
+    """
+
+    number: int
+    time: str
+    note: str
+    kind: str
+    name: str
+    quota: Quota | None
+    analyst: str | None
+    key: str | None
+    hash: str
+    fields: Mapping[str, Any] = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as they were hashed, the hash, and the quota."""
+        return {**self.fields, "hash": self.hash, "document": self.quota.to_dict() if self.quota else {}}
+
+
+def event_of(record: Mapping[str, Any], found: str, read: Callable[[str], Document]) -> Entry | Change:
+    """An entry of any kind from its row; arguments as for `entry_of`."""
+    kind = record.get("kind", "spend")
+    if kind in ("spend", "reservation"):
+        return entry_of(record, found, read)
+    fields = hashed(record)
+    document = read(fields["quota"]) if kind == "quota" else {}
+    if kind not in ("quota", "return"):
+        raise InvalidInput("an entry is of a kind that is not known here; upgrade matrixdp")
+    return Change(
+        number=fields["number"],
+        time=fields["time"],
+        note=fields.get("note", ""),
+        kind=kind,
+        name=document["name"] if kind == "quota" else fields["reservation"],
+        quota=quota_of(document) if kind == "quota" else None,
+        analyst=fields.get("analyst"),
+        key=fields.get("key"),
+        hash=found,
+        fields=fields,
+    )
+
+
 def entry_of(record: Mapping[str, Any], found: str, read: Callable[[str], Document]) -> Entry:
     """An entry from its row.
 
@@ -179,7 +230,7 @@ def guarantee_of(document: Document, curve: Document | None = None) -> Guarantee
     profile = records.decode(stated["profile"] if curve is None else dict(curve))
     if not isinstance(profile, Profile):
         raise InvalidInput(f"the profile of a guarantee cannot be read, got {_check.kind(profile)}")
-    return Guarantee(_usable(profile), stated["adjacency"], stated["total_variation"])
+    return Guarantee(usable(profile), stated["adjacency"], stated["total_variation"])
 
 
 def _before_schema_4(fields: Mapping[str, Any]) -> Guarantee:
@@ -188,177 +239,11 @@ def _before_schema_4(fields: Mapping[str, Any]) -> Guarantee:
         profile = GaussianProfile(fields["mu"])
     else:
         profile = spherical.Profile(**{name: fields[name] for name in ("dimension", "k", "p", "scale", "radius")})
-    return Guarantee(_usable(profile), fields["relation"], fields["total_variation"])
+    return Guarantee(usable(profile), fields["relation"], fields["total_variation"])
 
 
-def _usable(profile: Profile) -> Profile:
+def usable(profile: Profile) -> Profile:
+    """The profile, if its mu is a number."""
     if isinstance(profile, GaussianProfile):
         _check.at_least_zero("mu", profile.mu)
     return profile
-
-
-# --- what is asked for ---
-
-
-@dataclass(frozen=True)
-class Spend:
-    """A spend that was asked for, if its arguments can be used.
-
-    Attributes:
-        guarantee: as it is added up.
-        count: how many such releases it is for.
-        sampling_rate: the probability that a record takes part.
-        series: the plan that it is a part of, if any.
-        planned: how many releases the plan has, if that was given.
-        plan: the SHA-256 of the document of the plan, if it has one.
-        plan_uses: the releases of that plan.
-        fields: the words of its entry, and the names of its documents.
-        documents: those that it needs, by the SHA-256 of their text.
-    """
-
-    guarantee: Guarantee
-    count: int
-    sampling_rate: float
-    series: str | None
-    planned: int | None
-    plan: str | None
-    plan_uses: Uses
-    fields: Mapping[str, Any]
-    documents: Mapping[str, Document]
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours."""
-        return self.guarantee.adjacency
-
-    @property
-    def use(self) -> Use:
-        """What the spend adds to a total."""
-        return Use(self.guarantee.profile, self.guarantee.total_variation, self.sampling_rate)
-
-    def record(self) -> dict[str, Any]:
-        """The row of the entry, but for its number and charge."""
-        numbers = {"count": self.count, "sampling_rate": self.sampling_rate}
-        return {**self.fields, **numbers, "series": self.series, "planned": self.planned}
-
-    def is_that_of(self, entry: Entry) -> bool:
-        """Whether this entry was written for an equal spend; the plan of a series need not be repeated."""
-        asked = self.record()
-        open_ = {"time"} | ({"planned"} if self.planned is None else set())
-        return all(entry.fields.get(name) == hashed(asked).get(name) for name in asked if name not in open_)
-
-
-def checked(
-    certificate: Guarantee,
-    epsilon: float,
-    *,
-    note: str,
-    count: int,
-    sampling_rate: float,
-    series: str | None,
-    planned: int | None,
-    plan: Composition | None,
-    unit: str,
-    **words: str | None,
-) -> Spend:
-    """The spend with these arguments, if they can be used.
-
-    Args:
-        certificate: what the release guarantees.
-        epsilon: that of the ledger's budget; a curve is exact there.
-        note: as for `Ledger.spend`, like the rest.
-        count: as above.
-        sampling_rate: as above.
-        series: as above.
-        planned: as above.
-        plan: as above.
-        unit: as above.
-        words: dataset, analyst, purpose and key.
-    """
-    if not isinstance(certificate, Guarantee):
-        raise InvalidInput(f"certificate must be a Certificate, got {_check.kind(certificate)}; certify() makes one")
-    check_secret(certificate)
-    refuse_unsafe_floats(certificate, "charging it to a ledger")
-    if not (isinstance(note, str) and note.isprintable() and len(note) <= LONGEST_NOTE):
-        raise InvalidInput(f"note must be one line of at most {LONGEST_NOTE} printable characters")
-    for name, value in {**words, "unit": unit, "series": series}.items():
-        usable = isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_NOTE
-        if not usable and (value is not None or name == "unit"):
-            raise InvalidInput(
-                f"{name} must be a name of 1 to {LONGEST_NOTE} printable characters"
-                f"{', such as secrets.token_hex(8)' if name in ('series', 'key') else ''}, got {_check.kind(value)}"
-            )
-    if planned is not None and series is None:
-        raise InvalidInput("planned must come with a series, the name under which the planned releases are used")
-    for name, number in (("count", count), ("planned", 1 if planned is None else planned)):
-        if not _check.count(name, number) < 2**63:
-            raise InvalidInput(f"{name} must be below 2^63, got {_check.shown(number)}")
-    if plan is not None:
-        if not isinstance(plan, Composition) or series is None or planned is not None:
-            raise InvalidInput("plan must be a Composition, and come with a series and without a number planned")
-        planned = sum(plan.uses.values())
-    curve, document = curve_for(certificate.profile, epsilon), _document_for(certificate)
-    documents = {sha256(canonical(each)): each for each in (document, curve) if each is not None}
-    named, *curves = documents
-    whole = None if plan is None else plan.to_dict()
-    digest = None if whole is None else sha256(canonical(whole))
-    if whole is not None and digest is not None:
-        documents[digest] = whole
-    fields = {
-        "time": now(),
-        "note": note,
-        "certificate": named,
-        "curve": curves[0] if curves else None,
-        "unit": unit,
-        **words,
-    }
-    return Spend(
-        guarantee_of(document, curve),
-        int(count),
-        check_sampling_rate(sampling_rate),
-        series,
-        None if planned is None else int(planned),
-        digest,
-        {} if plan is None else plan.uses,
-        fields,
-        documents,
-    )
-
-
-def _document_for(certificate: Guarantee) -> dict[str, Any]:
-    """The document of a certificate, or of a guarantee that is merely stated."""
-    if isinstance(certificate, Certificate):
-        return document_of(certificate)
-    profile = certificate.profile
-    known = records.kind_of(profile) is not None
-    return {
-        "matrixdp": "guarantee",
-        "schema": 1,
-        "profile": records.encode(profile) if known else {"words": str(profile)},
-        "adjacency": str(certificate.adjacency),
-        "total_variation": certificate.total_variation,
-    }
-
-
-def curve_for(profile: Profile, epsilon: float) -> dict[str, Any] | None:
-    """The curve that is stored of a profile without a JSON form, exact at this epsilon."""
-    if not isinstance(profile, Profile):
-        raise InvalidInput(
-            f"certificate must have a profile with delta(epsilon) and epsilon(delta), got {_check.kind(profile)}"
-        )
-    if records.kind_of(_usable(profile)) is not None:
-        return None
-    found: dict[str, Any] = records.encode(_curve_of(profile, epsilon))
-    return found
-
-
-def _curve_of(profile: Profile, epsilon: float) -> Curve:
-    """A profile at some points, this epsilon among them, so that a release may use the whole of a budget."""
-    epsilons, deltas = dots(profile)
-    if epsilon < epsilons[-1]:
-        place = int(np.searchsorted(epsilons, epsilon))
-        if epsilons[place] != epsilon:
-            epsilons = np.insert(epsilons, place, epsilon)
-            deltas = np.insert(deltas, place, profile.delta(epsilon))
-    falling = np.maximum.accumulate(deltas[::-1])[::-1]  # rounded up where a later one was
-    return Curve(tuple(epsilons.tolist()), tuple(falling.tolist()))

@@ -20,7 +20,8 @@ from matrixdp.accounting.accountant import check_secret
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.filter import Spent
 from matrixdp.accounting.ledger.chain import CHAIN, DOCUMENTS, Document, Header, canonical, hashed, link, sha256
-from matrixdp.accounting.ledger.entries import BEFORE_SCHEMA_4, FIELDS, Entry, curve_for, entry_of
+from matrixdp.accounting.ledger.entries import BEFORE_SCHEMA_4, FIELDS, Change, Entry, event_of
+from matrixdp.accounting.ledger.spends import curve_for
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.accounting.pairs import check_sampling_rate
 from matrixdp.budget import Budget
@@ -175,7 +176,7 @@ class _Check:
         self.chained(name, fields, line.get("hash"))
         try:
             self._take_documents(name, fields, line.get("documents", {}))
-            entry = entry_of(fields, self.head, self.documents.__getitem__)
+            entry = event_of(fields, self.head, self.documents.__getitem__)
             _check_fields(entry, fields)
         except _FAULTS as reason:
             self.found(name, f"cannot be read ({_said(reason)})")
@@ -185,6 +186,9 @@ class _Check:
         if entry.key is not None and entry.key in self.keys:
             self.found(f"{name}, key", "an earlier entry has the same idempotency key")
         self.keys.add(entry.key or "")
+        if isinstance(entry, Change):
+            self._change(name, entry)
+            return
         if entry.plan is not None:
             self._check_plan(name, self.documents[entry.plan])
         if entry.stated:
@@ -193,6 +197,19 @@ class _Check:
             self._check_certificate(name, entry)
         if self.total is not None:
             self._charge(name, entry, self.total)
+
+    def _change(self, name: str, change: Change) -> None:
+        """A quota, or a reservation that was given back, which must be open."""
+        total = self.total
+        if total is None:
+            return
+        if change.kind == "return" and change.name not in total.reservations:
+            self.found(name, "it gives back a reservation that is not open")
+            self._give_up_total(name)
+            return
+        total.add(change)
+        if change.quota is not None and not total.spent_of(change.quota, change.time).fits(total.adjacency or ""):
+            self.found(name, "the quota is below what was spent")
 
     def _take_documents(self, name: str, fields: Mapping[str, Any], documents: Mapping[str, Document]) -> None:
         """The documents that an entry brings along: those that it names and no earlier entry had."""
@@ -273,6 +290,10 @@ class _Check:
             self.agree(f"{name}, {field}", getattr(entry, field), expected.get(field), tolerance)
         total.add(replace(entry, **expected) if expected else entry)
         total.adjacency = adjacency
+        try:
+            total.check_quotas(entry.analyst, entry.time)
+        except MatrixDPError as reason:
+            self.found(f"{name}, quota", str(reason))
 
     def end(self, line: Mapping[str, Any], kept: str | None) -> LedgerVerification:
         """Compares the last line, and says what was found."""
@@ -311,7 +332,7 @@ class _Check:
         )
 
 
-def _check_fields(entry: Entry, fields: Mapping[str, Any]) -> None:
+def _check_fields(entry: Entry | Change, fields: Mapping[str, Any]) -> None:
     """Raises unless the fields of an entry are of the right kind."""
     unknown = {*fields} - _NAMES
     if unknown or hashed(fields) != fields:
@@ -319,10 +340,11 @@ def _check_fields(entry: Entry, fields: Mapping[str, Any]) -> None:
     if "certificate" in fields and {*fields} & {*BEFORE_SCHEMA_4}:
         raise InvalidInput("it has a document, and fields that were used before there were documents")
     _check.count("number", entry.number)
-    _check.count("count", entry.count)
-    _check.count("planned", 1 if entry.planned is None else entry.planned)
-    check_sampling_rate(entry.sampling_rate)
-    for name in ("time", "note", "series", "dataset", "analyst", "purpose", "unit", "key"):
+    if isinstance(entry, Entry):
+        _check.count("count", entry.count)
+        _check.count("planned", 1 if entry.planned is None else entry.planned)
+        check_sampling_rate(entry.sampling_rate)
+    for name in ("time", "note", "series", "dataset", "analyst", "purpose", "unit", "key", "kind", "reservation"):
         if not isinstance(fields.get(name, ""), str):
             raise InvalidInput(f"{name} must be a text")
 

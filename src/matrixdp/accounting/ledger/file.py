@@ -13,17 +13,18 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, canonical, now, sha256
+from matrixdp.accounting.ledger.store import Found, Session, tampered
 from matrixdp.budget import Budget
-from matrixdp.errors import LedgerError
+from matrixdp.errors import InvalidInput, LedgerError
 
-SCHEMA = 5
+SCHEMA = 6
 APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
 
 # The columns that a schema added. `planned` is how many releases the block of an entry has, and empty before schema 3;
@@ -37,6 +38,7 @@ ADDED = {
         **{"unit": "TEXT NOT NULL DEFAULT 'record'", "key": "TEXT"},
     },
     5: {"plan": "TEXT"},
+    6: {"kind": "TEXT NOT NULL DEFAULT 'spend'", "reservation": "TEXT", "quota": "TEXT"},
 }
 COLUMNS = {
     "number": "INTEGER PRIMARY KEY",
@@ -46,6 +48,7 @@ COLUMNS = {
     **ADDED[3],
     **ADDED[4],
     **ADDED[5],
+    **ADDED[6],
 }
 # What else a schema brought.
 CHANGES = {
@@ -56,6 +59,7 @@ CHANGES = {
         "CREATE UNIQUE INDEX entries_by_key ON entries (key)",
     ),
     5: (),
+    6: (),
 }
 CREATE = (
     f"PRAGMA application_id = {APPLICATION}",
@@ -73,15 +77,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release)
 
 
-def tampered(path: Path, finding: str) -> LedgerError:
-    """The error for a file whose content is not what was written."""
-    return LedgerError(
-        f"the ledger {path} was changed by other means: {finding}. Release nothing on its account; restore it from a "
-        "copy, and record there what was spent since"
-    )
-
-
-class Session:
+class FileSession:
     """A transaction on a ledger's file; `File` opens it."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -145,6 +141,10 @@ class Session:
         self.connection.execute(f"INSERT INTO entries ({', '.join(record)}, hash) VALUES ({places})", row)
         self.connection.execute("UPDATE ledger SET entries = ?, head = ?", (record["number"], found))
 
+    def now(self) -> str:
+        """The time of this machine, as it is stored."""
+        return now()
+
 
 class File:
     """A ledger's file.
@@ -154,25 +154,44 @@ class File:
         timeout: how many seconds to wait for others that are writing.
     """
 
+    loses_answers = False
+
     def __init__(self, path: Path, timeout: float) -> None:
-        self.path, self._timeout = path, timeout
+        self.path, self.name, self._timeout = path, str(path), timeout
+
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
 
     def create(self, budget: Budget, relation: str | None, adaptive: bool) -> None:
         """Makes the file, unless another process is first."""
         _create(self.path, budget, relation, adaptive, self._timeout)
 
-    @contextmanager
-    def opened(self) -> Iterator[Session]:
-        """A transaction in which the file is brought up to date, if it is not; it stays as it was if an error comes."""
+    def opened(self, work: Callable[[Session], Found]) -> Found:
+        """Brings the file up to date, if it is not, and reads; it stays as it was if an error comes."""
         with self.transaction("BEGIN", oldest=1) as session:
             current = _is_current(session.connection, self.path)
         with self.transaction("BEGIN" if current else "BEGIN IMMEDIATE", oldest=1) as session:
             if not current:
                 _upgrade(session.connection, self.path)
-            yield session
+            return work(session)
+
+    def read(self, work: Callable[[Session], Found]) -> Found:
+        """The answer of a function that reads, in a transaction."""
+        with self.transaction() as session:
+            return work(session)
+
+    def write(self, work: Callable[[Session], Found]) -> Found:
+        """The answer of a function that may write, once it is on the disk; nobody else writes meanwhile."""
+        with self.transaction("BEGIN IMMEDIATE") as session:
+            return work(session)
+
+    def grant(self, role: str, may: str) -> None:
+        """A file has the rights that the system gives it."""
+        raise InvalidInput("grant is for ledgers on PostgreSQL; the rights to a file are the system's: chmod, chown")
 
     @contextmanager
-    def transaction(self, begin: str = "BEGIN", *, oldest: int = SCHEMA) -> Iterator[Session]:
+    def transaction(self, begin: str = "BEGIN", *, oldest: int = SCHEMA) -> Iterator[FileSession]:
         """A transaction, committed unless an error comes up inside."""
         with _connection_to(self.path, self._timeout) as connection:
             if _pragma(connection, "application_id") != APPLICATION:
@@ -186,7 +205,7 @@ class File:
                 raise LedgerError(
                     f"{self.path} has schema {schema}, and this matrixdp reads up to {SCHEMA}; upgrade matrixdp"
                 )
-            yield Session(connection, self.path)
+            yield FileSession(connection, self.path)
             connection.execute("COMMIT")
 
 

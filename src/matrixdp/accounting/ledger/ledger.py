@@ -14,59 +14,60 @@ Every operation opens a connection of its own, and none is open while the proces
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
+from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
-from matrixdp.accounting.filter import Spent
-from matrixdp.accounting.ledger.chain import DOCUMENTS, hashed, link
-from matrixdp.accounting.ledger.entries import Entry, checked, entry_of
-from matrixdp.accounting.ledger.file import File, Session, tampered
+from matrixdp.accounting.ledger.book import Book, Fields
+from matrixdp.accounting.ledger.chain import Document, canonical, sha256
+from matrixdp.accounting.ledger.elsewhere import parts_of
+from matrixdp.accounting.ledger.entries import Change, Entry, event_of
+from matrixdp.accounting.ledger.file import File
+from matrixdp.accounting.ledger.left import Left, Remaining, left
+from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota
+from matrixdp.accounting.ledger.spends import Spend, checked
+from matrixdp.accounting.ledger.statement import Facts, statement
+from matrixdp.accounting.ledger.store import Session, Store
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.accounting.methods import Use, Uses
 from matrixdp.adjacency import Adjacency, takes_relation
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
-from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError, MatrixDPError
-from matrixdp.privacy import gaussian
+from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
 from matrixdp.privacy.guarantee import Guarantee
-from matrixdp.privacy.records import encode
 
-
-@dataclass(frozen=True)
-class Remaining:
-    """What one more Gaussian release may use: mu, and the epsilon that it may promise at the budget's delta.
-
-    The total-variation error of that release's sampler comes on top; for matrices of many millions of entries, stay a
-    little below.
-    """
-
-    mu: float
-    epsilon: float
+SAMPLER_ERROR = 1e-15
+"""The error of the sampler that is reserved with a guarantee that states none."""
 
 
 class Ledger:
-    """A budget in a file, for any number of processes and threads.
+    """A budget in a file or a database, for any number of processes and threads.
 
     Guarantee: the releases charged to the ledger, taken together, keep its budget under its adjacency, also when
     queries, noise, counts and sampling rates are chosen in view of earlier answers; with `adaptive=False`, when the
     queries are. (Entries of files from before schema 3 count as fixed beforehand.) A spend that returns is on the disk.
-    Source: smith2022fully for Gaussian noise; the rest, with the proofs, in `accounting.filter` and `limits`.
+    Source: smith2022fully for Gaussian noise; the rest, with the proofs, in `accounting.filter` and `limits`; quotas
+    and reservations in `rules`.
 
     Args:
-        path: the SQLite file; it is created if it does not exist and a budget is given.
+        path: a SQLite file, or the address of a PostgreSQL database, "postgresql://host/name", which needs `dataset`.
+            It is created if it does not exist and a budget is given. Leave passwords to the driver, as in ~/.pgpass.
         budget: what all spends together may use. An existing ledger keeps its own, and another one is an error.
         adjacency: which data sets are neighbours; if it is not given at creation, the first spend fixes it.
         adaptive: False, at creation, promises that the noise, counts and sampling rates of all releases are fixed
             before the first answer. Then nothing is kept back, and the total is that of an Accountant.
-        timeout: how many seconds to wait for other processes that are writing.
+        timeout: how many seconds to wait for other processes that are writing, or for a server that is away.
+        dataset: which data set the releases are made from; a database has one ledger for each.
+        analyst: who asks for the releases; like the data set, for every spend that does not say otherwise.
+        purpose: what they are for.
+        reservation: the reservation that they use.
 
     Raises:
-        LedgerError: if there is no ledger and no budget to make one, or the file cannot be used or was tampered with.
+        LedgerError: if there is no ledger and no budget to make one, or it cannot be used or was tampered with.
     """
 
     @takes_relation
@@ -78,6 +79,10 @@ class Ledger:
         adjacency: str | None = None,
         adaptive: bool | None = None,
         timeout: float = 60.0,
+        dataset: str | None = None,
+        analyst: str | None = None,
+        purpose: str | None = None,
+        reservation: str | None = None,
     ) -> None:
         if budget is not None and not isinstance(budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
@@ -87,42 +92,27 @@ class Ledger:
             adjacency = checked_adjacency(adjacency)
         if adaptive is not None and not isinstance(adaptive, bool):
             raise InvalidInput(f"adaptive must be True, False or None, got {_check.kind(adaptive)}")
-        timeout = _check.positive("timeout", timeout)
-        try:
-            self.path = Path(path).resolve()  # a later change of the working folder must not change the ledger
-            exists = self.path.exists()
-        except Exception as reason:  # its text may quote what was given in place of a path
-            raise InvalidInput(
-                f"path must name a file that can be reached, got {_check.kind(path)} ({_check.origin(reason)})"
-            ) from None
-        self._file = File(self.path, timeout)
-        if not exists:
+        names = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
+        self._names = {name: value and check_name(name, value) for name, value in names.items()}
+        store = _store_of(path, dataset, _check.positive("timeout", timeout))
+        self.name, self.path = store.name, store.path
+        if not store.exists():
             if budget is None:
-                raise LedgerError(f"there is no ledger {self.path}; create it with a budget (matrixdp ledger create)")
-            self._file.create(budget, adjacency, adaptive is not False)
-        with self._file.opened() as session:
-            header = session.header()
-            try:
-                self.budget, self.adaptive = (
-                    Budget(header.epsilon, header.delta).with_delta("a ledger"),
-                    header.adaptive != 0,
-                )
-            except InvalidInput:
-                raise tampered(self.path, "its budget is none") from None
-            spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
-            self._origin = Total(0, header.genesis(), header.relation, spent)
-            self._verified = self._check_all(session)
+                raise LedgerError(f"there is no ledger {self.name}; create it with a budget (matrixdp ledger create)")
+            store.create(budget, adjacency, adaptive is not False)
+        self._book = Book(store)
+        self.budget, self.adaptive, fixed = self._book.budget, self._book.adaptive, self._book.verified.adjacency
         if budget is not None and budget != self.budget:
-            raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.path}), got {budget!r}")
-        if adaptive is not None and header.adaptive is not None and adaptive is not self.adaptive:
+            raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.name}), got {budget!r}")
+        if adaptive is not None and self._book.header.adaptive is not None and adaptive is not self.adaptive:
             raise InvalidInput(f"adaptive must be the ledger's own, {self.adaptive}, got {adaptive!r}")
-        if adjacency is not None and adjacency != self._verified.adjacency:
-            raise InvalidInput(f"adjacency must be the ledger's own, {self._verified.adjacency}, got {adjacency}")
+        if adjacency is not None and adjacency != fixed:
+            raise InvalidInput(f"adjacency must be the ledger's own, {fixed}, got {adjacency}")
 
     @property
     def adjacency(self) -> Adjacency | None:
         """The adjacency that all spends share; None until the first spend, if none was given at creation."""
-        found = self._current().adjacency
+        found = self._book.current().adjacency
         return None if found is None else Adjacency(found)
 
     @property
@@ -133,7 +123,7 @@ class Ledger:
     @property
     def origin(self) -> str:
         """The hash before the first entry, which no other ledger has."""
-        return self._origin.head
+        return self._book.origin.head
 
     def spend(
         self,
@@ -150,12 +140,14 @@ class Ledger:
         purpose: str | None = None,
         unit: str = "record",
         key: str | None = None,
+        reservation: str | None = None,
     ) -> Entry:
         """Charges a release to the budget. When it returns, the spend is on the disk and the noise may be drawn.
 
         A series is a plan that is carried out in parts, such as a training by epochs. Its first spend charges all
         `planned` releases as one block; the later ones use them up and cost nothing more. What is never used stays
-        charged: whether a plan was broken off may depend on the answers, so nothing is given back.
+        charged: whether a plan was broken off may depend on the answers, so nothing is given back. What may be given
+        back is a reservation; see `reserve`.
 
         Args:
             certificate: what the release guarantees: a Certificate, or a Guarantee for what is known from elsewhere.
@@ -167,23 +159,23 @@ class Ledger:
             planned: how many releases the whole series is; fixed by its first spend.
             plan: for a series of several kinds of releases, all of them, in place of `planned`; see `Budget.plan`. Each
                 spend uses up one that has the same guarantee, or under which it lies at every epsilon.
-            dataset: which data set the release is made from.
+            dataset: which data set the release is made from; like the next two, the ledger's own unless given.
             analyst: who asks for it.
             purpose: what it is for.
             unit: whom the guarantee protects, such as "record" or "user".
             key: an idempotency key, unique in this ledger. A spend that is repeated with the same key, as its answer
                 was lost, is charged once and gets the entry that was written. A key pays for the noise of one release:
                 where that may have been drawn already, use another key.
+            reservation: the name of the reservation that it uses, if any.
 
         Raises:
-            BudgetExceeded: if the total would pass the budget, or a series its plan; nothing is written then.
+            BudgetExceeded: if the total would pass the budget or a quota, or a series its plan; nothing is written.
             InvalidInput: if an argument cannot be used, or the key has paid for something else.
             LedgerError: if the spend could not be confirmed; nothing may be released then.
         """
-        spend = checked(
+        spend = self._checked(
             certificate,
-            self.budget.epsilon,
-            note=note,
+            note,
             count=count,
             sampling_rate=sampling_rate,
             series=series,
@@ -194,31 +186,225 @@ class Ledger:
             analyst=analyst,
             purpose=purpose,
             key=key,
+            reservation=reservation,
         )
-        with self._file.transaction("BEGIN IMMEDIATE") as session:
-            before = self._catch_up(session)
+        return self._spend(spend)
+
+    def record(
+        self,
+        what: Any,
+        note: str = "",
+        *,
+        made: bool = False,
+        count: int = 1,
+        sampling_rate: float = 1.0,
+        adjacency: str | None = None,
+        **names: str | None,
+    ) -> list[Entry]:
+        """Charges a release made elsewhere, by what is known of it; see `elsewhere`.
+
+        Args:
+            what: a Certificate or Guarantee; a Budget(epsilon, delta); {"mu": ...}, {"rho": ...} or {"epsilon": ...,
+                "delta": ...}; or a DpEvent of dp-accounting. State a mu or a rho where one is known: less is lost.
+            note: as for `spend`.
+            made: whether it was made already. Then it is written even if the budget or a quota does not allow it, and
+                the ledger, being over its budget, refuses every spend from then on.
+            count: how many such releases.
+            sampling_rate: as for `spend`.
+            adjacency: which data sets are neighbours; the ledger's own if it has one.
+            names: dataset, analyst, purpose, unit and key, as for `spend`.
+        """
+        if unknown := {*names} - {"dataset", "analyst", "purpose", "unit", "key"}:
+            raise InvalidInput(f"record takes no {sorted(unknown)[0]!r}")
+        relation = checked_adjacency(adjacency or self.adjacency)
+        parts = parts_of(what, relation)
+        whole = Composition(tuple(parts)) if len(parts) > 1 else None
+        if whole is not None and (count, sampling_rate) != (1, 1.0):
+            raise InvalidInput("count and sampling_rate must be 1 for an event of several releases: put them into it")
+        series, key = secrets.token_hex(8), names.pop("key", None)
+        names["unit"] = names.get("unit") or "record"
+        spends = [
+            self._checked(
+                part.certificate,
+                note,
+                key if number == 0 or key is None else f"{key} {number + 1}",
+                count=part.count * count,
+                sampling_rate=part.sampling_rate * sampling_rate,
+                series=None if whole is None else series,
+                planned=None,
+                plan=whole,
+                **names,
+            )
+            for number, part in enumerate(parts)
+        ]
+        return [self._spend(spend, made=made) for spend in spends]
+
+    def _checked(self, certificate: Guarantee, note: str, key: str | None, **arguments: Any) -> Spend:
+        """The spend with these arguments and the ledger's own names, if they can be used."""
+        for name, value in self._names.items():
+            if arguments.get(name) is None:
+                arguments[name] = value
+        if key is None and self._book.store.loses_answers:
+            key = secrets.token_hex(16)
+        return checked(certificate, self.budget.epsilon, note=note, key=key, **arguments)
+
+    def _spend(self, spend: Spend, *, made: bool = False) -> Entry:
+        """Writes a spend or a reservation, if the budget and the quotas allow it, or if it was made already."""
+
+        def work(session: Session, before: Total) -> tuple[Entry, Total]:
+            key = spend.fields["key"]
             written = None if key is None else session.row_with_key(key)
             if written is not None:
-                entry = entry_of(*written, session.document)
-                if not spend.is_that_of(entry):
+                entry = event_of(*written, session.document)
+                if not (isinstance(entry, Entry) and spend.is_that_of(entry)):
                     raise InvalidInput(f"key has paid for another spend, entry {entry.number}; nothing was spent")
-                return entry
-            if before.adjacency not in (None, certificate.adjacency):
+                return entry, before
+            if before.adjacency not in (None, spend.adjacency):
                 raise InvalidInput(
                     f"certificate must hold under the ledger's adjacency, {before.adjacency}, got "
-                    f"{certificate.adjacency}; ask the query for the ledger's, or keep a second ledger"
+                    f"{spend.adjacency}; ask the query for the ledger's, or keep a second ledger"
                 )
-            named = spend.plan if before.begun(spend) is None else None  # the later parts of a plan do not name it
-            record = {"number": before.entries + 1, **spend.record(), "plan": named, **before.price(spend)}
-            head = link(before.head, hashed(record))
-            entry = entry_of(record, head, spend.documents.__getitem__)
-            after = before.followed_by([entry])
-            if before.begun(spend) is None:
-                self._check_budget(after)
-            session.append(record, head, spend.documents)
-            before.followed_by(self._walk(session, before))  # reads it back: only what verifies is committed
-        self._verified = after
-        return entry
+            begun = before.begun(spend) if spend.kind == "spend" else None
+            named = spend.plan if begun is None else None  # the later parts of a plan do not name it
+            record = {**spend.record(), "plan": named, **before.price(spend)}
+            held = spend.kind == "spend" and spend.reservation is not None
+
+            def check(after: Total, entry: Entry | Change) -> None:
+                before.quotas_of(spend.analyst)
+                if begun is None and not held and not made:
+                    self._check_budget(after)
+                    after.check_quotas(spend.analyst, entry.time)
+
+            found, after = self._book.append(session, before, record, spend.documents, check)
+            assert isinstance(found, Entry)
+            return found, after
+
+        return self._book.write(work)
+
+    def set_quota(
+        self, name: str, budget: Budget, *, per: str | None = None, members: Sequence[str] = (), note: str = ""
+    ) -> Quota:
+        """Sets what an analyst or a team may spend of the ledger's budget, from now on; see `rules`.
+
+        Once a ledger has a quota, every spend must be by an analyst whom a quota covers. A spend must fit into each
+        quota of its analyst and into the total.
+
+        Args:
+            name: of the analyst or the team; a quota with this name is replaced.
+            budget: what the members may spend together.
+            per: "year", "quarter" or "month", of the calendar and UTC; left out, for the lifetime of the ledger. A new
+                period does not restore the guarantee of the same records: the lifetime total does not end.
+            members: the analysts in a team; left out, the one with this name.
+            note: what to remember of it.
+
+        Raises:
+            InvalidInput: if the members have spent more already; nothing is changed then.
+        """
+        if isinstance(members, str):
+            raise InvalidInput("members must be a list of analysts, not one name")
+        quota = Quota(name, budget, per, tuple(members))
+
+        def prepare(before: Total, time: str) -> Fields:
+            spent = before.spent_of(quota, time)
+            if not spent.fits(before.adjacency or ""):
+                raise InvalidInput(
+                    f"budget must be at least what the members of {name!r} have spent already, epsilon "
+                    f"{rounded_up(spent.epsilon(before.adjacency or ''))} at delta {budget.delta:g}, got {budget}; the "
+                    "quota was not changed"
+                )
+            return _quota_fields(quota.to_dict())
+
+        self._book.change("quota", note, prepare)
+        return quota
+
+    def remove_quota(self, name: str, note: str = "") -> None:
+        """Removes a quota; what its members have spent stays in the total."""
+
+        def prepare(before: Total, time: str) -> Fields:
+            if name not in before.quotas:
+                raise InvalidInput(f"name must be that of a quota of the ledger, got {_check.shown(name)}")
+            return _quota_fields(no_quota(name))
+
+        self._book.change("quota", note, prepare)
+
+    def quotas(self) -> list[Quota]:
+        """The quotas that hold now."""
+        return [*self._book.current().quotas.values()]
+
+    def reserve(
+        self,
+        name: str,
+        certificate: Guarantee | None = None,
+        *,
+        count: int = 1,
+        sampling_rate: float = 1.0,
+        planned: int | None = None,
+        plan: Composition | None = None,
+        note: str = "",
+        analyst: str | None = None,
+        purpose: str | None = None,
+    ) -> Reservation:
+        """Keeps a part of the budget free, which `spend(..., reservation=name)` uses and `give_back` returns.
+
+        Either `count` single releases, which are used one by one or several at a time, by spends that have this
+        guarantee or lie under it; or, with `planned` or `plan`, one training or plan, which the first spend of its
+        series uses as a whole. Each single release is a block of its own; for sampled noise that costs more than one
+        training.
+
+        Args:
+            name: new among the open reservations.
+            certificate: what each release guarantees; needed unless a plan is given. A stated Guarantee for single
+                releases, without an error of the sampler, is reserved with one of 1e-15; that is more than releases
+                of up to a million entries have.
+            count: how many single releases.
+            sampling_rate: as for `spend`.
+            planned: how many releases the training has.
+            plan: all releases of a plan; see `Budget.plan`.
+            note: what to remember of it.
+            analyst: who may use it; as for `spend`, the ledger's own unless given.
+            purpose: what it is for.
+        """
+        check_name("name", name)
+        if plan is not None and certificate is None and isinstance(plan, Composition):
+            certificate, sampling_rate = plan.parts[0].certificate, plan.parts[0].sampling_rate
+        single = planned is None and plan is None
+        if certificate is None or not (single or count == 1):
+            raise InvalidInput("reserve needs a certificate or a plan, and count only for single releases")
+        if single and type(certificate) is Guarantee and certificate.total_variation == 0.0:
+            certificate = Guarantee(certificate.profile, certificate.adjacency, SAMPLER_ERROR)
+        spend = self._checked(
+            certificate,
+            note,
+            None,
+            count=count,
+            sampling_rate=sampling_rate,
+            series=None if single else name,
+            planned=planned,
+            plan=plan,
+            unit="record",
+            analyst=analyst,
+            purpose=purpose,
+            reservation=name,
+            kind="reservation",
+        )
+        self._spend(spend)
+        return self._book.verified.reservations[name]
+
+    def give_back(self, name: str, note: str = "") -> int:
+        """Gives back what is left of a reservation, and says how many releases, or plans, that is."""
+        given: list[int] = []
+
+        def prepare(before: Total, time: str) -> Fields:
+            held = before.reserved(check_name("name", name))
+            given.append(held.left)
+            return {"reservation": name, "analyst": self._names["analyst"]}, {}
+
+        self._book.change("return", note, prepare)
+        return given[-1]
+
+    def reservations(self) -> list[Reservation]:
+        """The open reservations."""
+        return [*self._book.current().reservations.values()]
 
     def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
         """Plans releases for the whole budget; see `Budget.plan`. The first of them pays for all.
@@ -232,7 +418,7 @@ class Ledger:
 
     def _with(self, uses: Uses, adjacency: str) -> Total:
         """The total if these releases were spent next, as one block."""
-        after = self._current().followed_by([])
+        after = self._book.current().followed_by([])
         if self.adaptive:
             after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
         else:
@@ -244,13 +430,23 @@ class Ledger:
         if not after.fits():
             raise BudgetExceeded(
                 f"after this spend, epsilon at delta {self.budget.delta:g} would be {after.epsilon():.4g}, "
-                f"and the budget of {self.path} is {self.budget}; nothing was spent. What is left: ledger.remaining(), "
+                f"and the budget of {self.name} is {self.budget}; nothing was spent. What is left: ledger.remaining(), "
                 "or matrixdp ledger show"
             )
 
-    def spent(self) -> float:
-        """The epsilon that all spends together have used, at the budget's delta."""
-        return self._current().epsilon()
+    def spent(self, analyst: str | None = None) -> float:
+        """The epsilon that all spends together have used, at the budget's delta; or those of one analyst alone."""
+        total = self._book.current()
+        return total.epsilon() if analyst is None else self._own(total, analyst)
+
+    def analysts(self) -> dict[str, float]:
+        """The epsilon of each analyst's own spends, at the budget's delta; an empty name for those without one."""
+        total = self._book.current()
+        return {analyst: self._own(total, analyst) for analyst in total.own.analysts()}
+
+    def _own(self, total: Total, analyst: str) -> float:
+        adjacency = total.adjacency or ""
+        return total.own.spent(self.budget, [analyst], "", adjacency, self.adaptive).epsilon(adjacency)
 
     def spent_with(self, certificate: Guarantee) -> float:
         """The epsilon that all spends would have used if this release were one more; nothing is spent."""
@@ -260,29 +456,75 @@ class Ledger:
 
     def spent_over_time(self) -> list[float]:
         """The epsilon that was used after each entry of `history`."""
-        found, total = [], self._origin
-        for entry in self.history():
-            total = total.followed_by([entry])
-            found.append(total.epsilon())
+        found, total = [], self._book.origin
+        for event in self._book.events():
+            total = total.followed_by([event])
+            if event.kind == "spend":
+                found.append(total.epsilon())
         return found
 
     def remaining(self) -> Remaining:
         """The largest Gaussian release without sampling that the ledger would still take, rounded down.
 
         In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 85 %
-        of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5).
+        of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5). If the
+        ledger was opened for an analyst, no more than the quotas of that analyst leave.
         """
-        total = self._current()
-        mu = total.spent.remaining(total.adjacency or "")
-        if not total.entries:
-            return Remaining(mu, self.budget.epsilon)
-        # less by 1e-9, for a release that keeps this epsilon may have a mu above ours by rounding
-        return Remaining(mu, float(gaussian.epsilon(mu * (1 - 1e-9), self.budget.delta)))
+        rows = self.left() if self._names["analyst"] else self.left()[:1]
+        return Remaining(min(row.mu for row in rows), min(row.epsilon for row in rows))
+
+    def left(self, like: Guarantee | None = None, analyst: str | None = None) -> list[Left]:
+        """What is left: first of the lifetime total, and then of each quota.
+
+        Args:
+            like: a release; how many more like it fit is answered too.
+            analyst: whose quotas; left out, those of the analyst that the ledger was opened for, or else all quotas.
+        """
+        who = analyst or self._names["analyst"]
+        return self._book.read(lambda session, total: left(total, who, session.now(), like))
 
     def history(self) -> list[Entry]:
         """All spends, oldest first; the chain is checked on the way."""
-        with self._file.transaction() as session:
-            return list(self._walk(session, self._origin))
+        return [event for event in self._book.events() if isinstance(event, Entry) and event.kind == "spend"]
+
+    def changes(self) -> list[Entry | Change]:
+        """All quotas, reservations and returns, oldest first."""
+        return [event for event in self._book.events() if event.kind != "spend"]
+
+    def statement(self, year: int | None = None, kind: str = "markdown") -> str:
+        """One page in plain language: what was released, to whom it applies, the exact total, the risk, the head.
+
+        Args:
+            year: of the releases that are listed (UTC); left out, all. The total is always that of all years.
+            kind: "markdown", "html", or "json" in the fields of the public registry of deployments.
+        """
+        if year is not None and not 1900 <= _check.count("year", year) <= 9999:
+            raise InvalidInput(f"year must be one with four digits, got {_check.shown(year)}")
+        events = self._book.events()
+        total = self._book.origin.followed_by(events)
+        spends = [event for event in events if isinstance(event, Entry) and event.kind == "spend"]
+        chosen = [entry for entry in spends if year is None or entry.time[:4] == f"{year:04}"]
+        adjacency, adaptive = total.adjacency or "", self.adaptive
+        of_year = total.own.spent(self.budget, total.own.analysts(), "", adjacency, adaptive, year)
+        facts = Facts(
+            dataset=self._names["dataset"] or (self.path.name if self.path else self.name),
+            year=year,
+            entries=chosen,
+            before=len(spends),
+            budget=self.budget,
+            adjacency=total.adjacency,
+            spent=total.epsilon(),
+            spent_in_year=of_year.epsilon(adjacency),
+            kept=total.fits(),
+            analysts={analyst: self._own(total, analyst) for analyst in total.own.analysts()},
+            quotas=[*total.quotas.values()],
+            head=total.head,
+        )
+        return statement(facts, kind)
+
+    def grant(self, role: str, may: str = "spend") -> None:
+        """Lets a role of the database "read" all its ledgers, or "spend" from them; it never may change an entry."""
+        self._book.store.grant(role, may)
 
     def verify(self, head: str | None = None) -> str:
         """Reads the whole file again and checks it.
@@ -295,13 +537,11 @@ class Ledger:
         """
         if head is not None and not isinstance(head, str):
             raise InvalidInput(f"head must be a hash as verify() gives it, a str, got {_check.kind(head)}")
-        with self._file.transaction() as session:
-            self._catch_up(session)  # finds a file that was put back to an earlier state since the last look
-            total = self._check_all(session)
-            known = head in (None, self.origin) or session.has_hash(str(head))
+
+        total, known = self._book.check(head)
         if not known:
             raise LedgerError(
-                f"{self.path} does not contain the hash {head}; entries were removed or rewritten since it was kept"
+                f"{self.name} does not contain the hash {head}; entries were removed or rewritten since it was kept"
             )
         return total.head
 
@@ -310,58 +550,25 @@ class Ledger:
 
         An entry brings those of its documents along that no earlier entry had.
         """
-        with self._file.transaction() as session:
-            entries = list(self._walk(session, self._origin))
-            lines: list[dict[str, Any]] = [{**session.header().fixed(), "hash": self.origin}]
-            told: set[str] = set()
-            for entry in entries:
-                names = {entry.fields[name] for name in DOCUMENTS if name in entry.fields} - told
-                documents = {"documents": {name: session.document(name) for name in sorted(names)}} if names else {}
-                lines.append({**entry.fields, **documents, "hash": entry.hash})
-                told |= names
-        total = self._origin.followed_by(entries)
-        spent = encode(total.epsilon())
-        return [*lines, {"entries": total.entries, "releases": total.releases, "spent": spent, "head": total.head}]
+        return self._book.export()
 
-    def _current(self) -> Total:
-        with self._file.transaction() as session:
-            return self._catch_up(session)
 
-    def _catch_up(self, session: Session) -> Total:
-        """Checks what was written since the last look; what was seen before is remembered, not read again."""
-        self._verified = self._verified.followed_by(self._walk(session, self._verified))
-        return self._verified
+def _quota_fields(document: Document) -> Fields:
+    digest = sha256(canonical(document))
+    return {"quota": digest}, {digest: document}
 
-    def _check_all(self, session: Session) -> Total:
-        session.check_pages()
-        total = self._origin.followed_by(self._walk(session, self._origin))
-        session.check_complete(total.entries)
-        return total
 
-    def _walk(self, session: Session, since: Total) -> Iterator[Entry]:
-        """The entries after a verified beginning; each is checked before it is given out."""
-        header, number, head = session.header(), since.entries, since.head
-        if header.genesis() != self.origin:
-            raise tampered(
-                self.path, "what was fixed at creation, such as the budget, is not what this process has read"
-            )
-        document = lru_cache(maxsize=8)(session.document)
-        for record, found in session.rows(number):
-            number += 1
-            if record["number"] != number:
-                raise tampered(self.path, f"entry {number} is missing")
-            head = link(head, hashed(record))
-            if head != found:
-                fixed = ", or the budget and adjacency before it," if number == 1 else ""
-                raise tampered(self.path, f"entry {number}{fixed} is not what was written")
-            try:
-                entry = entry_of(record, head, document)
-            except LedgerError:
-                raise
-            except (KeyError, TypeError, ValueError, AttributeError, MatrixDPError) as reason:
-                raise tampered(self.path, f"entry {number} cannot be read ({type(reason).__name__})") from None
-            yield entry
-        if (number, head) != (header.entries, header.head):
-            raise tampered(
-                self.path, f"it should have {header.entries} entries and the head {header.head}, and has not"
-            )
+def _store_of(path: str | os.PathLike[str], dataset: str | None, timeout: float) -> Store:
+    """The file, or the database, behind a ledger."""
+    if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")):
+        from matrixdp.accounting.ledger.postgres import Postgres
+
+        return Postgres(path, dataset, timeout)
+    try:
+        found = Path(path).resolve()  # a later change of the working folder must not change the ledger
+        found.exists()
+    except Exception as reason:  # its text may quote what was given in place of a path
+        raise InvalidInput(
+            f"path must name a file that can be reached, got {_check.kind(path)} ({_check.origin(reason)})"
+        ) from None
+    return File(found, timeout)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.filter import Block, Charge, Spent
-from matrixdp.accounting.ledger.entries import Entry, Spend
+from matrixdp.accounting.ledger.entries import Change, Entry
+from matrixdp.accounting.ledger.rules import Own, Quota, Reservation
+from matrixdp.accounting.ledger.spends import Spend
 from matrixdp.accounting.methods import Use
 from matrixdp.errors import BudgetExceeded, InvalidInput
 
@@ -44,7 +46,19 @@ class Series:
 
 @dataclass
 class Total:
-    """The beginning of a chain: its length, its last hash, and what was spent."""
+    """The beginning of a chain: its length, its last hash, what was charged, and the rules that hold.
+
+    Attributes:
+        entries: its length.
+        head: its last hash.
+        adjacency: that of all spends.
+        spent: what was charged; what is reserved is charged when that is asked for.
+        releases: how many were made.
+        series: those that were begun.
+        quotas: by name.
+        reservations: the open ones, by name.
+        own: what each analyst was charged.
+    """
 
     entries: int
     head: str
@@ -52,51 +66,151 @@ class Total:
     spent: Spent
     releases: int = 0
     series: dict[str, Series] = field(default_factory=dict)
+    quotas: dict[str, Quota] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    own: Own = field(default_factory=Own)
 
-    def followed_by(self, entries: Iterable[Entry]) -> Total:
+    def followed_by(self, events: Iterable[Entry | Change]) -> Total:
         """The same with more entries."""
-        after = Total(self.entries, self.head, self.adjacency, self.spent.copy(), self.releases, dict(self.series))
-        for entry in entries:
-            after.add(entry)
+        after = replace(
+            self,
+            spent=self.spent.copy(),
+            series=dict(self.series),
+            quotas=dict(self.quotas),
+            reservations=dict(self.reservations),
+            own=self.own.copy(),
+        )
+        for event in events:
+            after.add(event)
         return after
 
-    def add(self, entry: Entry) -> None:
+    def add(self, event: Entry | Change) -> None:
         """Adds an entry."""
-        self.entries, self.head, self.adjacency = entry.number, entry.hash, entry.adjacency
+        self.entries, self.head = event.number, event.hash
+        if isinstance(event, Entry):
+            self.adjacency = event.adjacency
+            (self._add_reservation if event.kind == "reservation" else self._add_spend)(event)
+        elif event.kind == "return":
+            self._charged(self.reservations.pop(event.name), -1)
+        elif event.quota is None:
+            self.quotas.pop(event.name, None)
+        else:
+            self.quotas[event.name] = event.quota
+
+    def _add_spend(self, entry: Entry) -> None:
         self.releases += entry.count
         begun = self.begun(entry)
-        block = entry.plan_uses or {entry.use: entry.planned or entry.count}
-        if begun is None and (entry.planned is None or not self.spent.adaptive):
+        block = _planned_block(entry)
+        if begun is None and entry.reservation is not None:
+            held = self.reservations[entry.reservation]
+            left = held.left - held.takes(block, entry.use, entry.analyst, entry.series is not None)
+            if left:
+                self.reservations[held.name] = replace(held, left=left)
+            else:
+                del self.reservations[held.name]
+        elif begun is None and (entry.planned is None or not self.spent.adaptive):
             self.spent.fixed.update(block)
+            self.own.add(entry.analyst, entry.time, block, None, 1)
         elif begun is None:
-            mu = math.inf if entry.charged_mu is None else entry.charged_mu
-            self.spent.add(block, Charge(mu, entry.charged_delta or 0.0), str(entry.adjacency))
+            charged = _charge_of(entry)
+            self.spent.add(block, charged, str(entry.adjacency))
+            self.own.add(entry.analyst, entry.time, block, charged, 1)
         if entry.series is not None:
             self.series[entry.series] = (begun or Series(block, entry.plan)).after(entry.use, entry.count)
+
+    def _add_reservation(self, entry: Entry) -> None:
+        whole = bool(entry.plan_uses) or entry.series is not None
+        found = Reservation(
+            name=entry.reservation or "",
+            analyst=entry.analyst,
+            purpose=entry.purpose,
+            time=entry.time,
+            guarantee=entry.guarantee,
+            count=1 if whole else entry.count,
+            left=1 if whole else entry.count,
+            block=_planned_block(entry) if whole else {entry.use: 1},
+            charge=_charge_of(entry),
+            whole=whole,
+        )
+        self.reservations[found.name] = found
+        self._charged(found, 1)
+
+    def _charged(self, held: Reservation, sign: int) -> None:
+        """Charges a reservation, or gives back what is left of it."""
+        adjacency = str(self.adjacency)
+        self.spent.add(held.block, held.charge, adjacency, sign * held.left)
+        self.own.add(held.analyst, held.time, held.block, held.charge, sign * held.left)
 
     def begun(self, spend: Spend | Entry) -> Series | None:
         """The series that a spend is a later part of."""
         return None if spend.series is None else self.series.get(spend.series)
 
     def price(self, spend: Spend | Entry) -> dict[str, Any]:
-        """What a spend costs if it comes next, and how many releases its block has.
+        """What a spend or a reservation costs if it comes next, and how many releases its block has.
 
         Raises:
-            InvalidInput: if it does not keep to the plan of its series.
-            BudgetExceeded: if the series has not so many releases left.
+            InvalidInput: if it does not keep to the plan of its series, or to what was reserved.
+            BudgetExceeded: if the series or the reservation has not so many releases left.
         """
+        if spend.kind == "reservation":
+            return self._price_of_reservation(spend)
         begun = self.begun(spend)
         block = _block_of(spend, begun)
         planned = {"planned": sum(block.values())}
-        if begun is not None:
+        if begun is None and spend.reservation is not None:
+            self.reserved(spend.reservation).takes(block, spend.use, spend.analyst, spend.series is not None)
+        if begun is not None or spend.reservation is not None:
             return {**planned, "charged_mu": 0.0, "charged_delta": 0.0}
         return {**planned, **self._charge(block, str(spend.adjacency))}
 
-    def _charge(self, block: Block, adjacency: str) -> dict[str, float | None]:
-        """The charge of a block that comes next; none in a ledger whose releases are all fixed beforehand."""
+    def _price_of_reservation(self, spend: Spend | Entry) -> dict[str, Any]:
+        if not self.spent.adaptive:
+            raise InvalidInput("a ledger whose releases are all fixed beforehand takes no reservations")
+        if spend.reservation in self.reservations or spend.series in self.series:
+            raise InvalidInput(f"name must be new: there is an open reservation {spend.reservation!r}")
+        if spend.series is not None:
+            block = _block_of(spend, None)
+            return {"planned": sum(block.values()), **self._charge(block, str(spend.adjacency))}
+        return {"planned": spend.count, **self._charge({spend.use: 1}, str(spend.adjacency), spend.count)}
+
+    def reserved(self, name: str) -> Reservation:
+        """The open reservation with this name."""
+        if name not in self.reservations:
+            raise InvalidInput(f"there is no open reservation {name!r}; `Ledger.reserve` makes one")
+        return self.reservations[name]
+
+    def quotas_of(self, analyst: str | None) -> list[Quota]:
+        """The quotas that cover an analyst.
+
+        Raises:
+            InvalidInput: if there are quotas, and none of them covers the analyst.
+        """
+        found = [quota for quota in self.quotas.values() if analyst in quota.members]
+        if self.quotas and not found:
+            asked = "none was given" if analyst is None else "this one is in none"
+            raise InvalidInput(f"analyst must be one whom a quota of the ledger covers, and {asked}; nothing was spent")
+        return found
+
+    def spent_of(self, quota: Quota, time: str) -> Spent:
+        """What the members of a quota were charged in the period of this time, held to the quota."""
+        return self.own.spent(quota.budget, quota.members, quota.since(time), self.adjacency or "", self.spent.adaptive)
+
+    def check_quotas(self, analyst: str | None, time: str) -> None:
+        """Raises BudgetExceeded if what an analyst was charged passes a quota in the period of this time."""
+        for quota in self.quotas_of(analyst):
+            spent = self.spent_of(quota, time)
+            if not spent.fits(self.adjacency or ""):
+                raise BudgetExceeded(
+                    f"after this spend, epsilon at delta {quota.budget.delta:g} would be "
+                    f"{spent.epsilon(self.adjacency or ''):.4g} for the quota {quota.name!r}, which is {quota}; "
+                    "nothing was spent. What is left: ledger.left(), or matrixdp ledger left"
+                )
+
+    def _charge(self, block: Block, adjacency: str, times: int = 1) -> dict[str, float | None]:
+        """The charge of each of so many blocks that come next; none where all releases are fixed beforehand."""
         if not self.spent.adaptive:
             return {"charged_mu": None, "charged_delta": None}
-        charged = self.spent.charge(block, adjacency)
+        charged = self.spent.charge(block, adjacency, times)
         charged = charged if math.isfinite(charged.delta) else Charge(math.inf, 1.0)
         mu = abs(charged.mu) if math.isfinite(charged.mu) else None  # SQLite knows no -0.0
         return {"charged_mu": mu, "charged_delta": charged.delta}
@@ -108,6 +222,14 @@ class Total:
     def fits(self) -> bool:
         """Whether everything together keeps the budget."""
         return self.spent.fits(self.adjacency or "")
+
+
+def _planned_block(entry: Entry) -> Block:
+    return entry.plan_uses or {entry.use: entry.planned or entry.count}
+
+
+def _charge_of(entry: Entry) -> Charge:
+    return Charge(math.inf if entry.charged_mu is None else entry.charged_mu, entry.charged_delta or 0.0)
 
 
 def _block_of(spend: Spend | Entry, begun: Series | None) -> Block:

@@ -19,7 +19,8 @@ def page(ledger: str) -> Tag:
     """What the view asks for, and where it shows what comes out."""
     controls = TagList(
         tags.h2("Ledger"),
-        ui.input_text("ledger_path", "Ledger: a file on this machine", value=ledger, width="100%"),
+        ui.input_text("ledger_path", "Ledger: a file, or postgresql://...", value=ledger, width="100%"),
+        ui.input_text("ledger_dataset", "Data set (for a database)", width="100%"),
         ui.input_text("ledger_head", "A hash that you kept (optional)", width="100%"),
         ui.input_action_button("ledger_open", "Show and verify", class_="btn-primary"),
         tags.p("With a hash, it is also checked that no entry up to it was changed since.", class_="mdp-faint"),
@@ -47,7 +48,8 @@ def serve(input: Any) -> None:
         if not path:
             watched.refuse(InvalidInput("ledger: give the path of one; `matrixdp ledger create budget.db` makes it"))
             return
-        watched.start(lambda tell: shown(path, head, tell))
+        dataset = input.ledger_dataset().strip() or None
+        watched.start(lambda tell: shown(path, head, dataset, tell))
 
     @render.text
     def ledger_said() -> str:
@@ -139,5 +141,26 @@ def _history(found: Shown) -> TagList:
     who = "Epsilon of each one's own spends, if there were no others. These do not add up to the total."
     return TagList(
         card("Who spent what", columns_of(("Analyst", "Entries", "Epsilon"), people, who)) if people else None,
+        _quotas(found) if found.left[1:] else None,
+        _reservations(found) if found.reservations else None,
         card("History", columns_of(heads, entries, "All entries, the latest first.", text=6)),
     )
+
+
+def _quotas(found: Shown) -> Tag:
+    rows: list[list[TagChild]] = [
+        [each.name, each.per or "lifetime", str(each.budget), rounded_up(each.spent), rounded_down(each.epsilon)]
+        for each in found.left[1:]
+    ]
+    heads = ("Quota", "Period", "Budget", "Spent", "Left")
+    text = "A new period does not restore the guarantee of the same records: the total above is for the lifetime."
+    return card("Quotas", columns_of(heads, rows, text, text=3))
+
+
+def _reservations(found: Shown) -> Tag:
+    rows: list[list[TagChild]] = [
+        [each.name, each.analyst or "-", each.purpose or "-", str(each.count), str(each.left)]
+        for each in found.reservations
+    ]
+    heads = ("Reservation", "Analyst", "Purpose", "Releases", "Left")
+    return card("Reservations", columns_of(heads, rows, "What is kept free, and charged already.", text=3))

@@ -7,7 +7,7 @@ from typing import Any
 from htmltools import Tag, TagChild, TagList, tags
 from shiny import Session, reactive, render, ui
 
-from matrixdp._rounding import rounded_up
+from matrixdp._rounding import rounded_down, rounded_up
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.explorer.charts import interval_chart
@@ -49,7 +49,8 @@ def page(records: str, domain: str, ledger: str) -> Tag:
         tags.details(tags.summary("how to write it"), tags.ul(*(tags.li(tags.code(form)) for form in FORMS.values()))),
         budget_fields("release", "Budget of this release"),
         tags.h2("Account"),
-        ui.input_text("release_ledger", "Ledger: a file on this machine", value=ledger, width="100%"),
+        ui.input_text("release_ledger", "Ledger: a file, or postgresql://...", value=ledger, width="100%"),
+        ui.input_text("release_dataset", "Data set (for a database)", width="100%"),
         tags.div(
             ui.input_text("release_analyst", "Analyst (optional)", width="100%"),
             ui.input_text("release_purpose", "Purpose (optional)", width="100%"),
@@ -158,6 +159,7 @@ def _request(input: Any) -> Request:
         statistic=statistic(input.release_statistic()),
         budget=Budget(number("epsilon", input.release_epsilon()), number("delta", input.release_delta())),
         ledger=ledger,
+        dataset=input.release_dataset().strip(),
         analyst=input.release_analyst().strip(),
         purpose=input.release_purpose().strip(),
         rows=whole("rows", input.release_rows()),
@@ -192,6 +194,10 @@ def _preview_card(found: Preview) -> Tag:
             f"The total in the ledger goes from epsilon {rounded_up(found.spent)} to ",
             tags.strong(rounded_up(found.spent_after)),
             f", of {found.budget.epsilon:g} at delta {found.budget.delta:g}. A release cannot be taken back.",
+        ),
+        *(
+            tags.p(f"Quota {each.name}, {each.per or 'lifetime'}: epsilon {rounded_down(each.epsilon)} left.")
+            for each in found.left[1:]
         ),
         tags.div(action, class_="mdp-actions"),
         name="release_preview_title",
@@ -228,7 +234,7 @@ def _made(key: str, request: Request, job: Job[Outcome], first: bool) -> Tag:
         return card(f"Not released: {title}", tags.p(job.message, class_="mdp-alert"))
     links = [tags.a(name, href=f"files/{key}/{name}", download=name, class_="mdp-file") for name in outcome.files]
     content: list[TagChild] = [
-        tags.p(f"Entry {outcome.entry} of {request.ledger}. ", tags.strong("Downloads:")),
+        tags.p(f"Entry {outcome.entry} of {outcome.ledger}. ", tags.strong("Downloads:")),
         tags.p(*links, class_="mdp-files"),
     ]
     if not first:

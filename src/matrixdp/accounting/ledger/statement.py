@@ -1,0 +1,218 @@
+"""A ledger on one page, in plain language, and in the fields of the public registry of deployments.
+
+The registry (registry.opendp.org) describes a deployment in groups of fields. Those that a ledger knows are filled in:
+product (name, intended_use, description, publication_date), dp_flavor (name), privacy_loss (privacy_unit,
+privacy_unit_description, privacy_parameters, privacy_parameters_description), model (model_name, release_type),
+accounting (composition) and implementation (mechanisms). The curator adds the others, such as data_curators.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from matrixdp import _check
+from matrixdp._pages import (
+    NOT_ABOUT_GROUPS,
+    NOT_FOR_SEVERAL,
+    NOT_SIGNED,
+    guess,
+    guess_picture,
+    in_numbers,
+    listed,
+    page,
+    percent,
+)
+from matrixdp._rounding import rounded_up
+from matrixdp.accounting.ledger.entries import Entry
+from matrixdp.accounting.ledger.rules import Quota
+from matrixdp.accounting.stated import by_budget
+from matrixdp.adjacency import ADD_REMOVE, REPLACE
+from matrixdp.budget import Budget
+
+KINDS = ("markdown", "html", "json")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the page says.
+
+    Attributes:
+        dataset: the data set, or the name of the file.
+        year: the year, or None for all years.
+        entries: the spends of that time, in the order of the chain.
+        before: how many there are in all.
+        budget: of the ledger.
+        adjacency: which data sets are neighbours.
+        spent: epsilon of everything ever charged, at the budget's delta.
+        spent_in_year: epsilon of the spends of that time alone.
+        kept: whether the budget is kept.
+        analysts: epsilon of each analyst's own spends.
+        quotas: those that hold now.
+        head: the last hash of the chain.
+    """
+
+    dataset: str
+    year: int | None
+    entries: list[Entry]
+    before: int
+    budget: Budget
+    adjacency: str | None
+    spent: float
+    spent_in_year: float
+    kept: bool
+    analysts: Mapping[str, float]
+    quotas: list[Quota]
+    head: str
+
+    @property
+    def releases(self) -> int:
+        """How many releases there were."""
+        return sum(entry.count for entry in self.entries)
+
+    @property
+    def units(self) -> list[str]:
+        """Whom the guarantees protect."""
+        return sorted({entry.unit for entry in self.entries}) or ["record"]
+
+
+def statement(facts: Facts, kind: str) -> str:
+    """The page as Markdown or HTML, or a JSON document."""
+    _check.choice("kind", kind, KINDS)
+    if kind == "json":
+        return json.dumps(document(facts), indent=2) + "\n"
+    time = "in all years" if facts.year is None else f"in {facts.year}"
+    closing = (
+        f"Head of the ledger, which binds every entry: {facts.head}. Whoever has the ledger can check it with matrixdp "
+        "ledger verify LEDGER --head HEAD; whoever has its export, with matrixdp verify FILE.jsonl, without the data."
+    )
+    parts = [
+        ("What was released", list(_released(facts))),
+        ("About whom", list(_about(facts))),
+        ("What is promised", list(_promised(facts))),
+        ("Who asked for it", list(_who_asked(facts))),
+        ("What is not promised", list(_not_promised(facts))),
+    ]
+    picture = guess_picture(_share(facts.spent, facts.budget.delta), "with all releases, at most")
+    return page(f"{facts.dataset}: what was released {time}, and what is promised", parts, closing, kind, picture)
+
+
+def _released(facts: Facts) -> Iterator[str]:
+    yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} entries of the ledger."
+    for entry in facts.entries:
+        words = [f"{entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
+        words += [f"{entry.count} releases"] * (entry.count > 1) + [str(entry.profile)]
+        words += [f"for {entry.purpose}"] * (entry.purpose is not None)
+        words += ["stated, not computed here"] * entry.stated
+        yield "; ".join(words)
+
+
+def _about(facts: Facts) -> Iterator[str]:
+    for unit in facts.units:
+        one = "record" if unit == "record" else f"{unit}, with all that is known of it"
+        yield f"Every {one} of the data set is protected."
+    if facts.units == ["record"]:
+        yield "A person with several records is protected less."
+
+
+def _promised(facts: Facts) -> Iterator[str]:
+    who = f"any one {listed(facts.units)}"
+    changed = {ADD_REMOVE: "left out", REPLACE: "replaced by another"}.get(facts.adjacency, "counted as nothing")  # type: ignore[call-overload]
+    if not facts.kept:
+        yield "THE BUDGET IS EXCEEDED, by releases made elsewhere. The ledger refuses all others."
+    yield (
+        f"All releases together, of all years, would look nearly the same if {who} were {changed}. So whatever happens "
+        "to somebody because of them would have been nearly as likely without."
+    )
+    yield in_numbers(facts.spent, facts.budget.delta)
+    yield guess(f"the data of {who}", _share(facts.spent, facts.budget.delta), "all releases so far")
+    if facts.year is not None:
+        yield (
+            f"The releases of {facts.year} alone have epsilon {rounded_up(facts.spent_in_year)}. A new year does not "
+            "restore what earlier years have used: the same records are in all of them."
+        )
+    if facts.kept:
+        limit = _share(facts.budget.epsilon, facts.budget.delta)
+        yield (
+            f"Whatever is chosen in view of earlier answers, the ledger lets all releases ever use {facts.budget}: "
+            f"guesses can then be right in at most {percent(limit)} of cases."
+        )
+
+
+def _who_asked(facts: Facts) -> Iterator[str]:
+    for analyst, epsilon in facts.analysts.items():
+        yield f"{analyst or 'Nobody named'}: epsilon {rounded_up(epsilon)} in all years."
+    for quota in facts.quotas:
+        yield f"Quota {quota.name}: {quota}, for {listed(list(quota.members))}."
+    if not facts.analysts:
+        yield "Nobody yet."
+
+
+def _not_promised(facts: Facts) -> Iterator[str]:
+    yield NOT_ABOUT_GROUPS
+    yield "Anything about releases from the same data that were not charged to this ledger."
+    stated = sum(entry.stated for entry in facts.entries)
+    if stated:
+        yield f"What was stated by hand ({_counted(stated, 'entry')}): nothing here says why it holds."
+    yield from (NOT_FOR_SEVERAL, NOT_SIGNED)
+
+
+def _share(epsilon: float, delta: float) -> float:
+    """How often a guess can be right: the worst release with this epsilon and delta has this much at most."""
+    if not math.isfinite(epsilon):
+        return 1.0
+    return (1.0 + by_budget(Budget(epsilon, delta)).delta(0.0)) / 2 if epsilon > 0 else (1.0 + delta) / 2
+
+
+def document(facts: Facts) -> dict[str, Any]:
+    """The statement in the fields of the registry, and what else the page says under `matrixdp`."""
+    purposes = sorted({entry.purpose for entry in facts.entries if entry.purpose})
+    sources: Counter[str] = Counter()
+    for entry in facts.entries:
+        sources[entry.source or "stated"] += entry.count
+    last = facts.entries[-1].time[:10] if facts.entries else None
+    return {
+        "deployment": {
+            "product": {
+                "name": facts.dataset,
+                "intended_use": "; ".join(purposes) or None,
+                "description": f"{_counted(facts.releases, 'release')} from {facts.dataset}",
+                "publication_date": last,
+            },
+            "dp_flavor": {"name": "Approximate DP"},
+            "privacy_loss": {
+                "privacy_unit": ", ".join(facts.units),
+                "privacy_unit_description": f"Neighbouring data sets: {facts.adjacency or 'not fixed yet'}.",
+                "privacy_parameters": {"epsilon": _number(facts.spent), "delta": facts.budget.delta},
+                "privacy_parameters_description": f"Of all releases ever charged; the ledger allows {facts.budget}.",
+            },
+            "model": {"model_name": "Central", "release_type": "Many releases"},
+            "accounting": {
+                "composition": "Privacy filters of a matrixdp ledger: Gaussian, pure and Rényi, for adaptive choices."
+            },
+            "implementation": {"mechanisms": "; ".join(f"{count} x {name}" for name, count in sources.items())},
+        },
+        "matrixdp": {
+            "year": facts.year,
+            "entries": [entry.to_dict() | {"document": None} for entry in facts.entries],
+            "spent_in_year": _number(facts.spent_in_year),
+            "budget": {"epsilon": facts.budget.epsilon, "delta": facts.budget.delta, "kept": facts.kept},
+            "guess": _share(facts.spent, facts.budget.delta),
+            "analysts": {name: _number(epsilon) for name, epsilon in facts.analysts.items()},
+            "quotas": [quota.to_dict() for quota in facts.quotas],
+            "head": facts.head,
+        },
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _counted(number: int, thing: str) -> str:
+    several = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number} {thing if number == 1 else several}"
