@@ -61,7 +61,7 @@ class Request:
     rows: int = 1000
 
     @property
-    def names(self) -> dict[str, str]:
+    def names(self) -> dict[str, Any]:
         """Data set, analyst and purpose, where they are given."""
         found = {"dataset": self.dataset, "analyst": self.analyst, "purpose": self.purpose}
         return {name: value for name, value in found.items() if value}
