@@ -213,13 +213,16 @@ def _certificate_files(certificate: Certificate) -> dict[str, bytes]:
 def _pages(out: TableRelease) -> dict[str, bytes]:
     """The statement and the figure, if they can be made: the table is paid for and comes out without them too."""
 
+    def statement() -> bytes:
+        return out.statement("html").encode()
+
     def figure() -> bytes:
         picture = io.BytesIO()
         out.plot().savefig(picture, format="png", dpi=150)
         return picture.getvalue()
 
     found = {}
-    for name, make in (("statement.html", lambda: out.statement("html").encode()), ("figure.png", figure)):
+    for name, make in {"statement.html": statement, "figure.png": figure}.items():
         with suppress(Exception):  # such as too many lines for a figure, or no memory for it
             found[name] = make()
     return found
