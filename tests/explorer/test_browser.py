@@ -64,7 +64,8 @@ def address(home):
     finally:
         running.terminate()
         _, said = running.communicate(timeout=20)
-    assert "Traceback" not in said, said
+    # Shiny may say that timers of open pages were cancelled when the program ended
+    assert said.count("Traceback") == said.count("CancelledError"), said
 
 
 @pytest.fixture(scope="module")

@@ -250,6 +250,16 @@ def test_the_files_of_a_release_verify(folder, run_commands):
     assert out.files["figure.png"].startswith(b"\x89PNG")
 
 
+def test_a_figure_that_cannot_be_drawn_does_not_cost_the_table(folder, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no picture")
+
+    monkeypatch.setattr("matrixdp.tables.figures.figure", broken)
+    out = releasing.released(asked(), "key")
+    assert set(out.files) == {"table.csv", "table.certificate.json", "statement.html"}
+    assert len(Ledger("budget.db").history()) == 1
+
+
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_every_statistic_can_be_released(folder, form):
     out = releasing.released(asked(statistic=statistic(FORMS[form])), "key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 
 from matrixdp._check import Shape
@@ -88,14 +89,9 @@ def planned(request: Request, tell: Tell = silent) -> Planned:
         prepared.append(answer.prepare(budget))
     certificates = [each.prepared.certificate for each in prepared]
     epsilons = [each.epsilon(request.budget.delta) for each in certificates]
-    parts = tuple(
-        Part(
-            statistic, epsilon, certificate.source.partition(" [")[0], error_bars(statistic, answer, each)
-        )
-        for statistic, answer, each, certificate, epsilon in zip(
-            request.statistics, answers, prepared, certificates, epsilons, strict=True
-        )
-    )  # fmt: skip
+    noises = [each.source.partition(" [")[0] for each in certificates]
+    bars = map(error_bars, request.statistics, answers, prepared)
+    parts = tuple(map(Part, request.statistics, epsilons, noises, bars))
     together = epsilons[0]
     if plan is not None:  # that it meets the budget is sharper than the epsilon found by bisection
         together = min(plan.composition.epsilon(request.budget.delta), request.budget.epsilon)
@@ -176,8 +172,6 @@ def _snippet(request: Request, answers: list[TableAnswer]) -> Snippet:
 
 def shell_options(statistic: Statistic) -> str:
     """The options of `matrixdp release` for a statistic, quoted."""
-    import shlex
-
     return shlex.join(statistic.options)
 
 

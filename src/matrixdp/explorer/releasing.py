@@ -12,6 +12,7 @@ import secrets
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,14 +224,21 @@ def _certificate_files(certificate: Certificate) -> dict[str, bytes]:
 
 
 def _pages(out: TableRelease) -> dict[str, bytes]:
-    """The statement and the figure; a table of too many lines has no figure."""
-    found = {"statement.html": out.statement("html").encode()}
-    try:
+    """The statement and the figure, if they can be made: the table is paid for and comes out without them too."""
+
+    def statement() -> bytes:
+        return out.statement("html").encode()
+
+    def figure() -> bytes:
         picture = io.BytesIO()
         out.plot().savefig(picture, format="png", dpi=150)
-    except InvalidInput:
-        return found
-    return found | {"figure.png": picture.getvalue()}
+        return picture.getvalue()
+
+    found = {}
+    for name, make in {"statement.html": statement, "figure.png": figure}.items():
+        with suppress(Exception):  # such as too many lines for a figure, or no memory for it
+            found[name] = make()
+    return found
 
 
 class Desk:
