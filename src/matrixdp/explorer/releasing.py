@@ -161,7 +161,6 @@ class Outcome:
         columns: the columns of the labelled table, with error bars.
         files: what can be downloaded, by name.
         entry: the number of its entry in the ledger.
-        ledger: what that is called.
     """
 
     request: Request
@@ -169,7 +168,6 @@ class Outcome:
     columns: Mapping[str, Sequence[Any]]
     files: Mapping[str, bytes]
     entry: int
-    ledger: str
 
 
 @dataclass
@@ -214,7 +212,7 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     if isinstance(out, TableRelease):
         files |= _pages(replace(out, certificate=certificate))
     columns = {name: np.asarray(part).tolist() for name, part in out.columns(LEVEL).items()}
-    return Outcome(request, certificate, columns, files, charge.entry, ledger.name)
+    return Outcome(request, certificate, columns, files, charge.entry)
 
 
 def _certificate_files(certificate: Certificate) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.explorer.charts import interval_chart
 from matrixdp.explorer.jobs import Job
 from matrixdp.explorer.releasing import Desk, Outcome, Preview, Request, preview
+from matrixdp.explorer.snippets import without_password
 from matrixdp.explorer.statistics import FORMS, statistic
 from matrixdp.explorer.views.common import (
     Watched,
@@ -234,7 +235,7 @@ def _made(key: str, request: Request, job: Job[Outcome], first: bool) -> Tag:
         return card(f"Not released: {title}", tags.p(job.message, class_="mdp-alert"))
     links = [tags.a(name, href=f"files/{key}/{name}", download=name, class_="mdp-file") for name in outcome.files]
     content: list[TagChild] = [
-        tags.p(f"Entry {outcome.entry} of {outcome.ledger}. ", tags.strong("Downloads:")),
+        tags.p(f"Entry {outcome.entry} of {without_password(request.ledger)}. ", tags.strong("Downloads:")),
         tags.p(*links, class_="mdp-files"),
     ]
     if not first:
