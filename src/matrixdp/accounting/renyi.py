@@ -30,7 +30,7 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import REPLACE
-from matrixdp.privacy.cells import UNIT, cell_loss, sum_rounding
+from matrixdp.privacy.cells import TINY, UNIT, cell_loss, sum_rounding
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Profile
 from matrixdp.privacy.records import register
@@ -60,15 +60,19 @@ class Concentrated:
         """The least delta found at this epsilon."""
         if self.rho == 0.0:
             return 0.0
-        found = log_delta(_ORDERS, _ORDERS * self.rho, _check.at_least_zero("epsilon", epsilon))
-        return min(1.0, math.exp(min(float(np.min(found)), 0.0)) * (1.0 + 1e-12))
+        epsilon = _check.at_least_zero("epsilon", epsilon)
+        found = log_delta(_ORDERS, _ORDERS * self.rho, epsilon)
+        found = found + 16.0 * UNIT * _ORDERS * (_ORDERS * self.rho + epsilon + 16.0)  # more than its rounding
+        return min(1.0, math.exp(min(float(np.min(found)), 0.0)) * (1.0 + 1e-12) + TINY)
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon found at this delta."""
         if self.rho == 0.0 or not delta > 0.0:
             return 0.0 if self.rho == 0.0 else math.inf
-        found = _ORDERS * self.rho + (log_delta(_ORDERS, 0.0, 0.0) - math.log(delta)) / (_ORDERS - 1.0)
-        return max(0.0, float(np.min(found)) * (1.0 + 1e-12))
+        added, of_order = math.log(delta), log_delta(_ORDERS, 0.0, 0.0)
+        found = _ORDERS * self.rho + (of_order - added) / (_ORDERS - 1.0)
+        rounding = 1e-12 * (_ORDERS * self.rho + (np.abs(of_order) + abs(added) + _ORDERS) / (_ORDERS - 1.0))
+        return max(0.0, float(np.min(found + rounding)))
 
     def __str__(self) -> str:
         return f"rho = {rounded_up(self.rho)}"

@@ -221,7 +221,8 @@ class Ledger:
         whole = Composition(tuple(parts)) if len(parts) > 1 else None
         if whole is not None and (count, sampling_rate) != (1, 1.0):
             raise InvalidInput("count and sampling_rate must be 1 for an event of several releases: put them into it")
-        series, key = secrets.token_hex(8), names.pop("key", None)
+        key = names.pop("key", None)
+        series = secrets.token_hex(8) if key is None else sha256(str(key))[:16]  # the same where it is repeated
         names["unit"] = names.get("unit") or "record"
         spends = [
             self._checked(

@@ -123,12 +123,13 @@ _REFUSED = {
     "no password supplied": "a password is needed: put it into ~/.pgpass, or PGPASSWORD",
     "pg_hba.conf": "the server does not let this user in from here",
     "does not exist": "there is no such database or user",
-    "invalid": "the address cannot be read: write it as postgresql://user@host/database, with characters such as "
-    "@ / : % percent-encoded",
-    "missing": "the address cannot be read: write it as postgresql://user@host/database",
     "SSL": "the encrypted connection failed: see sslmode and sslrootcert in PostgreSQL's manual",
     "certificate": "the encrypted connection failed: see sslmode and sslrootcert in PostgreSQL's manual",
 }
+_UNREADABLE = (
+    "the address cannot be read: write it as postgresql://user@host/database, with characters such as @ / : % "
+    "percent-encoded"
+)
 _LOST = "the server is away or the connection was lost; check that it runs, and the host and the port"
 
 
@@ -382,7 +383,7 @@ def _explained(error: Any) -> tuple[str, bool]:
         text = str(error)
         words = next((words for part, words in _REFUSED.items() if part in text), None)
         away = words is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        return (_LOST if away else words or "the driver refuses it"), away
+        return (_LOST if away else words or _UNREADABLE), away
     if state[:2] in ("08", "57", "40") or state in ("23505", "53300"):
         return ("too many connections" if state == "53300" else _LOST), True
     return f"PostgreSQL refuses it with the state {state}", False
