@@ -7,7 +7,7 @@ import pytest
 
 BLOCKED = (
     "dask", "distributed", "duckdb", "flwr", "matplotlib", "narwhals", "opacus", "pandas", "polars", "psycopg",
-    "pyarrow", "sklearn", "torch",
+    "pyarrow", "shiny", "sklearn", "torch",
 )  # fmt: skip
 # a process in which these packages are not installed
 BLOCKER = f"""
@@ -54,6 +54,7 @@ def test_the_core_runs_without_any_extra(tmp_path, monkeypatch):
         ("import matrixdp.federated", "federated"),
         ("import matrixdp.distributed", "distributed"),
         ("import matrixdp.plots", "plots"),
+        ("import matrixdp.explorer", "explorer"),
         ("from matrixdp.tables import source_of; source_of(object())", "tables"),
         (
             "from matrixdp.tables import source_of; open('a.parquet', 'wb').close(); source_of('a.parquet').names",

@@ -43,6 +43,7 @@ ROOMS = [
     "federated",
     "streams",
     "demo",
+    "explorer",
     "cli",
 ]
 # Another distribution, which imports this one.

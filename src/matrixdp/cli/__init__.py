@@ -20,13 +20,14 @@ from matrixdp.cli.calibrate import calibrate
 from matrixdp.cli.compare import compare
 from matrixdp.cli.demo import demo
 from matrixdp.cli.domain import domain
+from matrixdp.cli.explore import explore
 from matrixdp.cli.release import release
 from matrixdp.cli.show import error, show_warnings
 from matrixdp.cli.stream import stream
 from matrixdp.cli.verify import verify
 from matrixdp.errors import MatrixDPError
 
-COMMANDS = (demo, compare, calibrate, domain, release, verify, audit)
+COMMANDS = (demo, compare, calibrate, domain, release, verify, audit, explore)
 
 
 class _Commands(TyperGroup):

@@ -33,6 +33,7 @@ from matrixdp.accounting.ledger.spends import Spend, checked
 from matrixdp.accounting.ledger.statement import Facts, statement
 from matrixdp.accounting.ledger.store import Session, Store
 from matrixdp.accounting.ledger.totals import Total
+from matrixdp.accounting.methods import Use, Uses
 from matrixdp.adjacency import Adjacency, takes_relation
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.budget import Budget
@@ -413,15 +414,18 @@ class Ledger:
             BudgetExceeded: if the plan does not fit beside what was spent; `budget.split` gives a part to plan for.
         """
         planned = self.budget.plan(sets, weights, shapes)
-        after, uses = self._book.current().followed_by([]), planned.composition.uses
-        adjacency = str(planned.composition.adjacency)
+        self._check_budget(self._with(planned.composition.uses, str(planned.composition.adjacency)))
+        return planned
+
+    def _with(self, uses: Uses, adjacency: str) -> Total:
+        """The total if these releases were spent next, as one block."""
+        after = self._book.current().followed_by([])
         if self.adaptive:
             after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
         else:
             after.spent.fixed.update(uses)
         after.adjacency = adjacency
-        self._check_budget(after)
-        return planned
+        return after
 
     def _check_budget(self, after: Total) -> None:
         if not after.fits():
@@ -444,6 +448,21 @@ class Ledger:
     def _own(self, total: Total, analyst: str) -> float:
         adjacency = total.adjacency or ""
         return total.own.spent(self.budget, [analyst], "", adjacency, self.adaptive).epsilon(adjacency)
+
+    def spent_with(self, certificate: Guarantee) -> float:
+        """The epsilon that all spends would have used if this release were one more; nothing is spent."""
+        return self._with(
+            {Use(certificate.profile, certificate.total_variation): 1}, str(certificate.adjacency)
+        ).epsilon()
+
+    def spent_over_time(self) -> list[float]:
+        """The epsilon that was used after each entry of `history`."""
+        found, total = [], self._book.origin
+        for event in self._book.events():
+            total = total.followed_by([event])
+            if event.kind == "spend":
+                found.append(total.epsilon())
+        return found
 
     def remaining(self) -> Remaining:
         """The largest Gaussian release without sampling that the ledger would still take, rounded down.
