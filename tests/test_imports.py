@@ -38,9 +38,9 @@ ROOMS = [
     "tables",
     "sklearn",
     "distributed",
+    "streams",
     "learn",
     "federated",
-    "streams",
     "demo",
     "cli",
 ]
