@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import strategy as strategies
 
 from flower_grid import HereGrid, task  # noqa: F401
@@ -128,7 +127,7 @@ LIES = {
     "text": (text_arrays, "other shapes or types"),
     "names": (lambda m, h: echoed(m, 0.0, arrays=ArrayRecord({"w": Array(np.ones(8))})), "other names"),
     "two records": (lambda m, h: echoed(m, 0.0, more=start()), "exactly one record"),
-    "none": (lambda message, honest: Message(RecordDict(), reply_to=message), "another round"),
+    "none": (lambda message, honest: Message(RecordDict(), reply_to=message), "exactly one record"),
     "error": (lambda message, honest: Message(Error(0, "x"), reply_to=message), "has failed, code 0"),
     "no mod": (lambda m, h: Message(RecordDict({"arrays": start()}), reply_to=m), "without the mod"),
 }

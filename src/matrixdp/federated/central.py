@@ -23,7 +23,6 @@ from matrixdp import _extras
 
 _extras.require("federated", "flwr")
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
@@ -34,7 +33,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from matrixdp import _check
 from matrixdp._check import Array as Numbers
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.flower import FAILED
+from matrixdp.federated.flower import FAILED, Layout, Refused, private_reply
 from matrixdp.federated.trusted_server import CentralGuarantees, CentralPrivacy, TrustedServer
 
 WHO, ROUND, CLIENT = "matrixdp-who", "matrixdp-round", "matrixdp-client"
@@ -97,7 +96,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         self.strategy, self.privacy, self._ledger, self._note = strategy, privacy, ledger, note
         self._wait, self._on_round = _check.positive("wait", wait), on_round
         self._server: TrustedServer | None = None
-        self._layout = _Layout(ArrayRecord())
+        self._layout = Layout(ArrayRecord())
         self._nodes: dict[int, int] = {}  # the node of each client
         self._asked: dict[int, int] = {}  # the client of each node that was asked
         self._token, self._message = "", None
@@ -121,7 +120,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages of the wrapped strategy to the clients that are asked."""
-        self._layout = _Layout(arrays)
+        self._layout = Layout(arrays)
         if self._server is None:
             self._server = TrustedServer(self.privacy, self._layout.size, ledger=self._ledger, note=self._note)
         self._token = config[ROUND] = f"{server_round}-{secrets.token_hex(16)}"
@@ -154,9 +153,9 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
             client = self._asked.get(reply.metadata.src_node_id, -1)
             try:
                 if client in updates or client in refused:
-                    raise _Refused("has answered already")
-                updates[client] = self._layout.update(reply, self._token)
-            except _Refused as reason:
+                    raise Refused("has answered already")
+                updates[client] = self._update(reply)
+            except Refused as reason:
                 refused[client] = str(reason)
             except Exception as error:  # one client must not end the run of all
                 refused[client] = f"sent a reply that cannot be read ({type(error).__name__})"
@@ -172,11 +171,15 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
             log(WARNING, "  client %s %s", client, reason)
         if self._on_round is not None:
             self._on_round(done)
-        weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
-        key = str(getattr(self.strategy, "arrayrecord_key", "arrays"))
-        records = {key: self._layout.moved(mean), "metrics": MetricRecord({weight: 1.0})}
-        arrays, _ = self.strategy.aggregate_train(server_round, [Message(RecordDict(records), reply_to=self._message)])
+        content = private_reply(self.strategy, self._layout.moved(mean))
+        arrays, _ = self.strategy.aggregate_train(server_round, [Message(content, reply_to=self._message)])
         return None if arrays is None else self._layout.restored(arrays), None
+
+    def _update(self, reply: Message) -> Numbers:
+        arrays = Layout.arrays_of(reply)
+        if [config[ROUND] for config in reply.content.config_records.values() if ROUND in config] != [self._token]:
+            raise Refused("sent a reply to another round, or is without the mod")
+        return self._layout.difference(arrays)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -210,7 +213,7 @@ def clipping_mod(privacy: CentralPrivacy) -> Mod:
                 return Message(RecordDict({"metrics": metrics}), reply_to=message)
             (token,) = [config[ROUND] for config in configs if ROUND in config]
             (sent,) = message.content.array_records.values()
-            layout = _Layout(ArrayRecord({name: Array(array.numpy().copy()) for name, array in sent.items()}))
+            layout = Layout(ArrayRecord({name: Array(array.numpy().copy()) for name, array in sent.items()}))
             reply = call_next(message, context)
             ((key, returned),) = reply.content.array_records.items()
             records = {key: layout.moved(privacy.clipped(layout.difference(returned)))}
@@ -222,59 +225,3 @@ def clipping_mod(privacy: CentralPrivacy) -> Mod:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, FAILED), reply_to=message)
 
     return mod
-
-
-class _Refused(Exception):
-    """An update that is not used; the text says why."""
-
-
-class _Layout:
-    """The arrays of a model as one vector of its real numbers; other arrays, such as counters, stay as they are."""
-
-    def __init__(self, arrays: ArrayRecord) -> None:
-        self._arrays: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
-        self._real = [name for name, values in self._arrays.items() if values.dtype.kind == "f"]
-        self._flat = _flat([self._arrays[name] for name in self._real])
-        self.size, self.norm = len(self._flat), _check.norm(self._flat)
-
-    def update(self, reply: Message, token: str) -> Numbers:
-        """What a reply has changed."""
-        if reply.has_error():
-            raise _Refused(f"has failed, code {reply.error.code}")
-        tokens = [config[ROUND] for config in reply.content.config_records.values() if ROUND in config]
-        if tokens != [token]:
-            raise _Refused("sent a reply to another round, or is without the mod")
-        if len(reply.content.array_records) != 1:
-            raise _Refused("sent a reply without exactly one record of arrays")
-        return self.difference(next(iter(reply.content.array_records.values())))
-
-    def difference(self, returned: ArrayRecord) -> Numbers:
-        """Returned arrays minus these."""
-        if list(returned) != list(self._arrays):
-            raise _Refused("sent arrays with other names than those of the model")
-        found = [returned[name].numpy() for name in self._real]
-        for name, values in zip(self._real, found, strict=True):
-            if values.dtype.kind != "f" or values.shape != self._arrays[name].shape:
-                raise _Refused(f"sent arrays of other shapes or types than those of the model ({name})")
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later, or clipped
-            return _flat(found) - self._flat
-
-    def moved(self, update: Numbers) -> ArrayRecord:
-        """These arrays plus an update."""
-        values, place = dict(self._arrays), 0
-        moved = self._flat + update
-        for name in self._real:
-            old = self._arrays[name]
-            values[name] = moved[place : place + old.size].reshape(old.shape).astype(old.dtype)
-            place += old.size
-        return ArrayRecord({name: Array(np.asarray(array)) for name, array in values.items()})
-
-    def restored(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The arrays of a strategy, in these types: its averages turn counters into real numbers."""
-        values = {name: arrays[name].numpy() if name in self._real else old for name, old in self._arrays.items()}
-        types = {name: old.dtype for name, old in self._arrays.items()}
-        return ArrayRecord({name: Array(np.asarray(array, dtype=types[name])) for name, array in values.items()})
-
-
-def _flat(arrays: list[Any]) -> Numbers:
-    return np.concatenate([np.zeros(0), *(np.asarray(values, dtype=np.float64).ravel() for values in arrays)])

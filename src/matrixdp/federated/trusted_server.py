@@ -20,7 +20,7 @@ correlated over the rounds, as in `streams`, has less error in the model, which 
 on who was asked before, so this compares a client with one that is asked in the same rounds and adds zero (zero-out).
 
 **Rounding.** A norm of d numbers as computed is within (d + 4) v of the truth, relatively, v = 2^-53: hence the margin
-of `clipped`. A sum of n updates, in any order, has an error of at most gamma_n n clip in norm, gamma_n = n v / (1 - n v);
+of `clipped`. A sum of n updates, in any order, has an error of at most gamma_n n clip in norm, gamma_n = n v / (1-n v);
 so one client moves the computed sum by at most clip (1 + 2 n gamma_n), which is the sensitivity that is certified.
 """
 
