@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, cast
 
 from matrixdp import _extras
 
@@ -64,7 +64,7 @@ class CentralRound:
         )
 
 
-class PrivateStrategy(Strategy):  # type: ignore[misc]
+class PrivateStrategy(Strategy):
     """A Flower strategy that gets the private mean of each round in place of the clients' replies.
 
     Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy does. An object is for one
@@ -99,7 +99,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         self._layout = Layout(ArrayRecord())
         self._nodes: dict[int, int] = {}  # the node of each client
         self._asked: dict[int, int] = {}  # the client of each node that was asked
-        self._token, self._message = "", None
+        self._token, self._message = "", cast(Message | None, None)
 
     @property
     def guarantees(self) -> CentralGuarantees:
@@ -108,13 +108,15 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
             raise InvalidInput("the guarantees are known when the first round has begun")
         return self._server.guarantees
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **settings: Any) -> Result:
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *arguments: Any, **settings: Any
+    ) -> Result:
         """Runs the strategy, as Flower's own; refuses more rounds than were planned before anything is spent."""
         if not _check.count("num_rounds", num_rounds) <= self.privacy.rounds:
             raise InvalidInput(f"num_rounds must be at most the {self.privacy.rounds} planned ones, got {num_rounds}")
         if self._server is not None:
             raise InvalidInput("this strategy was started before, and its rounds are paid for once; make another")
-        return super().start(grid, initial_arrays, num_rounds, **settings)
+        return super().start(grid, initial_arrays, num_rounds, *arguments, **settings)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -138,7 +140,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         questions = [Message(content, node, MessageType.TRAIN, ttl=self._wait) for node in sorted(new)]
         for reply in grid.send_and_receive(questions, timeout=self._wait) if questions else []:
             try:
-                self._nodes[int(next(iter(reply.content.metric_records.values()))[CLIENT])] = reply.metadata.src_node_id
+                (metrics,) = reply.content.metric_records.values()
+                self._nodes[cast(int, metrics[CLIENT])] = reply.metadata.src_node_id
             except Exception as error:  # one client must not end the run of all
                 log(WARNING, "node %s is without the mod (%s)", reply.metadata.src_node_id, type(error).__name__)
 

@@ -140,7 +140,7 @@ def ask(
 
 def _reply(message: Message) -> Reply:
     if message.has_error() and message.error.code == DECLINED:
-        return Reply(None, message.error.reason)
+        return Reply(None, message.error.reason or "")
     if message.has_error():  # such as a process that was killed
         return Reply(None, f"an error on the way, code {message.error.code}", lost=True)
     try:

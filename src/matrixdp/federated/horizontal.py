@@ -193,7 +193,7 @@ def _usable(replies: Mapping[int, Reply], parameters: Vector) -> tuple[list[Vect
     return updates, declined
 
 
-class CheckedStrategy(Strategy):  # type: ignore[misc]
+class CheckedStrategy(Strategy):
     """A Flower strategy for clients whose replies are private: those of `client_app`, or of any app with local noise.
 
     What cannot be used is left out and named: errors, other shapes, numbers that are not finite. Weights are equal, and
@@ -238,12 +238,12 @@ class CheckedStrategy(Strategy):  # type: ignore[misc]
         answered = {reply.metadata.src_node_id for reply in usable} | set(declined)
         done = Round(server_round, len(usable), declined, tuple(n for n in self._asked if n not in answered), {})
         log(INFO, "%s", done)
-        for node, reason in declined.items():
-            log(WARNING, "  node %s %s", node, reason)
+        for node, why in declined.items():
+            log(WARNING, "  node %s %s", node, why)
         if self._on_round is not None:
             self._on_round(done)
-        arrays, _ = self.strategy.aggregate_train(server_round, usable)
-        return None if arrays is None else self._layout.restored(arrays), None
+        found, _ = self.strategy.aggregate_train(server_round, usable)
+        return None if found is None else self._layout.restored(found), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -52,7 +52,10 @@ from matrixdp.sensitivity import Frobenius, Participation
 from matrixdp.streams import Stream
 
 _UNIT = 2.0**-53
-_CHANGE = {ADD_REMOVE: "one client added or removed", ZERO_OUT: "the updates of one client replaced by zero"}
+_CHANGE: dict[str, str] = {
+    ADD_REMOVE: "one client added or removed",
+    ZERO_OUT: "the updates of one client replaced by zero",
+}
 
 
 @dataclass(frozen=True)
