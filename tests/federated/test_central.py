@@ -174,6 +174,7 @@ def test_a_second_reply_and_one_that_nobody_asked_for_are_refused(no_noise):
 
     result, done, _ = run(grid=Repeating(client_app(), 4))
     assert done[0].refused == {0: "has answered already", -1: "was not asked in this round"}
+    assert done[0].updates == 4
     assert np.all(flat(result.arrays) - flat(start()) <= 0.01 + 1e-6)
 
 

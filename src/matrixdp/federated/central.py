@@ -163,15 +163,15 @@ class PrivateStrategy(Strategy):
             except Exception as error:  # one client must not end the run of all
                 refused[client] = f"sent a reply that cannot be read ({type(error).__name__})"
         mean, more = self._server.finish(updates)
+        used = [client for client in updates if client not in more]
         refused |= more
-        used = [client for client in updates if client not in refused]
         # a float32 sum of model and clipped update rounds
         longest = self.privacy.clip * (1 + 1e-3) + 1e-5 * self._layout.norm
         clipped = tuple(client for client in used if _check.norm(updates[client]) > longest)
         done = CentralRound(server_round, tuple(self._asked.values()), len(used), refused, clipped)
         log(INFO, "%s", done)
-        for client, reason in refused.items():
-            log(WARNING, "  client %s %s", client, reason)
+        for client, why in refused.items():
+            log(WARNING, "  client %s %s", client, why)
         if self._on_round is not None:
             self._on_round(done)
         content = private_reply(self.strategy, self._layout.moved(mean))
