@@ -265,12 +265,14 @@ def test_a_server_that_knows_the_noise_learns_from_it():
 
 
 def test_features_that_cannot_be_corrected_say_so():
-    server = SplitServer(nn.Linear(6, 2), np.zeros(RECORDS, dtype=np.int64), plan=plan())
+    server = SplitServer(nn.Linear(3, 2), np.zeros(RECORDS, dtype=np.int64), plan=plan())
     with pytest.raises(InvalidInput, match="at least one step"):
         server.discriminant({})
     with pytest.raises(InvalidInput, match="all records of their steps"):
         server.discriminant({0: [np.zeros((4, 3))]})
-    other = SplitServer(nn.Linear(6, 2), np.zeros(RECORDS, dtype=np.int64), plan=plan(mechanism="mvg"))
+    with pytest.raises(InvalidInput, match="network's outputs"):
+        SplitServer(nn.Linear(3, 2), np.full(RECORDS, 10**9), plan=plan()).discriminant({0: [np.zeros((5, 3))]})
+    other = SplitServer(nn.Linear(3, 2), np.zeros(RECORDS, dtype=np.int64), plan=plan(mechanism="mvg"))
     with pytest.raises(InvalidInput, match="same noise to all features"):
         other.discriminant({0: [np.zeros((5, 3))]})
 

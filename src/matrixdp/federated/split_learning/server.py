@@ -78,8 +78,15 @@ class SplitServer:
             raise InvalidInput("features must have at least one step")
         joined = np.concatenate([np.concatenate(blocks, axis=1) for blocks in features.values()]).astype(np.float64)
         labels = self.labels.cpu().numpy()[np.concatenate([self.plan.batch(step) for step in features])]
-        if len(labels) != len(joined) or labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.min() >= 0:
-            raise InvalidInput("features must be those of all records of their steps, and labels classes from 0 on")
+        with _check.withheld("network"):
+            outputs = self.outputs([np.zeros((1, joined.shape[1]), dtype=np.float32)]).shape[-1]
+        classes_only = (
+            labels.ndim == 1 and labels.dtype.kind in "iu" and bool(np.all((labels >= 0) & (labels < outputs)))
+        )
+        if len(labels) != len(joined) or not classes_only:
+            raise InvalidInput(
+                "features must be those of all records of their steps, and labels the numbers of the network's outputs"
+            )
         law = self.plan.feature_noise(next(iter(features.values()))[0].shape[1]).law
         if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic)):
             raise InvalidInput("mechanism must add the same noise to all features, as 'analytic' does")
@@ -90,7 +97,7 @@ class SplitServer:
         floor = 1e-3 * max(float(values[-1]), 1e-3)  # what is below is noise
         weights = means @ (vectors / np.maximum(values, floor)) @ vectors.T
         biases = np.log(np.bincount(place) / len(place)) - 0.5 * np.sum(weights * means, axis=1)
-        top = nn.Linear(joined.shape[1], int(classes[-1]) + 1)
+        top = nn.Linear(joined.shape[1], outputs)
         with torch.no_grad():
             top.weight.zero_()
             top.bias.fill_(-1e9)  # a class without records
