@@ -136,7 +136,8 @@ from matrixdp.federated import CentralPrivacy, central
 
 FOLDER = Path({folder!r})
 privacy = CentralPrivacy(budget=Budget(8.0, 1e-5), rounds={rounds}, clients=2, clip=0.1)
-client, server = ClientApp(mods=[central.clipping_mod(privacy)]), ServerApp()
+client = ClientApp(mods=[central.clipping_mod(privacy)])
+server = ServerApp()
 
 @client.train()
 def train(message, context):
