@@ -215,7 +215,7 @@ def safe_cases():
     yield pytest.param((3, 4), BALL, BUDGET, {"mechanism": "imgm", "rows": rows}, id="correlated rows")
     for name, known in RECIPES.items():
         for shape, sensitivity in SETTINGS:
-            if known.refuted or name in SPHERICAL or (known.slow and not isinstance(sensitivity, Counts)):
+            if known.refuted or name in (*SPHERICAL, "rank-r") or (known.slow and not isinstance(sensitivity, Counts)):
                 continue
             given = {"mechanism": name, **OPTIONS.get(name, {})}
             yield pytest.param(shape, sensitivity, Budget(0.9, 1e-6), given, id=f"{name} {sensitivity}")

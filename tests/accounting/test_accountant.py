@@ -136,7 +136,7 @@ def test_rounded_masses_never_lower_the_curve(mu, q, first):
     pair, cells = Pair(GaussianProfile(mu), q, first), 4096
     window = pair.window(1e-10)
     h = (window[1] - window[0]) / cells
-    loss = losses._on_grid(pair, window, h, 1)
+    loss = losses.on_grid(pair, window, h, 1)
     with mpmath.workdps(60):
         ratio, total, shrunk = mpmath.exp(-mpmath.mpf(h)), mpmath.mpf(loss.infinite), mpmath.mpf(0)
         for place in reversed(range(loss.masses.size)):

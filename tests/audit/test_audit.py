@@ -16,7 +16,11 @@ from matrixdp.mechanisms import RECIPES
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Counts, Frobenius, Participation, RankOne, Vertices
 
-OPTIONS: dict[str, dict[str, object]] = {"mvg": {"gamma": 3.0}, "matrix-mechanism": {"workload": "prefix"}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "mvg": {"gamma": 3.0},
+    "matrix-mechanism": {"workload": "prefix"},
+    "rank-r": {"rank": 1},
+}
 HONEST = [name for name, recipe in RECIPES.items() if not recipe.refuted and name != "marginals"]  # on tables
 BUDGET, ONE_CELL = Budget(0.9, 1e-3), Counts(1)
 OVER_TIME = dict.fromkeys(

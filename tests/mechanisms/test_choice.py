@@ -24,7 +24,7 @@ from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, OneRow
 BUDGETS = [Budget(1.0, 1e-6), Budget(0.05, 1e-9), Budget(6.0, 1e-2)]
 SHAPES = [(4, 4), (2, 5), (5,), (1,), (6, 1), (1, 1)]
 SETTINGS = [*((shape, BUDGETS[0]) for shape in SHAPES), *itertools.product(SHAPES[1:3], BUDGETS[1:])]
-NOT_SAFE = ("r1smg", "l2", "spherical")
+NOT_SAFE = ("r1smg", "rank-r", "l2", "spherical")
 DISCRETE = ["laplace", "discrete"]  # always tried; they do not apply to most sets
 
 

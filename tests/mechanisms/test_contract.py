@@ -28,7 +28,11 @@ SETTINGS = [
 # Mechanisms that take seconds are checked on one setting.
 CASES = [(r.name, *setting) for r in RECIPES.values() for setting in (SETTINGS[:1] if r.slow else SETTINGS)]
 BUDGETS = [Budget(0.1, 1e-9), Budget(0.9, 1e-5), Budget(8.0, 1e-3)]
-OPTIONS: dict[str, dict[str, object]] = {"mvg": {"gamma": 3.0}, "matrix-mechanism": {"workload": "prefix"}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "mvg": {"gamma": 3.0},
+    "matrix-mechanism": {"workload": "prefix"},
+    "rank-r": {"rank": 1},
+}
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)

@@ -1,15 +1,16 @@
 """R1SMG as published and as it is, the l2 mechanism, and the best spherical law."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import kstest, norm
 
-from matrixdp import Budget, calibrate, certify, compare
+from matrixdp import Budget, calibrate, certify, compare, release
 from matrixdp.distributions import Gaussian, Spherical
 from matrixdp.distributions.covariance import Isotropic
-from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
 from matrixdp.sensitivity import Counts, Frobenius, RankOne
 
 
@@ -45,6 +46,33 @@ def test_r1smg_distinguishes_neighbours_in_practice():
     rng = np.random.default_rng(0)
     right = sum(np.linalg.norm(z) < np.linalg.norm(z - neighbour) for z in (law.sample(rng) for _ in range(300)))
     assert right >= 0.98 * 300  # a (0.71, 3.33e-7) mechanism lets no test be right more than 67 % of the time
+
+
+@pytest.mark.parametrize("rank", [1, 3, 12])
+def test_rank_r_noise_is_tight_and_its_full_rank_is_the_gaussian(rank):
+    budget, given = Budget(0.9, 1e-5), {"shape": (4, 3), "sensitivity": Frobenius(2.0)}
+    law = calibrate("rank-r", budget=budget, rank=rank, **given)
+    assert certify(law, Frobenius(2.0)).meets(budget)
+    assert not certify(replace(law, scale=law.scale * (1 - 1e-6)), Frobenius(2.0)).meets(budget)
+    iid = calibrate("analytic", budget=budget, **given).expected_squared_error()
+    if rank == 12:
+        assert law.expected_squared_error() == pytest.approx(iid, rel=1e-6)
+    else:
+        assert law.expected_squared_error() > 2 * iid
+    # the radius is that of so many normal variables: 3 degrees of freedom have a mean square of 3
+    assert law.expected_squared_error() == pytest.approx(rank * law.scale**2 / 2)
+
+
+def test_release_refuses_rank_r_noise():
+    """Its ideal law keeps the budget, but which floats come out can reveal the value."""
+    with pytest.raises(GuaranteeViolated, match="floating-point-safe"):
+        release(np.zeros(5), Frobenius(1.0), Budget(0.9, 1e-5), "rank-r", rank=2)
+
+
+def test_rank_r_noise_has_a_rank_that_fits():
+    for bad, error in ((0, InvalidInput), (1.5, InvalidInput), (13, NotApplicable)):
+        with pytest.raises(error, match="rank"):
+            calibrate("rank-r", shape=(4, 3), sensitivity=Frobenius(2.0), budget=Budget(0.9, 1e-5), rank=bad)
 
 
 @pytest.mark.parametrize(("k", "p"), [(5.0, 2.0), (5.0, 1.0), (1.0, 2.0), (3.0, 1.5)])

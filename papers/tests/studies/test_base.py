@@ -1,17 +1,20 @@
 """The frame of a study: tables, means, reports, files, and the command."""
 
+import io
 import json
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from matrixdp.errors import InvalidInput
 from matrixdp_papers.cli.study import study as command
 from matrixdp_papers.studies import STUDIES, figures
-from matrixdp_papers.studies.base import Mean, Results, Study, Table, plain, silent
+from matrixdp_papers.studies.base import Mean, Results, Study, Table, beaten, plain, silent
 
 
 def results():
@@ -45,6 +48,61 @@ def test_the_report_has_claim_findings_difference_picture_and_numbers():
     places = [text.index(part) for part in ("the claim", "found", "difference", "picture.png", "2 ± 0.1", "why")]
     assert places == sorted(places)
     assert "shape 2 x 3" in text
+
+
+def test_a_stored_run_is_told_again(tmp_path):
+    def tell(setting, tables):
+        return Results(setting, tables, f"again {tables[0]['error']['a']}", "difference")
+
+    again = replace(STUDY, tell=tell)
+    STUDY.write(results(), tmp_path)
+    found = again.told_again(tmp_path / "results.json")
+    assert found.found == "again 2 ± 0.1"
+    assert found.tables[0].rows[0][:2] == ("a", Mean(2.0, 0.1, 5))
+    assert found.tables[0].records()[1]["note"] == "no|ne"
+    with pytest.raises(InvalidInput, match="has to be run"):
+        STUDY.told_again(tmp_path / "results.json")
+    with pytest.raises(InvalidInput, match="those of the study other"):
+        replace(again, name="other").told_again(tmp_path / "results.json")
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(InvalidInput, match=r"results\.json"):
+            again.told_again(tmp_path / "results.json")
+
+
+def test_a_baseline_that_did_not_train_is_told():
+    good, poor, chance = Mean(0.95, 0.01, 3), Mean(0.8, np.nan, 1), Mean(0.11, 0.0, 3)
+    assert beaten(good, [("analytic", poor), ("classic", chance)]) == ""
+    assert beaten(Mean(0.798, 0.0, 3), [("analytic", poor)]) == ""
+    assert beaten(chance, [("classic", chance), ("analytic", poor)]) == "analytic (0.8)"
+
+
+def test_a_mechanism_has_one_colour_in_every_picture():
+    one, other = figures.styles(["no noise", "idn", "PPCA", "idn, composed"]), figures.styles(["idn", "MOD-SULQ"])
+    assert one["idn"] == other["idn"]
+    assert one["idn"][:2] == one["idn, composed"][:2]
+    assert one["idn"][2] != one["idn, composed"][2]
+    assert len({colour for colour, _, _ in one.values()}) == 3
+
+
+def test_piped_tables_are_as_wide_as_COLUMNS_says(monkeypatch):
+    from matrixdp.cli import show
+
+    monkeypatch.setenv("COLUMNS", "80")
+    assert show.console().width == 80
+    monkeypatch.delenv("COLUMNS")
+    assert show.console().width == show.PIPE_WIDTH
+
+
+def test_a_wide_table_is_printed_in_parts_of_80_columns():
+    columns = ("mechanism", *(f"epsilon {place}" for place in range(20)))
+    table = Table("Wide", columns, (("gaussian, per element", *(Mean(0.5, 0.01, 3),) * 20),), "a note")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("gaussian, per element" in line for line in lines) > 1
+    assert sum(line.count("0.5 ± 0.01") for line in lines) == 20
 
 
 def test_written_results_are_strict_json(tmp_path):

@@ -22,7 +22,7 @@ def rows_of(table):
 def test_it_runs_on_small_data(small):
     found = directions.run(small, True, silent)
     assert len(found.tables) == 3
-    assert found.found.startswith("| paper | ours, squared error | why |")
+    assert found.found.startswith("| quantity | paper | ours | why |")
 
 
 def test_everything_is_compared_at_the_same_true_guarantee(small):

@@ -33,17 +33,19 @@ def small_data(rng):
 def test_it_runs_on_small_data(small_data, tmp_path):
     found = features.run(small_data, True, silent)
     assert set(found.figures) == {"figure-1"}
-    assert len(found.tables) == 2 * 4
+    assert len(found.tables) == 2 * (4 + 1)
     cells = [plain(cell) for table in found.tables for row in table.rows for cell in row[1:] if cell is not None]
     assert len(cells) > 80
     assert all(isinstance(cell, dict) or math.isfinite(cell) for cell in cells)
+    assert {row[0] for row in found.tables[2].rows} >= {features.NO_NOISE, features.PUBLIC_ALONE, "analytic"}
     means = [cell for table in found.tables for row in table.rows for cell in row if isinstance(cell, Mean)]
     assert all(0 <= mean.mean <= 1 for mean in means)
     # the classic formula refuses epsilon 50 in both accountings, and takes 0.5 in one
     classic = [row for table in found.tables for row in table.rows if row[0] == "classic"]
     assert [row[2] for row in classic] == [None] * 8
     assert sum(row[1] is not None for row in classic) == 4
-    assert "r1smg at 0.5, 50" in found.difference
+    assert "SVHN" in found.difference
+    assert "claims at 55,000 records | hold | false at 1, 2, 5, 10, 20, 50" in found.found
     features.STUDY.write(found, tmp_path)
     assert (tmp_path / "report.md").stat().st_size > 3000
 
@@ -91,6 +93,15 @@ def test_the_papers_accounting_by_hand():
     assert analytic.epsilon(1e-5) == pytest.approx(4.609, abs=2e-3)
     assert certify(laws["idn"], features.RECORD).epsilon(1e-5) < 1
     assert certify(laws["r1smg"], features.RECORD).epsilon(1e-5) > 1e5
+
+
+def test_the_truth_at_the_papers_number_of_records():
+    """CIFAR-10 has all claims exceeded at 50,000 records, IMDB at 25,000 all but the last."""
+    cifar, imdb = features.papers_size("CIFAR-10", 50_000, 512), features.papers_size("IMDB", 25_000, 150)
+    assert [row[1] for row in cifar.rows] == pytest.approx([4.74, 7.49, 13.81, 22.21, 36.37, 72.29], abs=0.01)
+    assert [row[1] > row[0] for row in imdb.rows] == [True] * 5 + [False]
+    # one row alone may change, 47,872 records: 990, where 5 is claimed
+    assert features.papers_size("MNIST", 47_872, 400).rows[2][2] == pytest.approx(990.3, abs=0.1)
 
 
 def test_equal_guarantees_are_equal():

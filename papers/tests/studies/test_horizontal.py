@@ -55,8 +55,8 @@ def test_it_runs_on_small_data(small):
             assert isinstance(row[-1], Mean)
             assert 0 <= row[-1].mean <= 1
     for name in small:
-        assert f"- {name}, " in found.found
-    assert "false: gaussian, per element" in found.difference
+        assert f"| {name}: " in found.found
+    assert "on each element" in found.difference
     horizontal.STUDY.report(found)
 
 

@@ -15,7 +15,7 @@ def problem(small_tasks, rng):
 def test_it_runs_on_small_data(small_tasks):
     found = pca.run(small_tasks, True, silent)
     assert set(found.figures) == {"figure-6"}
-    assert len(found.tables) == 4
+    assert len(found.tables) == 5
     assert "synthetic" in found.found
 
 

@@ -55,7 +55,7 @@ class _Loss:
         return largest + math.log(float(np.exp(terms - largest).sum())), terms
 
 
-def _on_grid(pair: Pair, window: tuple[float, float], h: float, count: int) -> _Loss:
+def on_grid(pair: Pair, window: tuple[float, float], h: float, count: int) -> _Loss:
     """The law whose curve meets H on the grid; each mass is rounded up."""
     start, end = math.floor(window[0] / h), math.ceil(window[1] / h) + 1
     deltas = pair.curve(h * np.arange(start, end + 1, dtype=np.float64))
@@ -164,7 +164,7 @@ def _law(pairs: Mapping[Pair, int], cells: int, floor: float, question: Question
         coarser = 16.0 if sum(count for _, count in atoms) > _MANY else 1.0  # so many losses reach far beyond one
         h = 2.0 ** math.floor(math.log2(coarser * h))
     losses = [_atoms_on_grid(loss, h, count) for loss, count in atoms]
-    losses += [_on_grid(pair, window, h, count) for pair, window, count in smooth]
+    losses += [on_grid(pair, window, h, count) for pair, window, count in smooth]
     return _sum(losses, h, _best_tilt(losses, h, question))
 
 

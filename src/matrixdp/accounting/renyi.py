@@ -1,18 +1,9 @@
-"""Rényi divergences of releases, rounded up.
+"""Rényi divergences of compositions, rounded up; `privacy.renyi` has those of one release.
 
-For alpha > 1, `D = log(E_Q (P/Q)^alpha) / (alpha - 1)` adds up over independent releases. x^alpha is convex, so D is an
-f-divergence: what a pair that dominates at every real epsilon has is at least what the dominated pair has (Blackwell).
-Profiles are those of the worst difference of a set at every real epsilon (`privacy.discrete`, 1. to 3.; for Gaussian
-noise the largest mu), and are the same in both directions. Hence D of a profile's own pair is the largest on the set.
+They add up over independent releases.
 
-- Gaussian noise: alpha mu^2 / 2.
-- Discrete noise: a sum of `log(E_P e^((alpha - 1) l)) / (alpha - 1)` over the entries, from the losses l. For
-  exponent 1 there are finitely many. Otherwise the terms of the sum, e^f(x) at j = -x, are such that
-  f(x) = -phi(x) + (alpha - 1)(phi(x + m) - phi(x)) is concave for x >= 0: phi' increases, and phi'' decreases for
-  1 <= t <= 2. So what lies beyond any x is at most a geometric series with the ratio e^(f(x) - f(x - 1)).
 - Sampled Gaussian noise under add/remove: dp-accounting's (mironov2019renyi), with more than its rounding added.
 - Other sampled releases: sampling only hides more, so as without it.
-- Of other profiles no divergence is known here: infinite.
 """
 
 from __future__ import annotations
@@ -25,12 +16,9 @@ import numpy as np
 
 from matrixdp._check import Array
 from matrixdp.adjacency import REPLACE
-from matrixdp.privacy.cells import UNIT, cell_loss, sum_rounding
-from matrixdp.privacy.discrete import DiscreteProfile
+from matrixdp.privacy.cells import UNIT
 from matrixdp.privacy.guarantee import GaussianProfile, Profile
-
-_DEPTH = 60.0  # terms that are e^-60 of the largest are left to the bound on the rest
-_MOST_TERMS = 2**21
+from matrixdp.privacy.renyi import divergence
 
 Orders = tuple[float, ...]
 
@@ -45,55 +33,9 @@ def divergences(steps: Mapping[tuple[Profile, float], int], adjacency: str, orde
 
 @lru_cache(maxsize=1024)
 def _divergences(profile: Profile, rate: float, orders: Orders) -> tuple[float, ...]:
-    if isinstance(profile, GaussianProfile):
-        if rate == 1.0:
-            return tuple(0.5 * order * profile.mu**2 * (1.0 + 8.0 * UNIT) for order in orders)
+    if isinstance(profile, GaussianProfile) and rate < 1.0:
         return _sampled_gaussian(profile.mu, rate, orders)
-    if isinstance(profile, DiscreteProfile):
-        groups = ((profile.shift, profile.cells), *profile.others)
-        return tuple(
-            math.fsum(
-                cells * _of_cell(profile.exponent, profile.scale_in_steps, shift, order) for shift, cells in groups
-            )
-            for order in orders
-        )
-    return (math.inf,) * len(orders)
-
-
-def _of_cell(exponent: float, scale: float, shift: int, order: float) -> float:
-    """The divergence of one entry with discrete noise that is shifted by so many steps."""
-    more = order - 1.0
-    if exponent == 1.0:
-        loss = cell_loss(exponent, scale, shift)
-        terms = np.log(loss.masses) + more * loss.losses
-        return _log_sum(terms, more * float(loss.losses[0]) + 8.0) / more * (1.0 + 4.0 * UNIT)
-    reach = (
-        math.ceil(more * shift + scale * _DEPTH ** (1.0 / exponent)) + 1
-    )  # the largest term is at more * shift or less
-    if reach + shift > _MOST_TERMS:
-        return math.inf
-    phi = (np.arange(reach + shift + 1.0) / scale) ** exponent
-    normaliser = math.log((2.0 * float(np.sum(np.exp(-phi[1:]))) + 1.0) * (1.0 - sum_rounding(phi.size)))
-    places = np.arange(-reach, shift + reach + 1)
-    near, far = phi[np.abs(places)], phi[np.abs(places - shift)]
-    terms = -near + more * (far - near)
-    size = 16.0 * UNIT * (order * float(np.max(near + far)) + 8.0)  # more than the rounding of a term
-    ratio = math.exp(min(float(terms[0] - terms[1]) + 2.0 * size, 0.0))
-    if not ratio < 1.0:
-        return math.inf
-    rest = [
-        float(terms[0]) + math.log(ratio / (1.0 - ratio)),
-        -float(near[-1]) - math.log(-math.expm1(near[-2] - near[-1])),
-    ]
-    total = _log_sum(np.append(terms, rest), 0.0) + 2.0 * size - normaliser
-    return max(total, 0.0) / more * (1.0 + 4.0 * UNIT) + 8.0 * UNIT
-
-
-def _log_sum(terms: Array, size: float) -> float:
-    """log of the sum of exponentials, rounded up; each term was rounded in proportion to `size`."""
-    largest = float(np.max(terms))
-    total = float(np.sum(np.exp(terms - largest))) * (1.0 + sum_rounding(terms.size) + 800.0 * 4.0 * UNIT)
-    return largest + math.log(total) + 8.0 * UNIT * (abs(largest) + size + 1.0)
+    return tuple(divergence(profile, order) for order in orders)
 
 
 def _sampled_gaussian(mu: float, rate: float, orders: Orders) -> tuple[float, ...]:

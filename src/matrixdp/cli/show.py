@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import typer
 
-# Wide enough for the tables, when the output is a file or a pipe and has no width of its own.
+# Wide enough for the tables, when the output is a file or a pipe and COLUMNS is not set.
 PIPE_WIDTH = 120
 
 
@@ -29,11 +30,11 @@ def _finite(content: Any) -> Any:
 
 
 def console() -> Any:
-    """A rich console on standard output."""
+    """A rich console on standard output, as wide as the terminal or the variable COLUMNS."""
     from rich.console import Console
 
     found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    return found if found.is_terminal or os.environ.get("COLUMNS") else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def error(message: str) -> None:

@@ -24,6 +24,7 @@ from matrixdp.mechanisms.mvg import mvg
 from matrixdp.mechanisms.optimal import optimal
 from matrixdp.mechanisms.over_time import banded, binary_tree, inverse_banded, toeplitz
 from matrixdp.mechanisms.r1smg import r1smg
+from matrixdp.mechanisms.rank_r import rank_r
 from matrixdp.mechanisms.spherical import l2, spherical
 from matrixdp.sensitivity import Sensitivity
 
@@ -54,7 +55,7 @@ def register(mechanism: Recipe) -> Recipe:
 
 
 for _own in (
-    *(classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, l2, spherical),
+    *(classic, analytic, mvg, mgm, udn, idn, imgm, r1smg, rank_r, l2, spherical),
     *(laplace, discrete, discrete_gaussian, optimal, matrix_mechanism, marginals),
     *(banded, toeplitz, inverse_banded, binary_tree),
 ):

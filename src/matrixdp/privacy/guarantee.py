@@ -147,6 +147,20 @@ class Guarantee:
         """The least epsilon that holds at this delta."""
         return epsilon_with_total_variation(self.profile.epsilon, delta, self.total_variation)
 
+    def renyi(self, order: float) -> float:
+        """An upper bound of the Rényi divergence at an order above 1, exact for Gaussian noise.
+
+        Guarantee: the divergence of the outputs on any two neighbours is at most this, in both directions.
+            Infinite where no bound is known: for spherical noise, and for a release that was drawn, as the
+            total-variation error of a sampler bounds no divergence. `certify(law, set)` has that of the law.
+        Source: mironov2017renyi. Deviates: none.
+        """
+        from matrixdp.privacy.renyi import divergence
+
+        if not _check.number("order", order) > 1.0:
+            raise InvalidInput(f"order must be above 1, got {_check.shown(order)}")
+        return math.inf if self.total_variation > 0 else divergence(self.profile, float(order))
+
     def meets(self, budget: Budget) -> bool:
         """Whether this budget is kept."""
         return self.delta(budget.epsilon) <= budget.delta

@@ -19,6 +19,10 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.json, report.md and pictures.", show_default="none")
     ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="A stored results.json: make its report and pictures anew.", show_default="run the study"),
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A few runs only: seconds, to see that it works.")] = False,
 ) -> None:
     """Run an experiment of the papers again: what they say, what comes out, and what is true.
@@ -48,11 +52,14 @@ def study(
     def progress(steps: Sequence[Item], label: str) -> Iterable[Item]:
         return track(steps, label, console=console, transient=True)
 
-    loaded = None if chosen.load is None else chosen.load(data)
-    results = chosen.run(loaded, smoke, progress)
+    if results is not None:
+        found = chosen.told_again(results)
+    else:
+        loaded = None if chosen.load is None else chosen.load(data)
+        found = chosen.run(loaded, smoke, progress)
     console.rule(chosen.title)
-    for table in results.tables:
+    for table in found.tables:
         console.print(table)
     if out is not None:
-        for path in chosen.write(results, out):
+        for path in chosen.write(found, out):
             console.print(str(path), markup=False, soft_wrap=True)

@@ -1,6 +1,17 @@
 """The papers' experiments, one module per study, run by `matrixdp study NAME`."""
 
-from matrixdp_papers.studies import directions, dpsgd, error, features, histogram, horizontal, mvg, pca, vertical
+from matrixdp_papers.studies import (
+    directions,
+    dpsgd,
+    error,
+    features,
+    gradients,
+    histogram,
+    horizontal,
+    mvg,
+    pca,
+    vertical,
+)
 from matrixdp_papers.studies.base import Study
 
 STUDIES: dict[str, Study] = {
@@ -12,6 +23,7 @@ STUDIES: dict[str, Study] = {
         histogram.STUDY,
         pca.STUDY,
         dpsgd.STUDY,
+        gradients.STUDY,
         features.STUDY,
         horizontal.STUDY,
         vertical.STUDY,

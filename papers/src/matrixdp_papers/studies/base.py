@@ -17,9 +17,11 @@ from matrixdp import plots
 from matrixdp.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 Item = TypeVar("Item")
+# Of an accuracy.
+NOTABLE = 0.005
 
 
 class Progress(Protocol):
@@ -73,21 +75,50 @@ class Table:
         rows = [dict(zip(self.columns, map(plain, row), strict=True)) for row in self.rows]
         return {"title": self.title, "note": self.note, "rows": rows}
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Table:
+        """What `to_dict` made."""
+        rows = [{name: _read(cell) for name, cell in row.items()} for row in document["rows"]]
+        columns = tuple(rows[0]) if rows else ()
+        return cls(document["title"], columns, tuple(tuple(row.values()) for row in rows), document["note"])
+
+    def __getitem__(self, column: str) -> dict[Any, Any]:
+        """A column, by the first cell of each row."""
+        place = self.columns.index(column)
+        return {row[0]: row[place] for row in self.rows}
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows by the names of the columns."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
     def to_markdown(self) -> str:
         """The table under its title."""
         lines = [f"### {self.title}", "", _line(self.columns), "|" + "---|" * len(self.columns)]
         lines += [_line(map(shown, row)) for row in self.rows]
         return "\n".join([*lines, "", self.note, ""] if self.note else [*lines, ""])
 
-    def __rich__(self) -> RichTable:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table in as many parts as the width asks for, each with the first column."""
         from rich.table import Table as RichTable
 
-        table = RichTable(title=self.title, caption=self.note or None)
-        for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left")
-        for row in self.rows:
-            table.add_row(*map(shown, row))
-        return table
+        cells = [tuple(map(shown, row)) for row in self.rows]
+        widths = [
+            max([max(map(len, column.split())), *(len(row[place]) for row in cells)]) + 3
+            for place, column in enumerate(self.columns)
+        ]
+        parts: list[list[int]] = [[]]
+        for place in range(1, len(self.columns)):
+            if parts[-1] and 1 + widths[0] + sum(widths[other] for other in (*parts[-1], place)) > options.max_width:
+                parts.append([])
+            parts[-1].append(place)
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            table = RichTable(title=None if number else self.title, caption=self.note or None if last else None)
+            for place in (0, *part):
+                table.add_column(self.columns[place], justify="right" if place else "left", no_wrap=not place)
+            for row in cells:
+                table.add_row(*(row[place] for place in (0, *part)))
+            yield table
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +151,7 @@ class Study:
         claim: what the papers say, in Markdown.
         load: reads the data from a folder; None if it needs none.
         run: (data, smoke, progress) -> results; smoke runs take seconds and show only that the study runs.
+        tell: (setting, tables) -> results, from what an earlier run measured; None if the study has to be run.
     """
 
     name: str
@@ -128,6 +160,21 @@ class Study:
     claim: str
     load: Callable[[Any], Any] | None
     run: Callable[[Any, bool, Progress], Results]
+    tell: Callable[[Mapping[str, Any], tuple[Table, ...]], Results] | None = None
+
+    def told_again(self, path: Path) -> Results:
+        """The words and pictures of stored results, made anew; nothing is measured again."""
+        if self.tell is None:
+            raise InvalidInput(f"the study {self.name} has to be run: leave --results out")
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            name, setting = document["study"], document["setting"]
+            tables = tuple(map(Table.from_dict, document["tables"]))
+        except (OSError, ValueError, KeyError, TypeError) as reason:
+            raise InvalidInput(f"results must be a results.json of a study, got {str(path)!r} ({reason})") from None
+        if name != self.name:
+            raise InvalidInput(f"results must be those of the study {self.name}, got those of {name!r}")
+        return self.tell(setting, tables)
 
     def report(self, results: Results) -> str:
         """The page to read: the claim, what came out, why they differ, and the numbers."""
@@ -160,6 +207,29 @@ class Study:
         for name, figure in results.figures.items():
             plots.save(figure, out / f"{name}.png")
         return [out / "results.json", out / "report.md", *(out / f"{name}.png" for name in results.figures)]
+
+
+def beside(rows: Iterable[tuple[str, str, str, str]]) -> str:
+    """The paper's numbers beside ours, in Markdown: what, the paper's, ours, and why they differ."""
+    return "\n".join([_line(("quantity", "paper", "ours", "why")), "|---|---|---|---|", *map(_line, rows)])
+
+
+def beaten(without: Mean, scores: Iterable[tuple[str, Mean]]) -> str:
+    """Which noisy run was more accurate than training without noise, by more than NOTABLE; empty where none was."""
+    name, best = max(scores, key=lambda score: score[1].mean)
+    return f"{name} ({best})" if best.mean > without.mean + NOTABLE else ""
+
+
+def titled(tables: Iterable[Table], words: str) -> list[Table]:
+    """The tables whose title ends in these words."""
+    return [table for table in tables if table.title.endswith(words)]
+
+
+def _read(value: Any) -> Any:
+    """A cell of results.json; an interval that is missing is that of a single run."""
+    if isinstance(value, dict):
+        return Mean(value["mean"], math.nan if value["half_width"] is None else value["half_width"], value["runs"])
+    return value
 
 
 def plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from matrixdp.privacy import gaussian
 from matrixdp.queries import Answer
 from matrixdp_papers import datasets
 from matrixdp_papers.studies import figures
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.mvg import CARDIOTOCOGRAPHY_CENTER, TRAINING
 from matrixdp_papers.studies.mvg import load as load_mvg
 from matrixdp_papers.studies.recalibrated import recalibrated
@@ -225,20 +225,20 @@ def _found(means: Table, cross: Table, paid: Table) -> str:
     symmetric = second["i.i.d., symmetric"][2] / second["optimal"][2]
     alone = third["one release for both"]
     rows = (
-        ("optimized directions incur less error (MGM 6, 8.3)",
+        ("optimized directions (MGM 6, 8.3)", "incur less error",
          f"as published {mgm[1]:.2g} times the i.i.d. error; at equal guarantee {mgm[2]:.3g}",
          "the condition is loose; its directions help once that is mended"),
-        ("the best noise for a utility (MGM eq. 25, IMGM 3.1)", f"{own[2]:.3g} of i.i.d. ({1 / own[2]:.3g} times less)",
+        ("the best noise for a utility (MGM eq. 25, IMGM 3.1)", "closed form",
+         f"{own[2]:.3g} of i.i.d. ({1 / own[2]:.3g} times less)",
          "each group has one mean, and a record moves one group"),
-        ("directions of domain knowledge (MVG)", f"{symmetric:.3g} times less than symmetric i.i.d. noise",
+        ("directions of domain knowledge (MVG)", "help", f"{symmetric:.3g} times less than symmetric i.i.d. noise",
          "a record's product of two parts is at most half its squared norm"),
-        ("directions from private PCA (MVG)",
+        ("directions from private PCA (MVG)", "help",
          f"{alone / third['direction paid for, optimal']:.2f} times less than one release for both",
          f"{PAID:.0%} of mu^2 pays; without the task {alone / third['direction paid for, no task']:.2f}; the direction "
          f"misses {missed['direction paid for, optimal']} of the variance, not {missed['one release for both']}"),
     )  # fmt: skip
-    lines = ["| paper | ours, squared error | why |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
+    return beside(rows)
 
 
 DIFFERENCE = """\

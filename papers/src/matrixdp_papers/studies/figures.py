@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from matrixdp_papers.studies.base import Mean
 
-# The colour-blind can tell them apart; in grey, their marks do.
+# The colour-blind can tell them apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKS = "osD^vP*X<>"
+
+
+# One colour and mark for each mechanism, in every picture.
+STYLES = {
+    "no noise": ("#000000", "o"),
+    "gaussian": ("#7F7F7F", "s"),
+    "classic": ("#56B4E9", "v"),
+    "analytic": ("#0072B2", "s"),
+    "mvg": ("#CC79A7", "*"),
+    "mgm": ("#009E73", "D"),
+    "udn": ("#8C6D31", "^"),
+    "idn": ("#E69F00", "P"),
+    "r1smg": ("#D55E00", "X"),
+    "matrix-mechanism": ("#999999", "<"),
+    "optimal": ("#5E3C99", ">"),
+}
+OTHERS = (("#B2182B", "p"), ("#01665E", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
+          ("#762A83", ">"))  # fmt: skip
+LINES = ("-", "--", ":", "-.")
+
+
+def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+    """Colour, mark and line of each series; variants of a mechanism, "idn, composed", differ by their lines."""
+    found: dict[str, tuple[str, str, str]] = {}
+    seen: dict[str, int] = {}
+    others: dict[str, tuple[str, str]] = {}
+    for name in names:
+        key = name.split(",")[0].lower()
+        variant = seen.setdefault(key, 0)
+        if key not in STYLES and key not in others:
+            others[key] = OTHERS[len(others) % len(OTHERS)]
+        colour, mark = (STYLES | others)[key]
+        found[name], seen[key] = (colour, mark, LINES[variant % len(LINES)]), variant + 1
+    return found
 
 
 def panels(count: int, width: float = 4.6, height: float = 3.8) -> tuple[Figure, list[Axes]]:
@@ -31,13 +64,13 @@ def curves(
     scales: tuple[str, str] = ("log", "log"),
 ) -> None:
     """Draws one curve per name, with confidence intervals where there are any."""
-    for index, (name, points) in enumerate(series.items()):
+    style = styles(series)
+    for name, points in series.items():
         heights = [point.mean if isinstance(point, Mean) else point for point in points]
         spread = [point.half_width if isinstance(point, Mean) else math.nan for point in points]
-        colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-        panel.errorbar(
-            x, heights, yerr=spread, label=name, color=colour, marker=mark, linewidth=1.2, markersize=4, capsize=2
-        )
+        colour, mark, line = style[name]
+        panel.errorbar(x, heights, yerr=spread, label=name, color=colour, marker=mark, linestyle=line, linewidth=1.2,
+                       markersize=4, capsize=2)  # fmt: skip
     panel.set(xscale=scales[0], yscale=scales[1], xlabel=labels[0], ylabel=labels[1])
     panel.set_title(title, fontsize=10)
     panel.grid(alpha=0.3)

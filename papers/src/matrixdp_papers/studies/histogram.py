@@ -19,7 +19,7 @@ from matrixdp_papers.accuracy_loss import AccuracyLoss, accuracy_loss
 from matrixdp_papers.rivals.dawa import dawa
 from matrixdp_papers.rivals.hb import hb
 from matrixdp_papers.studies import figures
-from matrixdp_papers.studies.base import Progress, Results, Study, Table
+from matrixdp_papers.studies.base import Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.equal_guarantees import (
     GROUPS,
     Choice,
@@ -212,8 +212,7 @@ def _beside_the_paper(losses: Table) -> str:
          "cannot come from MVG's theorem"),
         ("R1SMG's delta at its epsilon", "1e-07", f"{losses.rows[0][2]:.3g}", "its theorem is false (docs/claims.md)"),
     )  # fmt: skip
-    lines = ["| quantity | paper | ours | why |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
+    return beside(rows)
 
 
 def _found(losses: Table, needed: Table, choices: Choices) -> str:
@@ -255,11 +254,11 @@ DIFFERENCE = """\
 - H_b's own rule takes a single level at these sizes: it is Laplace noise on the blocks. matrixdp's `laplace` is the
   same, with up to 2 % less variance, as its grid is discrete.
 - H_b wins on rectangles with add/remove, by a tenth. The noise is the same, but the other days chose threshold 3
-  for it and threshold 2 for `discrete`: 45 noisy runs may not tell these apart; that was not tested further.
+  for it and threshold 2 for `discrete`. 45 noisy runs may not tell these apart; that was not tested further.
 - DAWA spends a quarter of epsilon on its partition, which does not pay on a map this empty.
 - Every group had three variants, blocks of 1, 2, 4 and 8, and eight post-processings, chosen on three other maps of the
   same days of the week. Thresholds are in units of the std of the counts that a method draws.
-- The menu itself was narrowed down on the private map, for additive noise and in an earlier version: Haar denoising and
+- The menu itself was narrowed down on the private map, for additive noise and in an earlier version. Haar denoising and
   blocks are what was left of about a hundred variants. All groups have it now."""
 
 
