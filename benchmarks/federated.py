@@ -12,9 +12,9 @@ with one client fewer the mean can move twice as far; this is not held against i
 client, so beside the record level it has the five clients as they are.
 
 Models are linear. Pictures are described by histograms of edge directions, which learn nothing from data; capital gains
-and losses by their cube roots. Settings were chosen on a tenth of the training records that was held back, with few tries;
-Flower's rows have those of separated rounds. All are in this file. Noise is secure, so no two runs agree in the last
-digits. `--only` takes a part of a row's name.
+and losses by their cube roots. Settings were chosen on a tenth of the training records that was held back, with few
+tries; Flower's rows have those of separated rounds. All are in this file. Noise is secure, so no two runs agree in the
+last digits. `--only` takes a part of a row's name.
 """
 
 import argparse
