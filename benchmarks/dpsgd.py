@@ -289,6 +289,7 @@ def measure(network, device, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--network", choices=NETWORKS, help="this one alone")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, help="in place of the usual batch of each network")
@@ -300,7 +301,8 @@ def main():
         row, network = arguments.memory_of
         print(resident_growth(row, network, arguments.batch))
         return
-    for network in NETWORKS if arguments.device == "cuda" else ["LeNet", "Transformer", "LSTM"]:
+    usual = list(NETWORKS) if arguments.device == "cuda" else ["LeNet", "Transformer", "LSTM"]
+    for network in [arguments.network] if arguments.network else usual:
         measure(network, arguments.device, arguments)
 
 

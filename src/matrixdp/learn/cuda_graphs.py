@@ -27,6 +27,10 @@ class CapturedGradients:
     def __init__(self, gradients: ClippedGradients) -> None:
         if not gradients.flat.is_cuda:
             raise InvalidInput("capture is for models on a CUDA device; leave it out, or move the model there first")
+        if gradients.augmented:
+            raise InvalidInput(
+                "capture and augment exclude each other: a recorded pass would repeat its random choices"
+            )
         self.gradients = gradients
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time, so they share memory

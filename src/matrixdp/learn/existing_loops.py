@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.backward import BackwardPass
+from matrixdp.learn.clipping import QuantileClip
 from matrixdp.learn.layers.trainable import TrainableModel
 from matrixdp.learn.sampling import Turn, example
 from matrixdp.learn.training import PrivateSGD
@@ -33,7 +34,7 @@ def make_private(
     *,
     loss: Callable[[Any, Any], Tensor],
     budget: Budget,
-    clip: float,
+    clip: float | QuantileClip,
     trust_loop: Literal[False] = False,
     **options: Any,
 ) -> PrivateSGD: ...
@@ -46,7 +47,7 @@ def make_private(
     loader: DataLoader[Any],
     *,
     budget: Budget,
-    clip: float,
+    clip: float | QuantileClip,
     trust_loop: Literal[True],
     **options: Any,
 ) -> tuple[nn.Module, torch.optim.Optimizer, TrustedLoader]: ...
@@ -59,7 +60,7 @@ def make_private(
     *,
     loss: Callable[[Any, Any], Tensor] | None = None,
     budget: Budget,
-    clip: float,
+    clip: float | QuantileClip,
     trust_loop: bool = False,
     **options: Any,
 ) -> Any:
@@ -73,7 +74,7 @@ def make_private(
         loss: (outputs, targets) -> one value per record. Of a tuple the last part is the target. Of a dictionary, the
             model gets the entries that its `forward` names, and the loss the whole dictionary.
         budget: the guarantee for the whole training.
-        clip: the largest norm of a record's gradient.
+        clip: the largest norm of a record's gradient, or a QuantileClip.
         trust_loop: returns (model, optimizer, loader) for a loop that calls backward() itself; see `TrustedLoader`.
         **options: of PrivateSGD: epochs or steps, ledger, noise, largest_batch, ...
     """
@@ -84,6 +85,10 @@ def make_private(
         raise InvalidInput("loader must have a batch_size, which is the expected size of a batch")
     if trust_loop and loss is not None:
         raise InvalidInput("loss and trust_loop exclude each other: the loop computes its loss itself")
+    if trust_loop and options.get("augment") is not None:
+        raise InvalidInput(
+            "augment and trust_loop exclude each other: augment records in the data set, or leave one out"
+        )
     if not trust_loop and loss is None:
         raise InvalidInput('loss must be given, such as nn.CrossEntropyLoss(reduction="none")')
     default = loader.collate_fn is torch.utils.data.default_collate

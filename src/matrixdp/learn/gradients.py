@@ -21,7 +21,8 @@ from torch.utils import _pytree as trees
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.backward import BackwardPass, Gradients
-from matrixdp.learn.independence.one_record import record_gradients
+from matrixdp.learn.clipping import QuantileClip
+from matrixdp.learn.independence.one_record import each_record, record_gradients
 from matrixdp.learn.independence.rules import NoRule, require
 from matrixdp.learn.independence.traced import TracedModel
 from matrixdp.learn.layers.base import ExplicitGradients
@@ -31,7 +32,7 @@ from matrixdp.learn.layers.trainable import Layer, TrainableModel
 Loss = Callable[[Any, Any], Tensor]
 Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
 
-# The most numbers that gradients have, all records and parameters together, where each is formed.
+# How many numbers gradients may have, all records and parameters together, where each is formed; on a GPU more.
 _MOST_NUMBERS = 1 << 27
 
 
@@ -41,6 +42,7 @@ class _Fast:
 
     graph: TracedModel
     layers: Sequence[Layer]
+    records: list[Any]  # what the graph was checked for: shapes and types of the tensors of a record
 
 
 class ClippedGradients:
@@ -51,9 +53,13 @@ class ClippedGradients:
             rules (`independence.rules`) and whose trained parameters lie in layers with a rule (Linear, Conv1d to 3d,
             Embedding, LayerNorm, RMSNorm, GroupNorm, InstanceNorm) are fast; all others run one record at a time.
         loss: `loss(outputs, targets)` gives one value per record, as with reduction="none".
-        clip: The bound on one record's gradient.
+        clip: The bound on one record's gradient; or a QuantileClip, which follows their norms.
         norm: "l2": the whole gradient is scaled by min(1, clip / its Euclidean norm). "linf": every entry is clamped to
             [-clip, clip]; this holds the gradients of all records in memory at once.
+        augment: Changes one record's input at random: a function of what the model takes for one record, without the
+            batch dimension. It runs one record at a time (`independence.one_record`), so it uses torch functions alone.
+        views: How many times each record is augmented. Its gradient is the average over these views, which is clipped
+            as one: several views count as one record.
 
     Guarantee:
         Among n records, leaving one out changes `flat`, as computed, by a vector whose Euclidean norm ("l2") or largest
@@ -62,18 +68,40 @@ class ClippedGradients:
         their own rounding error; and the sum in float64 of any n of them has an error of at most e clip; see
         `layers.rounding`. A record whose loss, gradient or squared norm is not finite adds exactly zero. Assumed: the
         numbers that kernels compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do
-        not change with the other records of the batch, not even in their last digits.
+        not change with the other records of the batch, not even in their last digits. With a QuantileClip, `flat` has
+        one entry more, and its `radius` takes the place of clip (`clipping`).
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, *, clip: float, norm: str = "l2") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        clip: float | QuantileClip,
+        norm: str = "l2",
+        augment: Callable[[Any], Any] | None = None,
+        views: int = 1,
+    ) -> None:
         self._loss = loss
-        self._clip = _check.length("clip", clip)
+        self._quantile = clip if isinstance(clip, QuantileClip) else None
+        self._clip = _check.length("clip", clip.start if isinstance(clip, QuantileClip) else clip)
         self._norm = _check.choice("norm", norm, ("l2", "linf"))
+        if self._quantile is not None and norm != "l2":
+            raise InvalidInput(f"clip can be a QuantileClip for the l2 norm alone, got norm {norm!r}; give a number")
+        self._augment, self._views = augment, _check.count("views", views)
+        if augment is None and views > 1:
+            raise InvalidInput(f"augment must be given for several views, got views={views}; equal views add nothing")
         self._trained = TrainableModel(getattr(model, "_orig_mod", model))  # what torch.compile was given
         self._handed = self._trained.zeros(self._trained.dtype)
-        self.flat = self._trained.zeros(torch.float64)  # its own memory also if the type is the same
+        size = len(self._handed)
+        counts = 0 if self._quantile is None else 1
+        self.flat = torch.zeros(size + counts, dtype=torch.float64, device=self._trained.device)
         """The sum, in float64 whatever the parameters' type; private until noise is added."""
-        self._totals = dict(self._trained.split(self.flat))
+        self._sum, self._count = self.flat[:size], self.flat[size:]
+        self._totals = dict(self._trained.split(self._sum))
+        # Gradients are multiplied by it before they are clipped; on the device, for recorded passes.
+        self._scale = torch.ones((), dtype=self._trained.wide, device=self._trained.device)
+        self._threshold = self._clip
         self._ways: dict[Any, _Fast | None] = {}
         self.slow_because: str | None = None
         """Why records run one at a time, if they do."""
@@ -91,8 +119,33 @@ class ClippedGradients:
 
     @property
     def clip(self) -> float:
-        """The bound on one record's gradient."""
+        """The bound on one record's gradient; of a QuantileClip, the first."""
         return self._clip
+
+    @property
+    def threshold(self) -> float:
+        """The clip at present: another than `clip` after steps with a QuantileClip. Computed from what was released."""
+        return self._threshold
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        self._threshold = _check.length("threshold", value)
+        self._scale.fill_(self._clip / value)
+
+    @property
+    def radius(self) -> float:
+        """The largest norm (or entry) of what one record adds to `flat`, before rounding."""
+        return self._clip if self._quantile is None else self._quantile.radius
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parts of `flat`, one after the other."""
+        return [tuple(p.shape) for p in self._trained.names] + [(1,)] * len(self._count)
+
+    @property
+    def augmented(self) -> bool:
+        """Whether records are changed at random before the model sees them."""
+        return self._augment is not None
 
     @property
     def norm(self) -> str:
@@ -111,9 +164,16 @@ class ClippedGradients:
         Every .grad is a new view each time: an optimizer may have set it to None, and a model that is converted or
         moved takes the data of its .grad with it.
         """
-        self._handed.copy_(self.flat)
+        self._handed.copy_(self._sum)
         for parameter, part in self._trained.split(self._handed):
             parameter.grad = part
+
+    def adapt(self) -> None:
+        """With a QuantileClip, once `flat` is a noisy average: undoes the scale, and moves the clip by the count."""
+        if self._quantile is None:
+            return
+        self._sum.div_(self._clip / self._threshold)
+        self.threshold = self._quantile.following(self._threshold, float(self._count))
 
     def accumulate(self, inputs: Inputs, targets: Any) -> int:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
@@ -180,12 +240,13 @@ class ClippedGradients:
     def _fast_way(self, arguments: Any, targets: Any) -> _Fast | None:
         """The traced graph; None, after a trial on zeros, where records run one at a time."""
         try:
-            graph = TracedModel(self.model, self.loss, arguments, targets)
+            view = self._seen(arguments)[0]
+            graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
             require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
             layers = TrainableModel(graph.model).layers()
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
-            return _Fast(graph, layers or ())
+            return _Fast(graph, layers or (), _kinds(view))
         except NoRule as reason:
             zeros = trees.tree_map_only(Tensor, lambda t: t.new_zeros(1, *t.shape[1:]), (arguments, targets))
             self._one_by_one(*zeros)
@@ -204,7 +265,7 @@ class ClippedGradients:
         """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
         batch = _rows(arguments)
         slow = self._ways[self._key(arguments, targets)] is None
-        stride = max(1, _MOST_NUMBERS // len(self.flat)) if slow else batch
+        stride = max(1, _most_numbers(self.flat.device) // len(self.flat)) if slow else batch
         for first in range(0, batch, stride):
             rows = slice(first, first + stride)
             yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
@@ -215,20 +276,35 @@ class ClippedGradients:
         if fast is None:
             return self._one_by_one(arguments, targets)
         explicit = self.norm == "linf"
-        batch = _rows(arguments)
+        batch, views = _rows(arguments), self._seen(arguments)
+        if any(_kinds(view) != fast.records for view in views):
+            raise InvalidInput("augment must give records of the same shapes and types each time")
         with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
-            losses = _one_each(fast.graph(arguments, targets), batch)
+            each = [_one_each(fast.graph(view, targets), batch) for view in views]
+            losses = each[0] if len(each) == 1 else torch.stack(each).mean(0)
             found.backward(losses)
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses.detach())
 
     def _one_by_one(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
         found = Gradients(self._trained, _rows(arguments))
         named = {name: parameter for parameter, name in self._trained.names.items()}
-        gradients, losses = record_gradients(self.model, self.loss, named, arguments, targets)
+        views = self._seen(arguments)
+        gradients, losses = record_gradients(self.model, self.loss, named, views, targets)
         with torch.autocast(self._trained.device.type, enabled=False):
             for name, values in gradients.items():
                 found.add(named[name], ExplicitGradients(values.to(self._trained.wide)))
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses)
+
+    def _seen(self, arguments: Any) -> list[Any]:
+        """What the model gets in place of these arguments: as many sets of them as there are views."""
+        augment = self._augment
+        if augment is None:
+            return [arguments]
+        single = isinstance(arguments, tuple) and len(arguments) == 1
+        with torch.no_grad():
+            if single:
+                return [(each_record(augment, arguments[0]),) for _ in range(self._views)]
+            return [each_record(augment, arguments) for _ in range(self._views)]
 
     def _add(self, found: Gradients, kept: Tensor | None) -> None:
         """Adds the clipped gradients of the records that are kept; of all when None is given."""
@@ -240,7 +316,12 @@ class ClippedGradients:
         if self.norm == "l2":
             # Covers the sum over the parameters, the division, and the product of weight and gradient.
             slack = (len(found.gradients) + 16) * roundoff(squared_norm) + 2 * factor_roundoff(squared_norm)
-            weights = (self.clip * (1 - slack) / squared_norm.sqrt()).clamp_(max=1).double()
+            weights = torch.minimum(self.clip * (1 - slack) / squared_norm.sqrt(), self._scale)
+            if self._quantile is not None:
+                below = (weights == self._scale).double() - 0.5
+                below = below if kept is None else below.masked_fill_(~kept, 0.0)
+                self._count.add_(below.sum() * (self._quantile.weight * self.clip))
+            weights = weights.double()
             if kept is not None:
                 weights = weights.masked_fill_(~kept, 0.0)
         else:
@@ -281,6 +362,19 @@ def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
 
 def _rows(arguments: Any) -> int:
     return int(trees.tree_leaves(arguments)[0].shape[0])
+
+
+def _kinds(arguments: Any) -> list[Any]:
+    """Shapes and types of the tensors of a record."""
+    return [(t.shape[1:], t.dtype) for t in trees.tree_leaves(arguments)]
+
+
+def _most_numbers(device: torch.device) -> int:
+    """A quarter of a GPU's free memory holds so many in float32; passes are few then."""
+    if device.type != "cuda":
+        return _MOST_NUMBERS
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 16)
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:

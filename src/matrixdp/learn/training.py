@@ -29,9 +29,9 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
 from matrixdp.learn.checkpoints import Charges
+from matrixdp.learn.clipping import QuantileClip, largest_change
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.layers.rounding import sum_error
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
 from matrixdp.learn.randomness import secret_randomness
 from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, count_records, example, loader, split
@@ -68,7 +68,8 @@ class PrivateSGD:
         loss: (outputs, targets) -> one value per record, such as `nn.CrossEntropyLoss(reduction="none")`.
         budget: the guarantee for the whole training.
         batch_size: the expected size of a batch; each record joins with probability batch_size / len(data).
-        clip: the largest norm of a record's gradient, or its largest entry (clipping="linf"); it must be public.
+        clip: the largest norm of a record's gradient, or its largest entry (clipping="linf"); it must be public. A
+            `QuantileClip` follows the norms by a noisy count in each step.
         epochs: how many passes the budget is planned for; or
         steps: how many steps.
         clipping: "l2" (the norm of the whole gradient) or "linf" (every entry).
@@ -81,6 +82,8 @@ class PrivateSGD:
             networks; the model must not wait for the device as it runs.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
         collate: makes a batch of a list of records; it is called with one record at a time.
+        augment: changes one record's input at random, by torch functions; it is called with one record at a time.
+        views: how many times a record is augmented; the average gradient of its views is clipped as one.
         generator: a seeded generator of batches and noise, for reproducible studies; the certificate says so.
         accept_violation: take the steps that are planned even if the law given does not keep the budget over them
             (epsilon() says what they cost), or is not floating-point-safe (then the guarantee does not cover the
@@ -103,7 +106,7 @@ class PrivateSGD:
         *,
         budget: Budget,
         batch_size: int,
-        clip: float,
+        clip: float | QuantileClip,
         epochs: int | None = None,
         steps: int | None = None,
         clipping: str = "l2",
@@ -113,6 +116,8 @@ class PrivateSGD:
         capture: bool = False,
         largest_batch: int | None = None,
         collate: Collate | None = None,
+        augment: Callable[[Any], Any] | None = None,
+        views: int = 1,
         generator: torch.Generator | None = None,
         accept_violation: bool = False,
         **options: Any,
@@ -136,11 +141,11 @@ class PrivateSGD:
         self.epoch_steps = math.ceil(self._records / batch_size)
         planned = _planned(epochs, steps, self.epoch_steps)
         # gradients
-        self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping)
+        self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping, augment=augment, views=views)
         self._captured = CapturedGradients(self.gradients) if capture else None
         self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
         check_optimizer(optimizer, model)
-        change = self.gradients.clip * (1 + 2 * sum_error(self._records + 1))  # a neighbour may have one record more
+        change = largest_change(self.gradients.radius, self._records)
         self.sensitivity: Sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
         # noise, and how many steps it allows
         self.noise = self._noise(noise, planned, by_layer, options)
@@ -287,6 +292,7 @@ class PrivateSGD:
             flat.zero_()  # or the sum would stay there without noise
             raise
         flat.div_(self.batch_size)
+        self.gradients.adapt()
         self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
 
     def prepare(self) -> None:
@@ -309,7 +315,7 @@ class PrivateSGD:
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer and what was spent, to continue later; for torch.save."""
         states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return states | self._charges.state(self.steps)
+        return states | {"clip": self.gradients.threshold} | self._charges.state(self.steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint; what it had spent stays spent, and so does what this trainer has spent.
@@ -322,6 +328,7 @@ class PrivateSGD:
         self.steps = self._charges.load(state, self.steps)  # first: a model loaded only in part has spent as much
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.gradients.threshold = state.get("clip", self.gradients.threshold)
 
     def __setattr__(self, name: str, value: Any) -> None:
         fixed = name in FIXED and name in vars(self)
@@ -368,8 +375,7 @@ class PrivateSGD:
             )
         if planned is None:
             raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
-        shapes = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
-        law = propose(noise, shapes, self.sensitivity, by_layer=by_layer, **options)
+        law = propose(noise, self.gradients.shapes, self.sensitivity, by_layer=by_layer, **options)
         if isinstance(law, Gaussian):
             law = balanced(law, self.sensitivity)
         sized = sized_together(law, self.sensitivity, self.budget, planned, self.rate)

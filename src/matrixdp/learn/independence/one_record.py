@@ -19,6 +19,7 @@ could reach another, and each is closed:
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import warnings
 import weakref
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._functorch.autograd_function import custom_function_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,7 +49,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def record_gradients(
-    model: nn.Module, loss: Callable[[Any, Any], Tensor], parameters: dict[str, nn.Parameter], inputs: Any, targets: Any
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], parameters: dict[str, nn.Parameter], views: Any, targets: Any
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Each record's gradient of each of these parameters, (records, *shape), and its loss, (records,).
 
@@ -55,7 +57,8 @@ def record_gradients(
         model: runs as `model(*inputs)`, or `model(**inputs)`, on a batch of one record.
         loss: (outputs, targets) of one record -> one number.
         parameters: by the names that they have in the model.
-        inputs: a tuple or dictionary of the model's arguments; tensors in them, however nested, have a row per record.
+        views: a list of tuples or dictionaries of the model's arguments; tensors in them, however nested, have a row
+            per record. The loss of a record is the average over the list.
         targets: likewise.
     """
     values = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -64,13 +67,11 @@ def record_gradients(
     def loss_of_one(
         values: dict[str, Tensor], own_model: nn.Module, own_loss: Any, record: Any
     ) -> tuple[Tensor, Tensor]:
-        arguments, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
-        outputs = _call(own_model, {ids[name]: value for name, value in values.items()}, arguments)
-        found = own_loss(outputs, target)
-        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
-            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
-        return found.reshape(()), found.detach().reshape(())
+        given, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        by_id = {ids[name]: value for name, value in values.items()}
+        each = [_number(own_loss(_call(own_model, by_id, arguments), target)) for arguments in given]
+        found = each[0] if len(each) == 1 else torch.stack(each).mean()
+        return found, found.detach()
 
     def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
         own_model, own_loss = _scratch(model), _scratch(loss)
@@ -79,8 +80,15 @@ def record_gradients(
         )
         return found
 
-    gradients, losses = each_record(of_one, (inputs, targets))
+    gradients, losses = each_record(of_one, (views, targets))
     return gradients, losses
+
+
+def _number(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        shown = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
+    return loss.reshape(())
 
 
 def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
@@ -112,7 +120,9 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
             "a batch must consist of tensors with one row per record; it holds something that is no tensor"
         )
     sizes = _KnownSizes()  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), sizes, _Watch() as watch:
+    # other kernels of attention have no rule for vmap, so PyTorch would loop over the records
+    attention = sdpa_kernel(SDPBackend.MATH)
+    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), attention, sizes, _Watch() as watch:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
             found = torch.func.vmap(function, randomness="different")(records)
@@ -178,10 +188,14 @@ class _KnownSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations whose results have a size that depends on values."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        by_value = torch.Tag.dynamic_output_shape in function.tags or function._schema.name in _BY_VALUE
-        if by_value and not (function._schema.name == "aten::index" and not _masked(args[1])):
+        if _sized_by_values(function) and not (function._schema.name == "aten::index" and not _masked(args[1])):
             raise RuntimeError(f"the size of what {function._schema.name} gives depends on values")
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs) if kwargs else function(*args)
+
+
+@functools.cache
+def _sized_by_values(function: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in function.tags or function._schema.name in _BY_VALUE
 
 
 def _masked(indices: Any) -> bool:

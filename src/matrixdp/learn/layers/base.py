@@ -83,7 +83,7 @@ class ExplicitGradients(RecordGradients):
         """Products of a matrix and a vector."""
         values = self.values.flatten(1)
         found = total.view(-1) if self.order is None else total.new_zeros(values.shape[1])
-        most = WIDE_CHUNK if values.is_cuda else WIDE_CHUNK >> 4  # that is read again from a cache
+        most = WIDE_CHUNK if values.is_cuda else WIDE_CHUNK >> 6  # that is read again from a cache
         for weight, part in in_parts(most // max(1, values.shape[1]), weights, values):
             found.addmv_(part.double().t(), weight)
         if self.order is not None:

@@ -1,0 +1,70 @@
+"""How much one record may add to the sum of gradients, and a clip that follows the gradients' norms.
+
+A step with `QuantileClip` sums, for each record, the vector (s g w, k C (b - 1/2)). Here C is the clip at the start, c
+the present clip, s = C / c, and g the record's gradient, scaled by w so that |s g w| <= C; b is 1 if the record's norm
+is at most c, else 0; and k is `weight`. One record changes the sum by a vector of norm at most C sqrt(1 + k^2 / 4),
+whatever c is. So one law on all parameters and one entry more, certified like any other, covers both gradients and
+count, and the steps compose although c follows from earlier ones: it is computed from their noisy counts alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from matrixdp import _check
+from matrixdp.errors import InvalidInput
+from matrixdp.learn.layers.rounding import sum_error
+
+# The clip stays within this factor of its start, on both sides.
+_FARTHEST = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantileClip:
+    """A clip that follows a quantile of the norms of the records' gradients, by a noisy count in each step.
+
+    After a step the clip is multiplied by exp(-learning_rate (share - quantile)), where share is the noisy share of
+    the batch whose norm was at most the clip.
+
+    Guarantee: the certificate of a step covers gradients and count together. The count takes k^2 / (4 + k^2) of its
+    squared mu, k = weight; by default 1 %, which makes the noise on gradients 0.5 % larger.
+
+    Args:
+        start: the first clip.
+        quantile: the share of records that are not to be clipped.
+        learning_rate: how fast the clip follows.
+        weight: of the count against the gradients: its noise has 1 / weight times the noise multiplier of a step.
+
+    Source: andrew2021differentially, Algorithm 1.
+    Deviates: 1. records, not users; 2. count and gradients are one vector with one noise law, whose split the weight
+        decides, where the paper gives the standard deviation of the count; 3. the noisy share is put within [0, 1].
+    """
+
+    start: float = 1.0
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check.length("start", self.start)
+        _check.positive("learning_rate", self.learning_rate)
+        _check.positive("weight", self.weight)
+        if not 0 < _check.number("quantile", self.quantile) < 1:
+            raise InvalidInput(f"quantile must be above 0 and below 1, got {self.quantile!r}")
+
+    @property
+    def radius(self) -> float:
+        """The largest norm of what one record adds to the sum, before rounding."""
+        return self.start * math.hypot(1.0, self.weight / 2)
+
+    def following(self, clip: float, count: float) -> float:
+        """The next clip, from the present one and the last entry of the noisy average."""
+        share = min(1.0, max(0.0, count / (self.weight * self.start) + 0.5))
+        moved = clip * math.exp(-self.learning_rate * (share - self.quantile))
+        return min(self.start * _FARTHEST, max(self.start / _FARTHEST, moved))
+
+
+def largest_change(radius: float, records: int) -> float:
+    """What one record changes in the sum as computed, if each of so many adds at most this; see `layers.rounding`."""
+    return radius * (1 + 2 * sum_error(records + 1))  # a neighbour may have one record more
