@@ -269,8 +269,9 @@ PLAIN = {
     "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",
+    "federated.CentralPrivacy",
 }  # fmt: skip
-IN_TESTS_BELOW = {"federated.Client", "federated.SplitClient", "federated.SplitServer"}
+IN_TESTS_BELOW = {"federated.Client", "federated.SplitClient", "federated.SplitServer", "federated.TrustedServer"}
 
 
 def test_every_public_name_has_a_case():
@@ -290,6 +291,12 @@ def test_no_canary_comes_out(name, capfd):
     assert not leak("".join(capfd.readouterr()))
 
 
+def finished(update):
+    server = federated.TrustedServer(federated.CentralPrivacy(budget=BUDGET, rounds=1, clients=1, clip=0.1), 2)
+    server.choose([0])
+    return server.finish({0: update})[1]
+
+
 @pytest.mark.parametrize("level", [federated.ClientLevel, federated.RecordLevel])
 def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
     plan = federated.SplitPlan(budget=BUDGET, records=4, epochs=1, batch_size=4)
@@ -299,6 +306,8 @@ def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
             lambda x: federated.Client(nn.Linear(2, 3), *x, **kept, folder=tmp_path),
             lambda x: federated.SplitClient(nn.Linear(2, 3), x[0], plan=plan, folder=tmp_path),
             lambda x: federated.SplitServer(nn.Linear(3, 3), x[1], plan=plan).learn(0, [np.zeros((4, 3))]),
+            lambda x: federated.SplitServer(nn.Linear(3, 3), x[1], plan=plan).discriminant({0: [np.zeros((4, 3))]}),
+            lambda x: finished(x[0]),
         ):
             assert not leak(said(act, given)), which
     # an error in training is logged without its text, and so is one on the way to the server
@@ -307,7 +316,7 @@ def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
     object.__setattr__(training, "loss", quoting)
     upload.labels = LABELS
     assert not leak(said(upload.compute, torch.zeros(9)))
-    asked = SimpleNamespace(content=flower.request({}))
+    asked = SimpleNamespace(content=flower.request({}, {}))
     heard = said(lambda: flower.handler(lambda *_: quoting(None, LABELS))(asked, None))
     assert "nothing was sent" in heard
     assert not leak(heard)

@@ -14,6 +14,7 @@ from matrixdp.errors import GuaranteeViolated, InvalidInput, MatrixDPError
 from matrixdp.federated import Client, ClientLevel, Declined, LocalTraining, RecordLevel, average
 from matrixdp.federated.noise import budget_of_each, sized
 from matrixdp.federated.tensors import flat, load
+from matrixdp.learn.noise import ParameterNoise
 from matrixdp.pipeline import mu_of_each
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import OneRow
@@ -228,6 +229,26 @@ def test_the_local_update_is_that_of_sgd():
         nn.functional.cross_entropy(theirs(x.float()), y).backward()
         optimizer.step()
     assert torch.allclose(update, flat(theirs) - before, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_any_optimizer_of_torch_trains_in_the_clear_and_by_dp_sgd(tmp_path, monkeypatch, make):
+    """The local update, and that of DP-SGD without noise and sampling, in two rounds: its state starts anew."""
+    x, y = (torch.as_tensor(a) for a in some_records())
+    training = LocalTraining(epochs=3, batch_size=40, optimizer=lambda parameters: make(parameters, lr=0.05))
+    private = client(tmp_path, RecordLevel(budget=BUDGET, rounds=2, clip=1e3), training)
+    monkeypatch.setattr(ParameterNoise, "add_", lambda self, flat: None)
+    start = flat(network()).numpy()
+    for number in (1, 2):
+        theirs = network()
+        optimizer = make(theirs.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(theirs(x.float()), y).backward()
+            optimizer.step()
+        expected = flat(theirs).numpy() - start
+        assert np.allclose(training.update(network(), x.float(), y), expected, atol=1e-4)
+        assert np.allclose(private.upload("a", number, start), expected, atol=1e-4)
 
 
 def test_the_average_has_equal_weights_and_needs_enough_replies():

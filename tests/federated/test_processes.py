@@ -122,6 +122,48 @@ server = horizontal.server_app(
 """
 
 
+# A strategy of Flower with a trusted server. The victim stops in the second round, once, and waits to be killed.
+CENTRAL = """
+import os, time
+from pathlib import Path
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAdam
+from matrixdp import Budget, Ledger
+from matrixdp.federated import CentralPrivacy, central
+
+FOLDER = Path({folder!r})
+privacy = CentralPrivacy(budget=Budget(8.0, 1e-5), rounds={rounds}, clients=2, clip=0.1)
+client = ClientApp(mods=[central.clipping_mod(privacy)])
+server = ServerApp()
+
+@client.train()
+def train(message, context):
+    if os.environ["VICTIM"] == "1" and (FOLDER / "rounds").exists() and not (FOLDER / "victim").exists():
+        (FOLDER / "draft").write_text(str(os.getpid()))
+        (FOLDER / "draft").rename(FOLDER / "victim")
+        time.sleep(600)
+    arrays = message.content.array_records["arrays"]
+    moved = ArrayRecord({{name: Array(array.numpy() + 0.01) for name, array in arrays.items()}})
+    return Message(RecordDict({{"arrays": moved, "metrics": MetricRecord({{"num-examples": 1}})}}), reply_to=message)
+
+def on_round(done):
+    with (FOLDER / "rounds").open("a") as file:
+        file.write(f"{{done}}\\n")
+
+@server.main()
+def main(grid, context):
+    ledger = Ledger(FOLDER / "budget.db", privacy.budget)
+    wrapped = central.PrivateStrategy(
+        FedAdam(min_train_nodes=1, min_available_nodes=1), privacy, ledger=ledger, on_round=on_round
+    )
+    done = wrapped.start(grid, ArrayRecord({{"w": Array(np.zeros(5))}}), num_rounds={rounds}, timeout=120)
+    np.save(FOLDER / "weights.npy", done.arrays["w"].numpy())
+"""
+
+
 # Flower takes a minute to notice that a process is gone, and an idle node looks for work every 3 s; here it may hurry.
 HURRY = """
 import time
@@ -261,8 +303,19 @@ def split(link):
 
 
 @pytest.fixture(scope="module")
-def average(link, split):
-    """A horizontal run, on the nodes of the vertical one."""
+def trusted(link):
+    """A run with a trusted server, in which a process of one client is killed."""
+    app = link.install("trusted", CENTRAL, rounds=ROUNDS)
+    link.run(app)
+    link.wait((app / "victim").exists)
+    os.kill(int((app / "victim").read_text()), signal.SIGKILL)
+    link.wait((app / "weights.npy").exists)
+    return app
+
+
+@pytest.fixture(scope="module")
+def average(link, split, trusted):
+    """A horizontal run, on the nodes of the others; one of them is killed."""
     app = link.install("average", AVERAGE, rounds=ROUNDS)
     link.run(app)
     link.wait((app / "victim").exists)
@@ -309,3 +362,15 @@ def test_the_killed_client_has_paid_for_the_round_in_which_it_was_killed_and_sen
     (file,) = folder.glob("run-*.npz")
     with np.load(file) as stored:
         assert int(stored["step"]) < int(paid[-1].split()[1])
+
+
+def test_a_trusted_server_goes_on_without_the_killed_client_until_it_is_back(trusted):
+    rounds = lines(trusted / "rounds")
+    assert len(rounds) == ROUNDS
+    assert [line.split(", ")[1] for line in rounds] == ["2 updates used", "1 updates used", "2 updates used"]
+    assert np.all(np.isfinite(np.load(trusted / "weights.npy")))
+
+
+def test_its_ledger_was_charged_once_for_all_rounds(trusted):
+    (entry,) = Ledger(trusted / "budget.db").history()
+    assert (entry.unit, entry.count) == ("client", ROUNDS)

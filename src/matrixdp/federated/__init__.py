@@ -1,7 +1,7 @@
 """Federated learning with any noise law: horizontal (clients share the attributes) and vertical (they share records).
 
 The privacy logic does not depend on Flower and runs without it; the Flower apps are `matrixdp.federated.horizontal` and
-`matrixdp.federated.vertical`.
+`matrixdp.federated.vertical`. `matrixdp.federated.central` is for any Flower strategy, with a server that is trusted.
 """
 
 from matrixdp import _extras
@@ -14,6 +14,7 @@ from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.participant import Declined, Participant
 from matrixdp.federated.record_level import RecordLevel
 from matrixdp.federated.split_learning import SplitClient, SplitPlan, SplitServer
+from matrixdp.federated.trusted_server import CentralPrivacy, TrustedServer
 
-__all__ = ["Client", "ClientLevel", "Declined", "Guarantees", "LocalTraining", "Participant", "RecordLevel",
-           "SplitClient", "SplitPlan", "SplitServer", "average"]  # fmt: skip
+__all__ = ["CentralPrivacy", "Client", "ClientLevel", "Declined", "Guarantees", "LocalTraining", "Participant",
+           "RecordLevel", "SplitClient", "SplitPlan", "SplitServer", "TrustedServer", "average"]  # fmt: skip

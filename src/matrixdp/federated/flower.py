@@ -1,4 +1,4 @@
-"""What both Flower apps share: requests, replies without private text, and the participants of a process."""
+"""What the Flower apps share: requests, replies without private text, arrays, and the participants of a process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from logging import ERROR, WARNING
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from matrixdp import _check
+from matrixdp._check import Array as Numbers
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.participant import Arrays, Declined
 
 POLL = 0.1  # seconds between two looks for replies
 FAILED = "an error, see the log of this participant"
+DECLINED = int(ErrorCode.MOD_FAILED_PRECONDITION)
 
 T = TypeVar("T")
 Answer = Callable[[Context, Arrays, Mapping[str, Any]], Arrays]
@@ -47,21 +52,24 @@ def made_once(count: int, make: Callable[[int], T]) -> Callable[[Context], T]:
 def handler(answer: Answer) -> Callable[[Message, Context], Message]:
     """Flower's handler of a request, from a function of context, arrays and settings; it replies or refuses.
 
-    Flower sends the text of an exception to the server, so no exception leaves the handler.
+    Flower sends the text of an exception to the server, so no exception leaves the handler. A reply has the form that
+    Flower's strategies expect, with the same weight for all; a refusal is an error, which they leave out.
     """
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            arrays = _record(answer(context, _arrays(message), message.content.config_records["settings"]))
-            return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"declined": 0})}), reply_to=message)
+            (settings,) = message.content.config_records.values()
+            arrays = _record(answer(context, _arrays(message), settings))
+            return Message(
+                RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message
+            )
         except Declined as reason:
             log(WARNING, "declined: %s", reason)
             text = str(reason)
         except Exception as error:  # its text may quote a record
             log(ERROR, "failed, and nothing was sent: %s", _check.origin(error))
             text = FAILED
-        refusal = RecordDict({"metrics": MetricRecord({"declined": 1}), "refusal": ConfigRecord({"reason": text})})
-        return Message(refusal, reply_to=message)
+        return Message(Error(DECLINED, text), reply_to=message)
 
     return handle
 
@@ -83,9 +91,9 @@ class Reply:
     lost: bool = False
 
 
-def request(arrays: Arrays, **settings: int) -> RecordDict:
+def request(arrays: Arrays, settings: Mapping[str, int]) -> RecordDict:
     """The content of a message to a participant."""
-    return RecordDict({"arrays": _record(arrays), "settings": ConfigRecord(dict(settings))})
+    return RecordDict({"arrays": _record(arrays), "config": ConfigRecord(dict(settings))})
 
 
 def ask(
@@ -131,11 +139,11 @@ def ask(
 
 
 def _reply(message: Message) -> Reply:
+    if message.has_error() and message.error.code == DECLINED:
+        return Reply(None, message.error.reason or "")
     if message.has_error():  # such as a process that was killed
         return Reply(None, f"an error on the way, code {message.error.code}", lost=True)
     try:
-        if "arrays" not in message.content:
-            return Reply(None, str(message.content.config_records["refusal"]["reason"]))
         return Reply(_arrays(message))
     except Exception as error:  # one participant must not end the run of all
         return Reply(None, f"a reply that cannot be read ({type(error).__name__})")
@@ -157,3 +165,65 @@ def await_nodes(grid: Grid, count: int, timeout: float) -> list[int]:
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Metrics as the end of a log line."""
     return "".join(f", {name} {value:.4f}" for name, value in metrics.items())
+
+
+def private_reply(strategy: Strategy, arrays: ArrayRecord) -> RecordDict:
+    """The content of a reply to a strategy: arrays, and the same weight for all."""
+    weight = str(getattr(strategy, "weighted_by_key", "num-examples"))
+    return RecordDict({"arrays": arrays, "metrics": MetricRecord({weight: 1.0})})
+
+
+class Refused(Exception):
+    """A reply that is not used; the text says why, and begins with a verb."""
+
+
+class Layout:
+    """The arrays of a model as one vector of its real numbers; other arrays, such as counters, stay as they are."""
+
+    def __init__(self, arrays: ArrayRecord) -> None:
+        self._arrays: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+        self._real = [name for name, values in self._arrays.items() if values.dtype.kind == "f"]
+        self._flat = _flat([self._arrays[name] for name in self._real])
+        self.size, self.norm = len(self._flat), _check.norm(self._flat)
+
+    @staticmethod
+    def arrays_of(reply: Message) -> ArrayRecord:
+        """The arrays of a reply."""
+        if reply.has_error():
+            raise Refused(
+                reply.error.reason if reply.error.code == DECLINED else f"has failed, code {reply.error.code}"
+            )
+        if len(reply.content.array_records) != 1:
+            raise Refused("sent a reply without exactly one record of arrays")
+        return next(iter(reply.content.array_records.values()))
+
+    def difference(self, returned: ArrayRecord) -> Numbers:
+        """Returned arrays minus these."""
+        if list(returned) != list(self._arrays):
+            raise Refused("sent arrays with other names than those of the model")
+        found = [returned[name].numpy() for name in self._real]
+        for name, values in zip(self._real, found, strict=True):
+            if values.dtype.kind != "f" or values.shape != self._arrays[name].shape:
+                raise Refused(f"sent arrays of other shapes or types than those of the model ({name})")
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later, or clipped
+            return _flat(found) - self._flat
+
+    def moved(self, update: Numbers) -> ArrayRecord:
+        """These arrays plus an update."""
+        values, place = dict(self._arrays), 0
+        moved = self._flat + update
+        for name in self._real:
+            old = self._arrays[name]
+            values[name] = moved[place : place + old.size].reshape(old.shape).astype(old.dtype)
+            place += old.size
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in values.items()})
+
+    def restored(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The arrays of a strategy, in these types: its averages turn counters into real numbers."""
+        values = {name: arrays[name].numpy() if name in self._real else old for name, old in self._arrays.items()}
+        types = {name: old.dtype for name, old in self._arrays.items()}
+        return ArrayRecord({name: Array(np.asarray(array, dtype=types[name])) for name, array in values.items()})
+
+
+def _flat(arrays: list[Any]) -> Numbers:
+    return np.concatenate([np.zeros(0), *(np.asarray(values, dtype=np.float64).ravel() for values in arrays)])

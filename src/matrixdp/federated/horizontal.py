@@ -2,7 +2,12 @@
 
     client = horizontal.client_app(model, data, clients=5, training=training, privacy=privacy, folder=folder)
     server = horizontal.server_app(model, clients=5, rounds=20, evaluate=accuracy)
-    flwr.simulation.run_simulation(server, client, num_supernodes=5)
+
+Put both into a module and start it by `flwr run`, as examples/federated_adult.py does. Any strategy of Flower serves in
+place of `server_app`, as the updates are private when they are sent:
+
+    arrays = ArrayRecord({"parameters": Array(flat(model()).numpy())})
+    CheckedStrategy(FedAdam()).start(grid, arrays, num_rounds=20)       # in the main function of a ServerApp
 
 A client sends its noisy update or declines, and nothing else: no loss, no number of records, no text of an error.
 Timing is not hidden. The client must trust the code of the app, which Flower delivers from the server.
@@ -11,7 +16,7 @@ Timing is not hidden. The client must trust the code of the app, which Flower de
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
@@ -23,19 +28,33 @@ _extras.require("federated", "flwr")
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.client import Client, UploadPrivacy, Vector, average
-from matrixdp.federated.flower import Reply, ask, await_nodes, handler, made_once, metrics_text, request
+from matrixdp.federated.flower import (
+    Layout,
+    Refused,
+    Reply,
+    ask,
+    await_nodes,
+    handler,
+    made_once,
+    metrics_text,
+    private_reply,
+    request,
+)
 from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.participant import Arrays
 from matrixdp.federated.tensors import check_model, flat, load
+
+ROUND = "server-round"  # as Flower's strategies name it
 
 
 @dataclass(frozen=True)
@@ -86,8 +105,8 @@ def client_app(
     @app.train()
     @handler
     def train(context: Context, arrays: Arrays, settings: Mapping[str, Any]) -> Arrays:
-        update = client_of(context).upload(str(context.run_id), settings["round"], arrays["parameters"])
-        return {"update": update}
+        parameters = arrays["parameters"]
+        return {"parameters": parameters + client_of(context).upload(str(context.run_id), settings[ROUND], parameters)}
 
     return app
 
@@ -138,9 +157,9 @@ def server_app(
         silent: tuple[int, ...] = ()
         for number in range(1, rounds + 1):
             nodes = sorted(grid.get_node_ids()) or nodes  # a client that was restarted is a new node
-            sent = dict.fromkeys(nodes, request({"parameters": parameters}, round=number))
+            sent = dict.fromkeys(nodes, request({"parameters": parameters}, {ROUND: number}))
             replies = ask(grid, sent, str(number), timeout=timeout, enough=min_replies, patience=patience, late=silent)
-            updates, declined = _usable(replies, parameters.shape)
+            updates, declined = _usable(replies, parameters)
             parameters = average(parameters, updates, min_replies=min_replies)
             load(network, torch.from_numpy(parameters))
             silent = tuple(node for node in nodes if node not in replies)
@@ -160,15 +179,82 @@ def server_app(
     return app
 
 
-def _usable(replies: Mapping[int, Reply], shape: tuple[int, ...]) -> tuple[list[Vector], dict[int, str]]:
+def _usable(replies: Mapping[int, Reply], parameters: Vector) -> tuple[list[Vector], dict[int, str]]:
     """The updates that can be used, and why others cannot."""
-    updates, declined = [], {}
+    updates, declined, shape = [], {}, parameters.shape
     for node, reply in replies.items():
-        update = None if reply.arrays is None else reply.arrays.get("update")
-        if update is None:
-            declined[node] = reply.reason or "a reply without an update"
-        elif update.dtype.kind != "f" or update.shape != shape or not np.all(np.isfinite(update)):
-            declined[node] = f"an update of shape {update.shape} instead of {shape}, or not of finite numbers"
+        moved = None if reply.arrays is None else reply.arrays.get("parameters")
+        if moved is None:
+            declined[node] = reply.reason or "a reply without parameters"
+        elif moved.dtype.kind != "f" or moved.shape != shape or not np.all(np.isfinite(moved)):
+            declined[node] = f"parameters of shape {moved.shape} instead of {shape}, or not of finite numbers"
         else:
-            updates.append(np.asarray(update, dtype=np.float32))
+            updates.append(np.asarray(moved - parameters, dtype=np.float32))
     return updates, declined
+
+
+class CheckedStrategy(Strategy):
+    """A Flower strategy for clients whose replies are private: those of `client_app`, or of any app with local noise.
+
+    What cannot be used is left out and named: errors, other shapes, numbers that are not finite. Weights are equal, and
+    metrics are neither asked for nor used, as they would not be private. It adds no noise and claims no privacy. One
+    client can still pull the mean anywhere; wrap FedMedian or FedTrimmedAvg where that matters.
+
+    Args:
+        strategy: of Flower, such as FedAvg or FedAdam.
+        on_round: called with a Round after every round.
+    """
+
+    def __init__(self, strategy: Strategy, *, on_round: Callable[[Round], None] | None = None) -> None:
+        if not isinstance(strategy, Strategy):
+            raise InvalidInput(f"strategy must be one of flwr.serverapp.strategy, got {_check.kind(strategy)}")
+        self.strategy, self._on_round = strategy, on_round
+        self._layout, self._asked = Layout(ArrayRecord()), list[int]()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the wrapped strategy."""
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._layout, self._asked = Layout(arrays), [message.metadata.dst_node_id for message in messages]
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The wrapped strategy's arrays, from the replies that can be used."""
+        usable, declined = list[Message](), dict[int, str]()
+        for reply in replies:
+            try:
+                arrays = Layout.arrays_of(reply)
+                if not np.all(np.isfinite(self._layout.difference(arrays))):
+                    raise Refused("sent parameters that are not finite")
+                reply.content = private_reply(self.strategy, arrays)
+                usable.append(reply)
+            except Refused as reason:
+                declined[reply.metadata.src_node_id] = str(reason)
+            except Exception as error:  # one client must not end the run of all
+                declined[reply.metadata.src_node_id] = f"sent a reply that cannot be read ({type(error).__name__})"
+        answered = {reply.metadata.src_node_id for reply in usable} | set(declined)
+        done = Round(server_round, len(usable), declined, tuple(n for n in self._asked if n not in answered), {})
+        log(INFO, "%s", done)
+        for node, why in declined.items():
+            log(WARNING, "  node %s %s", node, why)
+        if self._on_round is not None:
+            self._on_round(done)
+        found, _ = self.strategy.aggregate_train(server_round, usable)
+        return None if found is None else self._layout.restored(found), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: what clients would answer is not private."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """No metrics: what clients would answer is not private."""
+        return None
+
+    def summary(self) -> None:
+        """Logs the settings of the wrapped strategy."""
+        self.strategy.summary()

@@ -1,9 +1,10 @@
-"""What a client of horizontal federated learning does with its records in a round: plain SGD."""
+"""What a client of horizontal federated learning does with its records in a round: SGD, or any torch optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.tensors import flat, trainable
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -20,7 +24,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """SGD on a client's own records.
+    """Training on a client's own records.
 
     Args:
         loss: (outputs, labels) -> one value per record.
@@ -28,6 +32,7 @@ class LocalTraining:
         batch_size: records per batch, drawn without replacement.
         learning_rate: of SGD.
         momentum: of SGD; it starts at zero in every round.
+        optimizer: (parameters) -> an optimizer of torch, in place of SGD; its state starts anew in every round.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
@@ -35,6 +40,7 @@ class LocalTraining:
     batch_size: int = 64
     learning_rate: float = 0.1
     momentum: float = 0.0
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -45,12 +51,18 @@ class LocalTraining:
     def update(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         """Trains the model in place; returns new minus old parameters, as one vector."""
         before, parameters = flat(model), trainable(model)
+        optimizer = None if self.optimizer is None else self.optimizer(parameters)
         velocities = [torch.zeros_like(p) for p in parameters]
         model.train()
         for _ in range(self.epochs):
             for batch in torch.split(torch.randperm(len(inputs), device=inputs.device), self.batch_size):
                 loss = self.loss(model(inputs[batch]), labels[batch]).mean()
                 gradients = torch.autograd.grad(loss, parameters)
+                if optimizer is not None:
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        parameter.grad = gradient
+                    optimizer.step()
+                    continue
                 # not torch.optim: Flower starts a process per round, and importing it takes longer than a small round
                 with torch.no_grad():
                     for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):

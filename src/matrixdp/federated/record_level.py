@@ -64,9 +64,12 @@ class _PrivateUpload:
     ) -> None:
         check_model(model)
         self.model, self.training = model.train(), training
+        made = training.optimizer or (
+            lambda parameters: torch.optim.SGD(parameters, lr=training.learning_rate, momentum=training.momentum)
+        )
         self.trainer = PrivateSGD(
             model,
-            torch.optim.SGD(trainable(model), lr=training.learning_rate, momentum=training.momentum),
+            made(trainable(model)),
             TensorDataset(inputs, labels),
             training.loss,
             budget=privacy.budget,
@@ -102,7 +105,7 @@ class _PrivateUpload:
 
     def draw(self, value: Tensor) -> Tensor:
         load(self.model, value)
-        self.trainer.optimizer.state.clear()  # the momentum of the round before
+        self.trainer.optimizer.state.clear()  # such as the momentum of the round before
         self.model.train()
         self.trainer.train(self.training.epochs)
         return flat(self.model) - value

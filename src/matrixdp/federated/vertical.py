@@ -3,8 +3,8 @@
     plan = SplitPlan(records=32561, epochs=5, batch_size=512, budget=Budget(3.0, 1e-5))
     client = vertical.client_app(network, data, plan=plan, participants=2, folder=folder)
     server = vertical.server_app(top, labels, plan=plan, participants=2, evaluate=accuracy)
-    flwr.simulation.run_simulation(server, client, num_supernodes=2)
 
+Put both into a module and start it by `flwr run`.
 The server has the labels and the top network. It asks for the features of one batch after the other, and sends along
 the gradient of the batch before. If a participant is missing, the run ends and says why. Between real SuperNodes,
 Flower starts a process for every message, so use few, large batches.
@@ -188,7 +188,7 @@ class _Participants:
         own = {node: {"gradient": gradients[self.numbers[node]]} if gradients else {} for node in self.nodes}
         replies, missing = dict[int, Reply](), self.nodes
         for _ in range(1 + self.retries):
-            contents = {node: request(own[node], step=step) for node in missing}
+            contents = {node: request(own[node], {"step": step}) for node in missing}
             replies |= ask(self.grid, contents, str(step), timeout=self.timeout, kind=kind)
             missing = [node for node in self.nodes if node not in replies or replies[node].lost]
             if not missing:

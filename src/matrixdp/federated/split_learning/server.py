@@ -1,8 +1,14 @@
-"""The server of split learning: the labels, and the network on top of all features."""
+"""The server of split learning: the labels, and the network on top of all features.
+
+A network that is trained on noisy features answers too cautiously on clean ones: noise of variance s^2 shrinks the
+weight of a feature of variance v by about v / (v + s^2). `discriminant` corrects for it. Means per class are unbiased
+under noise, and the covariance within the classes is that of the clean features plus s^2 I, which is known and
+subtracted. All of it is post-processing of what the participants have sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from matrixdp import _check
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.split_learning.client import Features
 from matrixdp.federated.split_learning.plan import SplitPlan
@@ -59,6 +67,43 @@ class SplitServer:
             for parameter, gradient in zip(parameters, gradients, strict=False):
                 parameter.sub_(gradient, alpha=self.learning_rate)
         return [(gradient * len(labels)).cpu().numpy() for gradient in gradients[len(parameters) :]]
+
+    def discriminant(self, features: Mapping[int, Sequence[Features]]) -> nn.Linear:
+        """A linear discriminant for features without noise, from noisy ones, whatever the network has learned.
+
+        Args:
+            features: what all participants have sent, by step; those of the last epoch, as a rule.
+        """
+        if not features:
+            raise InvalidInput("features must have at least one step")
+        joined = np.concatenate([np.concatenate(blocks, axis=1) for blocks in features.values()]).astype(np.float64)
+        labels = self.labels.cpu().numpy()[np.concatenate([self.plan.batch(step) for step in features])]
+        with _check.withheld("network"):
+            outputs = self.outputs([np.zeros((1, joined.shape[1]), dtype=np.float32)]).shape[-1]
+        classes_only = (
+            labels.ndim == 1 and labels.dtype.kind in "iu" and bool(np.all((labels >= 0) & (labels < outputs)))
+        )
+        if len(labels) != len(joined) or not classes_only:
+            raise InvalidInput(
+                "features must be those of all records of their steps, and labels the numbers of the network's outputs"
+            )
+        law = self.plan.feature_noise(next(iter(features.values()))[0].shape[1]).law
+        if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic)):
+            raise InvalidInput("mechanism must add the same noise to all features, as 'analytic' does")
+        std, (classes, place) = law.covariance.std, np.unique(labels, return_inverse=True)
+        means = np.stack([joined[place == number].mean(axis=0) for number in range(len(classes))])
+        within = joined - means[place]
+        values, vectors = np.linalg.eigh(within.T @ within / len(joined) - std**2 * np.eye(joined.shape[1]))
+        floor = 1e-3 * max(float(values[-1]), 1e-3)  # what is below is noise
+        weights = means @ (vectors / np.maximum(values, floor)) @ vectors.T
+        biases = np.log(np.bincount(place) / len(place)) - 0.5 * np.sum(weights * means, axis=1)
+        top = nn.Linear(joined.shape[1], outputs)
+        with torch.no_grad():
+            top.weight.zero_()
+            top.bias.fill_(-1e9)  # a class without records
+            top.weight[classes] = torch.from_numpy(weights.astype(np.float32))
+            top.bias[classes] = torch.from_numpy(biases.astype(np.float32))
+        return top
 
     def outputs(self, features: list[Features]) -> Tensor:
         """The network's outputs for the joined features."""

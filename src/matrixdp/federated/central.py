@@ -1,0 +1,230 @@
+"""Central differential privacy for any Flower strategy and any ClientApp: a wrapper for one, a mod for the other.
+
+    privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=50, clients=1000, clip=0.5, sampling_rate=0.1)
+    client = ClientApp(mods=[central.clipping_mod(privacy)])
+    strategy = central.PrivateStrategy(FedAdam(), privacy, ledger=ledger)
+    strategy.start(grid, initial_arrays, num_rounds=50, evaluate_fn=accuracy)      # in the main function of a ServerApp
+
+The wrapper chooses whom to ask, clips what they send, and adds noise to their mean; see `trusted_server` for what holds
+and who is trusted. The wrapped strategy sees one reply per round, the private mean, so whatever it does with it is
+post-processing. Its own choice of clients is not used, nor are weights and metrics of clients, which are private: use
+`evaluate_fn`, with public records.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, cast
+
+from matrixdp import _extras
+
+_extras.require("federated", "flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from matrixdp import _check
+from matrixdp._check import Array as Numbers
+from matrixdp.errors import InvalidInput
+from matrixdp.federated.flower import FAILED, Layout, Refused, private_reply
+from matrixdp.federated.trusted_server import CentralGuarantees, CentralPrivacy, TrustedServer
+
+WHO, ROUND, CLIENT = "matrixdp-who", "matrixdp-round", "matrixdp-client"
+
+
+@dataclass(frozen=True)
+class CentralRound:
+    """A round as the server sees it; not private, so not to be published.
+
+    Attributes:
+        number: from 1.
+        asked: the clients that were asked.
+        updates: how many updates were used.
+        refused: why the others were not, by client.
+        clipped: the clients whose updates were too long, which the mod would have prevented.
+    """
+
+    number: int
+    asked: tuple[int, ...]
+    updates: int
+    refused: Mapping[int, str]
+    clipped: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.number}: {len(self.asked)} clients asked, {self.updates} updates used, "
+            f"{len(self.refused)} refused, {len(self.clipped)} clipped by the server"
+        )
+
+
+class PrivateStrategy(Strategy):
+    """A Flower strategy that gets the private mean of each round in place of the clients' replies.
+
+    Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy does. An object is for one
+    run.
+
+    Args:
+        strategy: of Flower, such as FedAvg or FedAdam, with fraction_train=1.
+        privacy: what was agreed.
+        ledger: charged once for all rounds, before the first client is asked.
+        note: what the ledger remembers; never data.
+        wait: seconds to wait for new nodes to say which client they are.
+        on_round: called with a CentralRound after every round.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        privacy: CentralPrivacy,
+        *,
+        ledger: Any = None,
+        note: str = "federated rounds",
+        wait: float = 60.0,
+        on_round: Callable[[CentralRound], None] | None = None,
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise InvalidInput(f"strategy must be one of flwr.serverapp.strategy, got {_check.kind(strategy)}")
+        if getattr(strategy, "fraction_train", 1.0) != 1.0:
+            raise InvalidInput("strategy must have fraction_train=1.0: the wrapper samples, by privacy.sampling_rate")
+        self.strategy, self.privacy, self._ledger, self._note = strategy, privacy, ledger, note
+        self._wait, self._on_round = _check.positive("wait", wait), on_round
+        self._server: TrustedServer | None = None
+        self._layout = Layout(ArrayRecord())
+        self._nodes: dict[int, int] = {}  # the node of each client
+        self._asked: dict[int, int] = {}  # the client of each node that was asked
+        self._token, self._message = "", cast(Message | None, None)
+
+    @property
+    def guarantees(self) -> CentralGuarantees:
+        """What all rounds guarantee together; known when the first has begun."""
+        if self._server is None:
+            raise InvalidInput("the guarantees are known when the first round has begun")
+        return self._server.guarantees
+
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *arguments: Any, **settings: Any
+    ) -> Result:
+        """Runs the strategy, as Flower's own; refuses more rounds than were planned before anything is spent."""
+        if not _check.count("num_rounds", num_rounds) <= self.privacy.rounds:
+            raise InvalidInput(f"num_rounds must be at most the {self.privacy.rounds} planned ones, got {num_rounds}")
+        if self._server is not None:
+            raise InvalidInput("this strategy was started before, and its rounds are paid for once; make another")
+        return super().start(grid, initial_arrays, num_rounds, *arguments, **settings)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the wrapped strategy to the clients that are asked."""
+        self._layout = Layout(arrays)
+        if self._server is None:
+            self._server = TrustedServer(self.privacy, self._layout.size, ledger=self._ledger, note=self._note)
+        self._token = config[ROUND] = f"{server_round}-{secrets.token_hex(16)}"
+        made = {m.metadata.dst_node_id: m for m in self.strategy.configure_train(server_round, arrays, config, grid)}
+        self._message = next(iter(made.values()), None)
+        self._introduce(grid, set(made))
+        available = {client: node for client, node in self._nodes.items() if node in made}
+        self._asked = {available[client]: client for client in self._server.choose(available)}
+        return [made[node] for node in self._asked]
+
+    def _introduce(self, grid: Grid, nodes: set[int]) -> None:
+        """Asks nodes that are new which client they are; a client has one node, the last that has said so."""
+        new = nodes - set(self._nodes.values())
+        content = RecordDict({"config": ConfigRecord({WHO: 1})})
+        questions = [Message(content, node, MessageType.TRAIN, ttl=self._wait) for node in sorted(new)]
+        for reply in grid.send_and_receive(questions, timeout=self._wait) if questions else []:
+            try:
+                (metrics,) = reply.content.metric_records.values()
+                self._nodes[cast(int, metrics[CLIENT])] = reply.metadata.src_node_id
+            except Exception as error:  # one client must not end the run of all
+                log(WARNING, "node %s is without the mod (%s)", reply.metadata.src_node_id, type(error).__name__)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The wrapped strategy's arrays, from the private mean; there are no metrics."""
+        if self._server is None or self._message is None:
+            raise InvalidInput("strategy has addressed no node, so there is no round to aggregate")
+        updates, refused = dict[int, Numbers](), dict[int, str]()
+        for reply in replies:
+            client = self._asked.get(reply.metadata.src_node_id, -1)
+            try:
+                if client in updates or client in refused:
+                    raise Refused("has answered already")
+                updates[client] = self._update(reply)
+            except Refused as reason:
+                refused[client] = str(reason)
+            except Exception as error:  # one client must not end the run of all
+                refused[client] = f"sent a reply that cannot be read ({type(error).__name__})"
+        mean, more = self._server.finish(updates)
+        used = [client for client in updates if client not in more]
+        refused |= more
+        # a float32 sum of model and clipped update rounds
+        longest = self.privacy.clip * (1 + 1e-3) + 1e-5 * self._layout.norm
+        clipped = tuple(client for client in used if _check.norm(updates[client]) > longest)
+        done = CentralRound(server_round, tuple(self._asked.values()), len(used), refused, clipped)
+        log(INFO, "%s", done)
+        for client, why in refused.items():
+            log(WARNING, "  client %s %s", client, why)
+        if self._on_round is not None:
+            self._on_round(done)
+        content = private_reply(self.strategy, self._layout.moved(mean))
+        arrays, _ = self.strategy.aggregate_train(server_round, [Message(content, reply_to=self._message)])
+        return None if arrays is None else self._layout.restored(arrays), None
+
+    def _update(self, reply: Message) -> Numbers:
+        arrays = Layout.arrays_of(reply)
+        if [config[ROUND] for config in reply.content.config_records.values() if ROUND in config] != [self._token]:
+            raise Refused("sent a reply to another round, or is without the mod")
+        return self._layout.difference(arrays)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: what clients would answer is not private."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """No metrics: what clients would answer is not private."""
+        return None
+
+    def summary(self) -> None:
+        """Logs the settings."""
+        log(INFO, "\t├──> %s", self.privacy)
+        self.strategy.summary()
+
+
+def clipping_mod(privacy: CentralPrivacy) -> Mod:
+    """A mod for a ClientApp: it clips the update, says which client this is, and sends nothing else of the reply.
+
+    The server clips again, and does not rely on it. The client's number is `partition-id` in its own settings
+    (--node-config). Errors are sent without their text, and only training is answered: metrics are private.
+    """
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        try:
+            number = _check.number("partition-id", context.node_config.get("partition-id"))
+            metrics = MetricRecord({CLIENT: int(number), "num-examples": 1})
+            configs = list(message.content.config_records.values())
+            if any(WHO in config for config in configs):
+                return Message(RecordDict({"metrics": metrics}), reply_to=message)
+            (token,) = [config[ROUND] for config in configs if ROUND in config]
+            (sent,) = message.content.array_records.values()
+            layout = Layout(ArrayRecord({name: Array(array.numpy().copy()) for name, array in sent.items()}))
+            reply = call_next(message, context)
+            ((key, returned),) = reply.content.array_records.items()
+            records = {key: layout.moved(privacy.clipped(layout.difference(returned)))}
+            return Message(
+                RecordDict({**records, "metrics": metrics, "config": ConfigRecord({ROUND: token})}), reply_to=message
+            )
+        except Exception as error:  # its text may quote a record
+            log(WARNING, "failed, and nothing was sent: %s", _check.origin(error))
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, FAILED), reply_to=message)
+
+    return mod

@@ -1,0 +1,298 @@
+"""Central differential privacy without Flower: a trusted server clips the clients' updates and draws the noise once.
+
+**Who is trusted.** The server sees every update, and the network sees who is asked. The guarantee is for the models
+that the server publishes, against everyone who sees them, the other clients included. No client is trusted with
+anything but its own privacy: whatever a client sends, its contribution lies in the ball of radius `clip`, because the
+server clips it. So a client that lies can waste a round; it cannot weaken the guarantee of another one.
+
+**Rounds.** Round t publishes the noisy mean (sum_i u_i + noise) / m. The sum is over the clients that were asked and
+have answered, u_i is the clipped update, and m is public: how many clients a round asks on the average. A client that
+does not answer adds zero. This is within the guarantee, as zero lies in the ball, and m does not move.
+
+**Sampled rounds.** Each client is asked with probability `sampling_rate`, by a secret coin of its own. With one client
+more or less, the sum changes by norm at most `clip` in the rounds where its coin says so, and the coins of the others
+stay: this is the Poisson-sampled Gaussian mechanism, which the accountant composes exactly. A client whose coin says so
+but that is absent adds zero, so its probability to take part is at most the rate.
+
+**Separated rounds.** The same client is asked at most `times` times, and at least `separation` rounds apart; the server
+enforces both. Stack the sums as rows of a matrix: one client changes rows as `Participation` says, and noise that is
+correlated over the rounds, as in `streams`, has less error in the model, which is a running sum. Who is asked depends
+on who was asked before, so this compares a client with one that is asked in the same rounds and adds zero (zero-out).
+
+**Rounding.** A norm of d numbers as computed is within (d + 4) v of the truth, relatively, v = 2^-53: hence the margin
+of `clipped`. A sum of n updates, in any order, has an error of at most gamma_n n clip in norm, gamma_n = n v / (1-n v);
+so one client moves the computed sum by at most clip (1 + 2 n gamma_n), which is the sensitivity that is certified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matrixdp import _check
+from matrixdp._check import Array
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
+from matrixdp.backends.numpy import draw
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian
+from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.federated.noise import line
+from matrixdp.learn.layers.rounding import gamma
+from matrixdp.learn.noise import ANY_BUDGET, check_room
+from matrixdp.learn.sampling import PoissonSampler
+from matrixdp.mechanisms import calibrate
+from matrixdp.pipeline import sized_together
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.drawing import Drawing
+from matrixdp.sensitivity import Frobenius, Participation
+from matrixdp.streams import Stream
+
+_UNIT = 2.0**-53
+_CHANGE: dict[str, str] = {
+    ADD_REMOVE: "one client added or removed",
+    ZERO_OUT: "the updates of one client replaced by zero",
+}
+
+
+@dataclass(frozen=True)
+class CentralGuarantees:
+    """The epsilon of all published models together. The unit of privacy is a client, with all of its records."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+    adjacency: str
+
+    def __str__(self) -> str:
+        client = line(self.epsilon, self.delta, f"{self.rounds} rounds", _CHANGE[self.adjacency])
+        return (
+            f"client-level: {client}, for the models that the server publishes\n"
+            "record-level: not stated; the unit of privacy is the client\n"
+            "trusted: the server, which sees the update of each client; the network, which sees who is asked"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralPrivacy:
+    """The privacy of rounds at a trusted server; all of it is public. The unit of privacy is a client.
+
+    Guarantee: client-level: the models of all rounds together keep the budget, adjacency add/remove, or zero-out with
+    `separation`, against everyone but the server. What holds and why is at the top of the file.
+    Source: mcmahan2018learning, algorithm 1, with a fixed denominator, for sampled rounds; denisov2022improved and
+        choquette2023amplified for separated ones.
+    Deviates: (1) one clip for the whole update; (2) equal weights, as the number of records of a client is private; (3)
+        exact composition; (4) noise on a grid, with rounding in the certificate.
+
+    Args:
+        budget: for all rounds together.
+        rounds: the number of rounds.
+        clients: how many clients there are at most, numbered from 0.
+        clip: the largest norm of a client's update; longer ones are shortened.
+        sampling_rate: the probability with which a round asks a client.
+        separation: the least number of rounds from one to the next in which the same client is asked; noise is then
+            correlated over the rounds, and there is no sampling.
+        times: with `separation`, how often a client is asked at most; by default as often as it fits.
+        mechanism: with `separation`, "auto" or the name of a mechanism over time, such as "banded" or "toeplitz".
+    """
+
+    budget: Budget
+    rounds: int
+    clients: int
+    clip: float
+    sampling_rate: float = 1.0
+    separation: int | None = None
+    times: int | None = None
+    mechanism: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget, Budget):
+            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
+        _check.count("rounds", self.rounds)
+        _check.count("clients", self.clients)
+        _check.length("clip", self.clip)
+        if not 0 < _check.number("sampling_rate", self.sampling_rate) <= 1:
+            raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {self.sampling_rate!r}")
+        if self.separation is None:
+            if self.times is not None or self.mechanism != "auto":
+                raise InvalidInput("times and mechanism are for separated rounds; give separation=")
+            return
+        if not _check.count("separation", self.separation) <= self.rounds:
+            raise InvalidInput(
+                f"separation must be at most the number of rounds ({self.rounds}), got {self.separation}"
+            )
+        if self.sampling_rate != 1.0:
+            raise InvalidInput("sampling_rate and separation exclude each other: separated rounds are not sampled")
+        if self.times is not None:
+            _check.count("times", self.times)
+
+    @property
+    def cohort(self) -> float:
+        """How many clients a round asks on the average, or at most where rounds are separated: the denominator."""
+        if self.separation is None:
+            return self.sampling_rate * self.clients
+        return -(-self.clients // self.separation)
+
+    @property
+    def radius(self) -> float:
+        """How far one client moves the sum of a round as computed."""
+        return self.clip * (1 + 2 * self.clients * gamma(self.clients + 1, _UNIT))
+
+    @property
+    def participation(self) -> Participation | None:
+        """What one client can change over separated rounds."""
+        if self.separation is None:
+            return None
+        fitting = -(-self.rounds // self.separation)
+        times = fitting if self.times is None else min(self.times, fitting)
+        return Participation(self.radius, separation=self.separation, times=times, adjacency=ZERO_OUT)
+
+    def clipped(self, update: Array) -> Array:
+        """An update, of finite numbers, inside the ball, in double precision."""
+        values = np.asarray(update, dtype=np.float64)
+        largest = self.clip * (1 - (values.size + 8) * 2 * _UNIT)
+        norm = _check.norm(values)
+        return values * (largest / norm) if norm > largest else values
+
+
+class TrustedServer:
+    """The server: chooses whom a round asks, clips what they send, and publishes their mean with noise.
+
+    Guarantee: that of `privacy`, for everything that `finish` has returned as a mean. Its reports, and who was asked,
+    are for the server alone. Nothing outlives the process: a server that dies has used up what it was charged for.
+
+    Args:
+        privacy: what was agreed.
+        size: how many numbers an update has.
+        ledger: charged once, here, for all rounds, in units of "client".
+        note: what the ledger remembers; never data.
+    """
+
+    def __init__(
+        self, privacy: CentralPrivacy, size: int, *, ledger: Any = None, note: str = "federated rounds"
+    ) -> None:
+        if not isinstance(privacy, CentralPrivacy):
+            raise InvalidInput(f"privacy must be a CentralPrivacy, got {_check.kind(privacy)}")
+        self.privacy, self.size, self.round = privacy, _check.count("size", size), 0
+        self._noise: _EachRound | _OverRounds
+        self._noise = (_EachRound if privacy.participation is None else _OverRounds)(privacy, self.size)
+        self._coins = iter(PoissonSampler(privacy.clients, privacy.sampling_rate, privacy.rounds))
+        self._asked_at: dict[int, list[int]] = {}  # the rounds in which a client was asked
+        self._open: set[int] | None = None  # whom this round asks
+        certificate, count = self.certificate, self._noise.releases
+        total = Accountant()
+        total.add(certificate, count, privacy.sampling_rate)
+        delta = privacy.budget.delta
+        adjacency = str(certificate.adjacency)
+        self.guarantees = CentralGuarantees(total.epsilon(delta), delta, privacy.rounds, adjacency)
+        if ledger is not None:
+            rate = privacy.sampling_rate
+            ledger.spend(certificate, note=note, count=count, sampling_rate=rate, unit="client")
+
+    @property
+    def certificate(self) -> Certificate:
+        """Of one sampled round, for the clients that it asked; or of all separated rounds together."""
+        return self._noise.certificate
+
+    def choose(self, available: Collection[int]) -> list[int]:
+        """Begins a round; returns the clients to be asked, of those that are available.
+
+        Raises:
+            BudgetExceeded: if all rounds were used.
+        """
+        if not self.round < self.privacy.rounds:
+            raise BudgetExceeded(
+                f"the budget ({self.privacy.budget}) was planned for {self.privacy.rounds} rounds, and all were used"
+            )
+        present = set(available) & set(range(self.privacy.clients))
+        self.round += 1
+        if self.privacy.separation is None:
+            chosen = sorted(present & set(next(self._coins)))
+        else:
+            # those that have waited longest
+            ready = sorted(filter(self._is_ready, present), key=lambda n: (self._asked_at.get(n, [0])[-1], n))
+            chosen = sorted(ready[: int(self.privacy.cohort)])
+            for number in chosen:
+                self._asked_at.setdefault(number, []).append(self.round)
+        self._open = set(chosen)
+        return chosen
+
+    def _is_ready(self, number: int) -> bool:
+        rule, before = self.privacy.participation, self._asked_at.get(number)
+        if rule is None or before is None:
+            return True
+        return len(before) < rule.times and self.round - before[-1] >= rule.gap
+
+    def finish(self, updates: Mapping[int, Any]) -> tuple[Array, dict[int, str]]:
+        """Ends the round: the mean update with noise, and why updates were refused; a refused one counts as zero.
+
+        Args:
+            updates: by client. What is not a vector of finite numbers, or comes from a client that was not asked in
+                this round, is refused.
+        """
+        if self._open is None:
+            raise InvalidInput("choose whom to ask before a round is finished; every round is finished once")
+        asked, self._open = self._open, None
+        total, refused = np.zeros(self.size), {}
+        for number, update in updates.items():
+            reason = self._wrong(update) if number in asked else self._uninvited(number)
+            if reason:
+                refused[number] = reason
+            else:
+                total += self.privacy.clipped(update)
+        return self._noise.added(total) / self.privacy.cohort, refused
+
+    def _uninvited(self, number: int) -> str:
+        return "was not asked in this round" if self._is_ready(number) else "is back too early, or too often"
+
+    def _wrong(self, update: Any) -> str:
+        if not (isinstance(update, np.ndarray) and update.dtype.kind == "f" and update.shape == (self.size,)):
+            return f"sent an update that is not a vector of {self.size} real numbers"
+        return "" if np.all(np.isfinite(update)) else "sent an update that is not finite"
+
+
+class _EachRound:
+    """Noise of its own in every round."""
+
+    def __init__(self, privacy: CentralPrivacy, size: int) -> None:
+        sensitivity = Frobenius(privacy.radius, adjacency=ADD_REMOVE)
+        law = calibrate("analytic", shape=(size,), sensitivity=sensitivity, budget=ANY_BUDGET)
+        self.releases = privacy.rounds
+        self.certificate = sized_together(law, sensitivity, privacy.budget, privacy.rounds, privacy.sampling_rate)
+        self._law, self._drawing = self.certificate.law, self.certificate.drawing or Drawing()
+        check_room(self._law, self._drawing, privacy.clients * privacy.radius)
+
+    def added(self, total: Array) -> Array:
+        return draw(total, self._law, self._drawing)
+
+
+class _OverRounds:
+    """Noise that is correlated over the rounds, from a stream in memory."""
+
+    releases = 1
+
+    def __init__(self, privacy: CentralPrivacy, size: int) -> None:
+        assert privacy.participation is not None
+        self._stream = Stream(
+            steps=privacy.rounds,
+            sensitivity=privacy.participation,
+            budget=privacy.budget,
+            shape=(size,),
+            mechanism=privacy.mechanism,
+        )
+        certificate = self._stream.certificate
+        assert isinstance(certificate, Certificate)
+        assert isinstance(certificate.law, Gaussian)
+        self.certificate, self._before = certificate, np.zeros(size)
+        # a row of C X is no longer than X, in units of the least noise, and the stream allows each a share of the room
+        norm = privacy.rounds * privacy.clients * privacy.radius
+        check_room(certificate.law, certificate.drawing or Drawing(), norm)
+
+    def added(self, total: Array) -> Array:
+        """What the private running total has grown by."""
+        now = self._stream.add(total).value
+        step, self._before = now - self._before, now
+        return step

@@ -1,0 +1,224 @@
+"""Central privacy without Flower: what one client can change, whom a round asks, and what is charged."""
+
+import math
+
+import numpy as np
+import pytest
+
+from matrixdp import Accountant, Budget, Ledger
+from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.federated import CentralPrivacy, TrustedServer, trusted_server
+
+BUDGET = Budget(3.0, 1e-5)
+SIZE = 5
+
+
+def privacy(**changes):
+    return CentralPrivacy(**{"budget": BUDGET, "rounds": 6, "clients": 10, "clip": 0.5, **changes})
+
+
+def updates(number, step, size=SIZE):
+    return np.random.default_rng([number, step]).normal(size=size)
+
+
+@pytest.fixture
+def no_noise(monkeypatch):
+    """The sums of the rounds, before the noise."""
+
+    monkeypatch.setattr(trusted_server, "draw", lambda total, law, drawing: total)
+    monkeypatch.setattr(trusted_server._OverRounds, "added", lambda self, total: total)
+
+
+def sums(server, liar=None, lies=None):
+    """What each round sums up, where one client sends something else, or nothing."""
+    rows = []
+    for step in range(server.privacy.rounds):
+        sent = {n: updates(n, step) for n in server.choose(range(server.privacy.clients))}
+        if liar in sent:
+            sent.pop(liar)
+            if lies is not None:
+                sent[liar] = lies[step % len(lies)]
+        rows.append(server.finish(sent)[0] * server.privacy.cohort)
+    return np.array(rows)
+
+
+LIES = [
+    np.full(SIZE, 1e6),
+    np.full(SIZE, 1e300),
+    np.full(SIZE, np.nan),
+    np.array([np.inf, *np.zeros(SIZE - 1)]),
+    np.zeros(SIZE + 1),
+    np.array(["a"] * SIZE),
+    np.full(SIZE, 1e-320),
+    [1.0] * SIZE,
+    None,
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"separation": 2}, {"separation": 2, "times": 2, "mechanism": "toeplitz"}])
+def test_a_client_that_lies_changes_no_more_than_the_certificate_says(no_noise, settings):
+    agreed = privacy(rounds=9, **settings)
+    change = sums(TrustedServer(agreed, SIZE), 3, LIES) - sums(TrustedServer(agreed, SIZE), 3)
+    norms = np.linalg.norm(change, axis=1)
+    assert np.all(norms <= agreed.radius)
+    assert norms.max() >= agreed.clip * (1 - 1e-9)
+    if agreed.participation is not None:
+        assert agreed.participation.contains(change)
+
+
+def test_lies_are_named_and_count_as_zero(no_noise):
+    for lie in (LIES[2], LIES[3], LIES[4], LIES[5], LIES[7], LIES[8]):
+        server = TrustedServer(privacy(), SIZE)
+        server.choose(range(10))
+        mean, refused = server.finish({0: np.full(SIZE, 0.1), 1: lie})
+        assert list(refused) == [1]
+        assert np.allclose(mean, 0.01)
+
+
+def test_the_denominator_is_public(no_noise):
+    """A client that does not answer leaves it as it is."""
+    server = TrustedServer(privacy(), SIZE)
+    server.choose(range(10))
+    assert np.allclose(server.finish({0: np.full(SIZE, 0.1)})[0], 0.1 / 10)
+    server.choose(range(4))
+    assert np.allclose(server.finish({n: np.full(SIZE, 0.1) for n in range(4)})[0], 0.4 / 10)
+    assert privacy(sampling_rate=0.25).cohort == 2.5
+    assert privacy(separation=3).cohort == 4
+
+
+def test_a_round_without_any_client_has_noise_like_the_others():
+    server = TrustedServer(privacy(sampling_rate=1e-3), 20000)
+    assert server.choose([]) == []
+    assert is_std(server.finish({})[0], server.certificate.law.covariance.std / 0.01)
+
+
+def is_std(values, std, alarms=1e-6):
+    """Whether so many normal numbers may have this standard deviation."""
+    z = 4.9  # of a normal law, two-sided: 1e-6
+    assert alarms == 1e-6
+    return abs(np.std(values) / std - 1) < z / math.sqrt(2 * values.size)
+
+
+def test_noise_has_the_size_that_is_certified():
+    for settings in ({}, {"sampling_rate": 0.2}):
+        server = TrustedServer(privacy(**settings), 20000)
+        server.choose(range(10))
+        std = server.certificate.law.covariance.std
+        noise = server.finish({})[0] * server.privacy.cohort
+        assert is_std(noise, std)
+        assert not is_std(0.95 * noise, std)
+        assert server.certificate.mu >= server.privacy.clip / std
+
+
+def test_noise_is_correlated_over_separated_rounds():
+    server, rows = TrustedServer(privacy(separation=3, rounds=12), 4000), []
+    for _ in range(12):
+        server.choose([])
+        rows.append(server.finish({})[0] * server.privacy.cohort)
+    law = server.certificate.law.covariance
+    assert law.bands > 1
+    for values, variances in (
+        (np.array(rows), law.variances()[:, 0]),
+        (np.cumsum(rows, axis=0), law.answer_variances("prefix")),
+    ):
+        assert all(is_std(row, math.sqrt(v)) for row, v in zip(values, variances, strict=True))
+
+
+def test_all_rounds_together_keep_the_budget():
+    for settings in ({}, {"sampling_rate": 0.1}, {"separation": 2}):
+        server = TrustedServer(privacy(**settings), SIZE)
+        total = Accountant()
+        rate = server.privacy.sampling_rate
+        total.add(server.certificate, 6 if server.privacy.separation is None else 1, rate)
+        assert total.delta(BUDGET.epsilon) <= BUDGET.delta
+        assert 2.8 < server.guarantees.epsilon <= BUDGET.epsilon
+    full, sampled = (TrustedServer(privacy(sampling_rate=q), SIZE).certificate.law.covariance.std for q in (1.0, 0.1))
+    assert sampled < 0.5 * full
+
+
+def test_clients_are_sampled_one_by_one_and_in_secret():
+    agreed = privacy(clients=1000, rounds=200, sampling_rate=0.1, clip=1.0)
+    server, asked = TrustedServer(agreed, 1), []
+    for _ in range(200):
+        asked.append(server.choose(range(500)))  # the others are away
+        server.finish({})
+    counts = np.array([len(chosen) for chosen in asked])
+    assert max(map(max, asked)) < 500
+    # sums of 100,000 coins, and of 500: false alarms below 1e-6
+    assert abs(counts.sum() - 10000) < 5 * math.sqrt(9000)
+    assert 35 < counts.var() < 59 / 0.8 + 5  # 45 for coins; 0 for a fixed number
+    again = TrustedServer(agreed, 1)
+    assert again.choose(range(500)) != asked[0]
+
+
+def test_a_client_is_asked_as_often_as_agreed_and_no_sooner():
+    server = TrustedServer(privacy(rounds=12, separation=3, times=3), SIZE)
+    rounds = []
+    for number in range(1, 13):
+        if 4 in server.choose([4]):
+            rounds.append(number)
+        _, refused = server.finish({4: np.zeros(SIZE)})
+        if rounds[-1] != number:
+            assert refused == {4: "is back too early, or too often"}
+    assert rounds == [1, 4, 7]
+
+
+def test_rounds_go_to_those_that_have_waited_longest():
+    server = TrustedServer(privacy(rounds=6, separation=3), SIZE)
+    asked = []
+    for _ in range(6):
+        asked.append(server.choose(range(10)))
+        server.finish({})
+    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_all_rounds_are_charged_at_once_and_for_clients(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    server = TrustedServer(privacy(sampling_rate=0.5), SIZE, ledger=ledger)
+    (entry,) = ledger.history()
+    assert (entry.unit, entry.count, entry.sampling_rate) == ("client", 6, 0.5)
+    assert server.guarantees.epsilon == pytest.approx(ledger.spent(), rel=1e-6)
+    with pytest.raises(BudgetExceeded):
+        TrustedServer(privacy(sampling_rate=0.5), SIZE, ledger=ledger)
+
+
+def test_the_guarantee_names_the_unit_and_who_is_trusted():
+    text = str(TrustedServer(privacy(), SIZE).guarantees)
+    assert "client-level: epsilon 2.99" in text
+    assert "one client added or removed" in text
+    assert "record-level: not stated" in text
+    assert "trusted: the server" in text
+    assert "replaced by zero" in str(TrustedServer(privacy(separation=2), SIZE).guarantees)
+
+
+def test_more_rounds_than_planned_are_refused():
+    server = TrustedServer(privacy(rounds=1), SIZE)
+    with pytest.raises(InvalidInput, match="choose whom to ask"):
+        server.finish({})
+    server.choose([])
+    server.finish({})
+    with pytest.raises(InvalidInput, match="finished once"):
+        server.finish({})
+    with pytest.raises(BudgetExceeded, match="all were used"):
+        server.choose([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"budget": 3.0}, "budget must be a Budget"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"clients": -1}, "clients must be"),
+        ({"clip": math.nan}, "clip must be"),
+        ({"sampling_rate": 0.0}, "sampling_rate must be above 0"),
+        ({"sampling_rate": math.nan}, "sampling_rate must be"),
+        ({"separation": 7}, "separation must be at most"),
+        ({"separation": 2, "sampling_rate": 0.5}, "exclude each other"),
+        ({"times": 2}, "give separation="),
+        ({"mechanism": "banded"}, "give separation="),
+        ({"separation": 2, "times": 0}, "times must be"),
+    ],
+)
+def test_settings_that_cannot_work_say_so(changes, text):
+    with pytest.raises(InvalidInput, match=text):
+        privacy(**changes)
