@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint docs clean
 
 demo: .venv/core
 	$(BIN)/matrixdp demo --out demo-output
@@ -20,6 +20,10 @@ lint: .venv/dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# the site, in build/docs; every warning is an error
+docs: .venv/dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable '.[plots,sklearn]'
@@ -30,4 +34,4 @@ lint: .venv/dev
 	touch $@
 
 clean:
-	rm -rf .venv demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo-output build docs/gallery docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

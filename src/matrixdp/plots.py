@@ -1,9 +1,9 @@
-"""Pictures of matrices and of comparisons. Figures are plain objects: no display, no state shared with pyplot."""
+"""Figures of matrices, comparisons and curves, in one style. They are plain objects: no display, no state of pyplot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,24 @@ STYLES = {
     "violated": ("#D55E00", "////", "violated: the claim is false"),
 }
 """Colour, hatching and meaning of each verdict."""
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart. Mechanisms of one kind share a colour and differ in
+# the line, so that a mechanism looks the same in every figure.
+_FAMILIES = {
+    "#0072B2": ("optimal", "matrix-mechanism", "marginals"),
+    "#000000": ("analytic", "imgm", "classic"),
+    "#009E73": ("discrete", "laplace", "discrete-gaussian"),
+    "#56B4E9": ("binary-tree", "banded", "toeplitz", "inverse-banded"),
+    "#E69F00": ("mgm", "udn", "idn", "mvg"),
+    "#CC79A7": ("spherical", "l2"),
+    "#D55E00": ("r1smg",),
+}
+LINES = {
+    name: (colour, ("-", "--", ":", "-.")[place])
+    for colour, names in _FAMILIES.items()
+    for place, name in enumerate(names)
+}
+"""Colour and dashes of each mechanism."""
 
 
 def side_by_side(
@@ -121,6 +139,49 @@ def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
     if absent:
         panel.annotate(f"no proposal here: {absent}", (1, 0), (0, 4), xycoords="axes fraction",
                        textcoords="offset points", ha="right", color="dimgray", fontsize=8)  # fmt: skip
+
+
+def lines(
+    x: Any,
+    curves: Mapping[str, Any],
+    *,
+    names: tuple[str, str],
+    points: Any = None,
+    log: bool = False,
+) -> Figure:
+    """Draws one curve per mechanism, each labelled at its right end.
+
+    Args:
+        x: where the curves are known.
+        curves: values by mechanism; mechanisms of the library keep their colours in every figure.
+        names: of the horizontal and the vertical axis.
+        points: what was measured, drawn as small dots.
+        log: whether the vertical axis is logarithmic.
+    """
+    if not curves:
+        raise InvalidInput("curves must not be empty")
+    figure = figure_of(7.0, 4.0)
+    panel = figure.subplots()
+    ends = {}
+    for name, values in curves.items():
+        colour, dashes = LINES.get(name, ("#0072B2", "-"))
+        (line,) = panel.plot(x, values, color=colour, linestyle=dashes, linewidth=1.5)
+        ends[name] = (float(line.get_ydata()[-1]), colour)
+    if points is not None:
+        panel.plot(x, points, ".", markersize=2, color="#999999")
+    panel.set(xlabel=names[0], ylabel=names[1])
+    if log:
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(0, None)
+    for name, (end, colour) in ends.items():
+        panel.annotate(
+            name, (1, end), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", color=colour, annotation_clip=False,
+        )  # fmt: skip
+    panel.margins(x=0)
+    panel.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def figure_of(width: float, height: float) -> Figure:
