@@ -1,8 +1,8 @@
 """Reported faults of other libraries, found again
 ===============================================
 
-Two faults of sensitivity, found by a search over neighbours, and two of floating point, found in the last digits. Each is
-written here as it was reported in its library's issue tracker. ``python examples/audit_other_libraries.py [SAMPLES]``
+Two faults of sensitivity, found by a search over neighbours, and two of floating point, found in the last digits.
+Each is written here as its library's issue tracker reports it. ``python examples/audit_other_libraries.py [SAMPLES]``
 """
 
 import sys
@@ -19,11 +19,6 @@ rng = np.random.default_rng()
 def tree_of_sums(leaves):
     """OpenDP's b-ary tree with one layer above four leaves; its l2 map claims height times the input distance."""
     return np.concatenate([[leaves.sum()], leaves])
-
-
-def variance(records):
-    """smartnoise's covariance, in one column: records were clipped to [0, 1], and then the others were used."""
-    return np.var(records, ddof=1)
 
 
 def laplace(value):
@@ -43,8 +38,8 @@ def main(samples=20_000):
     found = max(np.linalg.norm(tree_of_sums(d)) / np.linalg.norm(d) for d in changes)
     print(f"OpenDP, tree of sums: l2 sensitivity 2 is claimed, {found:.3f} was found")
 
-    records = rng.random(100)
-    found = max(abs(variance(np.append(records[1:], x)) - variance(records)) for x in np.linspace(-100, 100, 201))
+    records = rng.random(100)  # smartnoise's covariance clipped them to [0, 1], and then used the ones before clipping
+    found = max(abs(np.append(records[1:], x).var() - records.var()) for x in np.linspace(-100, 100, 201))
     print(f"smartnoise, variance: sensitivity {1 / len(records):g} is claimed, {found:.3g} was found")
 
     for name, mechanism, bits in (
@@ -53,8 +48,8 @@ def main(samples=20_000):
         ("matrixdp", lambda value: release(np.array([value]), Counts(1), Budget(1.0, 1e-6)).value, 53),
     ):
         # whether an output lies on the grid of floats near 1; those near 0 are finer
-        on_grid = lambda outputs, bits=bits: (np.ravel(outputs) * 2.0**bits % 1 == 0).astype(float)  # noqa: E731
-        found = audit(mechanism, 0.0, 1.0, EPSILON, 1e-6, samples=samples, statistic=on_grid)
+        grid = lambda outputs, bits=bits: (np.ravel(outputs) * 2.0**bits % 1 == 0).astype(float)  # noqa: E731
+        found = audit(mechanism, 0.0, 1.0, EPSILON, 1e-6, samples=samples, statistic=grid)
         print(f"{name}: {found.verdict}; epsilon is at least {found.epsilon_lower:.2f}")
 
 

@@ -1,7 +1,7 @@
 """Runs a page of the documentation as a reader would: `python tests/run_page.py docs/tutorials/table.md`.
 
-Blocks run in order, in a new folder. Python blocks share their names, bash blocks run with `bash -eu`. What a `text` block
-shows after a block must be what that block printed, up to spaces; `...` stands for anything. Nothing is patched.
+Blocks run in order, in a new folder. Python blocks share their names, bash blocks run with `bash -eu`. What a `text`
+block shows must be what the block before it printed, up to spaces; `...` stands for anything. Nothing is patched.
 """
 
 import contextlib

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from run_page import blocks, run
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = ("tutorials", "how-to", "explanations")
-SLOW = {"network", "federated", "dask", "daily-stream", "verify", "come-from-another-library"}
+SLOW = {"daily_counts", "dask_moments", "second_moments", "network", "federated", "dask", "daily-stream", "verify", "come-from-another-library"}
 PAGES = [
     page
     for page in [ROOT / "README.md", *sorted(p for s in SECTIONS for p in (ROOT / "docs" / s).glob("*.md"))]
@@ -65,13 +66,12 @@ EXAMPLES = {
     "second_moments": ((), "share of the first two components"),
     "daily_counts": ((), "this stream"),
     "dask_moments": (("20000",), "dask.array<released"),
-    "audit_other_libraries": (("2000",), "matrixdp: not rejected"),
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in ("daily_counts", "dask_moments") else []) for n in EXAMPLES],
+    [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXAMPLES],
 )
 def test_an_example_runs(name, tmp_path):
     arguments, shown = EXAMPLES[name]

@@ -34,8 +34,8 @@ STYLES = {
 }
 """Colour, hatching and meaning of each verdict."""
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Mechanisms of one kind share a colour and differ in
-# the line, so that a mechanism looks the same in every figure.
+# Okabe and Ito's colours, which colour-blind readers can tell apart. Mechanisms of one kind share a colour and
+# differ in the line, so that a mechanism looks the same in every figure.
 _FAMILIES = {
     "#0072B2": ("optimal", "matrix-mechanism", "marginals"),
     "#000000": ("analytic", "imgm", "classic"),
