@@ -34,6 +34,7 @@ suppress_warnings = ["config.cache", "myst.header"]  # generated pages skip a le
 html_theme = "furo"
 html_title = f"matrixdp {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_extra_path = ["references.bib"]
 html_copy_source = False
 pygments_style = "a11y-high-contrast-light"
