@@ -49,7 +49,11 @@ def section(script: str, *arguments: str, limit: int) -> str:
         done = subprocess.run(call, env=plain, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return f"## {script}\n\n{words[0]}\n\nNot finished within {limit} s on this machine.\n"
-    shown = done.stdout.rstrip() if done.returncode == 0 else f"failed with exit code {done.returncode}"
+    shown = (
+        "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+        if done.returncode == 0
+        else f"failed with exit code {done.returncode}"
+    )
     name = " ".join(["python", f"benchmarks/{script}", *arguments])
     return f"## {script}\n\n{words[0]}\n\n`{name}`, load {load:.1f} at its start:\n\n```text\n{shown}\n```\n"
 
@@ -66,7 +70,8 @@ def main() -> None:
     parts = [
         "# Benchmarks\n\nMade by `make benchmarks` from the scripts' own output; do not edit by hand.\n",
         f"{datetime.date.today():%d %B %Y}, {processor()}, {os.cpu_count()} cores, {platform.system()}, Python "
-        f"{platform.python_version()}; {packages}. {OTHERS}\n",
+        f"{platform.python_version()}; {packages}.\n\nA load above the number of "
+        f"cores says that other work slowed a script: compare inside a table only. {OTHERS}\n",
     ]
     for script, *arguments in QUICK:
         if asked.only and script not in asked.only:

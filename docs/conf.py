@@ -37,6 +37,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["references.bib"]
 html_copy_source = False
+smartquotes = False  # options are written with two hyphens
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
@@ -62,6 +63,7 @@ sphinx_gallery_conf = {
     "capture_repr": (),
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
+    "default_thumb_file": str(HERE / "demo.png"),
     "show_signature": False,
     "plot_gallery": True,
     "remove_config_comments": True,
