@@ -34,23 +34,26 @@ STYLES = {
 }
 """Colour, hatching and meaning of each verdict."""
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Mechanisms of one kind share a colour and
-# differ in the line, so that a mechanism looks the same in every figure.
-_FAMILIES = {
-    "#0072B2": ("optimal", "matrix-mechanism", "marginals"),
-    "#000000": ("analytic", "imgm", "classic"),
-    "#009E73": ("discrete", "laplace", "discrete-gaussian"),
-    "#56B4E9": ("binary-tree", "banded", "toeplitz", "inverse-banded"),
-    "#E69F00": ("mgm", "udn", "idn", "mvg"),
-    "#CC79A7": ("spherical", "l2"),
-    "#D55E00": ("r1smg",),
+# Most are Okabe and Ito's, which colour-blind readers can tell apart; curves are named where they end besides.
+COLOURS = {
+    "classic": "#56B4E9",
+    "analytic": "#0072B2",
+    "mvg": "#CC79A7",
+    "mgm": "#009E73",
+    "udn": "#8C6D31",
+    "idn": "#E69F00",
+    "r1smg": "#D55E00",
+    "matrix-mechanism": "#999999",
+    "optimal": "#5E3C99",
+    "laplace": "#117733",
+    "discrete": "#44AA99",
+    "binary-tree": "#E69F00",
+    "banded": "#882255",
+    "toeplitz": "#AA4499",
 }
-LINES = {
-    name: (colour, ("-", "--", ":", "-.")[place])
-    for colour, names in _FAMILIES.items()
-    for place, name in enumerate(names)
-}
-"""Colour and dashes of each mechanism."""
+"""The colour of a mechanism, the same in every figure."""
+OTHER = "#000000"
+"""The colour of what is no mechanism by name."""
 
 
 def side_by_side(
@@ -164,9 +167,9 @@ def lines(
     panel = figure.subplots()
     ends = {}
     for name, values in curves.items():
-        colour, dashes = LINES.get(name, ("#0072B2", "-"))
-        (line,) = panel.plot(x, values, color=colour, linestyle=dashes, linewidth=1.5)
-        ends[name] = (float(line.get_ydata()[-1]), colour)
+        colour = COLOURS.get(name, OTHER)
+        panel.plot(x, values, color=colour, linewidth=1.5)
+        ends[name] = (float(np.asarray(values)[-1]), colour)
     if points is not None:
         panel.plot(x, points, ".", markersize=2, color="#999999")
     panel.set(xlabel=names[0], ylabel=names[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,4 +55,4 @@ def show_warnings() -> Iterator[None]:
 
 
 def _line(kind: str, message: str, colour: str) -> None:
-    typer.secho(f"{kind}: {' '.join(message.split())}", fg=colour, err=True)
+    typer.secho(f"{kind}: {' '.join(message.split())}", fg=None if os.environ.get("NO_COLOR") else colour, err=True)
