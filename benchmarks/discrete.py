@@ -15,6 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from matrixdp import L1, Budget, Counts, Entrywise, calibrate
+from matrixdp.mechanisms.solvers import discrete_scales
 from matrixdp.pipeline import prepare
 from matrixdp.privacy import cells, discrete
 
@@ -64,7 +65,12 @@ def milliseconds(mechanism, sensitivity, budget, calls, cached=False):
     found = []
     for _ in range(calls):
         if not cached:
-            for function in (discrete._scale_for, discrete._best_exponent, cells.cell_loss):
+            for function in (
+                discrete_scales._scale_for,
+                discrete_scales._best_exponent,
+                discrete.delta_of,
+                cells.cell_loss,
+            ):
                 function.cache_clear()
         shape = (10,) if isinstance(sensitivity, Entrywise) else (8, 8)
         start = time.process_time()

@@ -13,7 +13,8 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Product
 from matrixdp.errors import NotApplicable, NotCertifiable
 from matrixdp.mechanisms.base import recipe
-from matrixdp.privacy.discrete import Groups, best_exponent, scale_for
+from matrixdp.mechanisms.solvers.discrete_scales import best_exponent, scale_for
+from matrixdp.privacy.discrete import Groups
 from matrixdp.privacy.guarantee import with_total_variation
 from matrixdp.privacy.laws import steps_changed
 from matrixdp.secure.discrete import LARGEST_EXACT, Tabled

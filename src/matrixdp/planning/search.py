@@ -27,9 +27,10 @@ from matrixdp.distributions.product import steps_variance
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms import calibrate
 from matrixdp.mechanisms.base import HEADROOM
+from matrixdp.mechanisms.solvers.discrete_scales import best_exponent
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
-from matrixdp.privacy.discrete import DiscreteProfile, best_exponent
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile
 from matrixdp.sensitivity import Entrywise, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 

@@ -80,23 +80,36 @@ def cell_loss(exponent: float, scale: float, shift: int, depth: float = DEPTHS[0
     """
     if exponent == 1.0:
         return _laplace(scale, shift)
-    reach = (math.ceil(scale * depth ** (1.0 / exponent)) // stride + 1) * stride
+    if stride > 1:
+        return _thinned(exponent, scale, shift, depth, stride)
+    reach = math.ceil(scale * depth ** (1.0 / exponent)) + 1
     sizes = np.arange(reach + shift + 1.0)
     phi = (sizes / scale) ** exponent  # correct to 8 units, relative
     weights = np.exp(-phi)
     normaliser = (2.0 * np.sum(weights[1:]) + 1.0) * (1.0 - sum_rounding(sizes.size))
     masses = (weights * (1.0 + 16.0 * UNIT * (phi + 2.0)) + TINY) / normaliser
     tail = 1.001 * float(masses[reach] / -math.expm1(phi[reach - 1] - phi[reach]))  # phi is convex: a geometric series
-    places = np.arange(-reach, shift + reach + 1, stride)
+    places = np.arange(-reach, shift + reach + 1)
     near, far = np.abs(places), np.abs(places - shift)
-    atoms = masses[near] * stride
+    atoms = masses[near]
     atoms[-1] += tail
     if exponent == 2.0:
-        spacing = 2.0 * shift * stride / scale**2
+        spacing = 2.0 * shift / scale**2
         top = shift * (shift + 2.0 * reach) / scale**2 * (1.0 + 32.0 * UNIT)
         return CellLoss(top - spacing * np.arange(places.size), atoms, tail, spacing)
     losses = phi[far] - phi[near] + 16.0 * UNIT * (phi[far] + phi[near])
     return CellLoss(np.maximum.accumulate(losses[::-1])[::-1], atoms, tail)
+
+
+def _thinned(exponent: float, scale: float, shift: int, depth: float, stride: int) -> CellLoss:
+    """About the loss of one entry, from every so many atoms."""
+    reach = math.ceil(scale * depth ** (1.0 / exponent)) + 1
+    places = np.arange(-reach, shift + reach + 1.0, stride)
+    near, far = ((np.abs(x) / scale) ** exponent for x in (places, places - shift))
+    masses = np.exp(-near)
+    masses /= np.sum(masses)
+    spacing = 2.0 * shift * stride / scale**2 if exponent == 2.0 else 0.0
+    return CellLoss(far - near, masses, 0.0, spacing)
 
 
 def sum_rounding(size: int) -> float:
