@@ -47,7 +47,7 @@ COLOURS = {
     "optimal": "#5E3C99",
     "laplace": "#117733",
     "discrete": "#44AA99",
-    "binary-tree": "#E69F00",
+    "binary-tree": "#999933",
     "banded": "#882255",
     "toeplitz": "#AA4499",
 }

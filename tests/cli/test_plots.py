@@ -125,5 +125,6 @@ def test_a_mechanism_has_its_colour_and_its_name_at_the_end_of_its_curve():
     assert [line.get_color() for line in panel.lines] == [plots.COLOURS["analytic"], plots.OTHER]
     assert [text.get_text() for text in panel.texts] == ["analytic", "mine"]
     assert set(plots.COLOURS) <= set(RECIPES)
+    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
     with pytest.raises(InvalidInput, match="curves"):
         plots.lines([1], {}, names=("day", "error"))
