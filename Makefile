@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint docs benchmarks release clean
 
 demo: .venv/core
 	$(BIN)/matrixdp demo --out demo-output
@@ -19,6 +19,23 @@ lint: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+# the site, in build/docs; every warning is an error
+docs: .venv/dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# docs/benchmarks.md, from the quick benchmarks' own output; PEER=python of an environment with '.[peers]'
+benchmarks: .venv/dev
+	$(BIN)/python benchmarks/page.py docs/benchmarks.md $(if $(PEER),--peer $(PEER))
+
+# both wheels, checked: they install into an empty environment and run the demo there
+release: .venv/dev
+	rm -rf dist build/release
+	$(BIN)/python -m build --outdir dist . && $(BIN)/python -m build --outdir dist papers
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet --constraint constraints.txt "$$(ls dist/matrixdp-*.whl)[plots,sklearn]"
+	cd build/release && bin/matrixdp demo --out demo && bin/matrixdp verify demo/plan.json
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -30,4 +47,4 @@ lint: .venv/dev
 	touch $@
 
 clean:
-	rm -rf .venv demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo-output build dist docs/gallery docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

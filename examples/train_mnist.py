@@ -1,4 +1,7 @@
-"""LeNet on MNIST with differential privacy. `MATRIXDP_DATA=folder python examples/train_mnist.py`.
+"""LeNet on MNIST with differential privacy
+========================================
+
+``MATRIXDP_DATA=folder python examples/train_mnist.py``
 
 The folder must hold the four files of MNIST; if one is missing, the error says where to get it and how to name it.
 """
@@ -37,7 +40,7 @@ def main(train, test, *, epochs=15, batch_size=512, ledger="mnist.ledger"):
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         train,  # the records themselves: the batches are drawn by the trainer, for that is part of the guarantee
-        nn.CrossEntropyLoss(reduction="none"),  # one loss a record
+        nn.CrossEntropyLoss(reduction="none"),  # one loss per record
         budget=BUDGET,
         batch_size=batch_size,
         clip=0.5,

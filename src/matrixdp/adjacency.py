@@ -14,7 +14,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Adjacency(StrEnum):
-    """How two neighbouring data sets differ. Guarantees for different adjacencies do not add up."""
+    """How two neighbouring data sets differ. Guarantees for different adjacencies do not add up.
+
+    Example:
+        >>> from matrixdp import REPLACE, Counts
+        >>> Counts(2, adjacency=REPLACE).adjacency == "replace"
+        True
+    """
 
     ADD_REMOVE = "add/remove"
     """One record more or less."""

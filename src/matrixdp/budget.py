@@ -20,6 +20,13 @@ class Budget:
     """An (epsilon, delta) budget, with epsilon above 0, and delta from 0 and below 1.
 
     delta = 0 is pure differential privacy. Discrete Laplace noise keeps it ("laplace"); Gaussian noise cannot.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> print(Budget(epsilon=1.0, delta=1e-6))
+        epsilon 1, delta 1e-06
+        >>> [round(part.epsilon, 3) for part in Budget(1.0, 1e-6).split(tables=3, model=1).values()]
+        [0.75, 0.25]
     """
 
     epsilon: float

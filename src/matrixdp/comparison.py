@@ -183,6 +183,12 @@ def compare(
         Rows with the verdicts "exact" (the claim is the truth), "loose" (it holds, with room to spare), "violated",
         "unproven" (a bound, not known to be attained, lies above the claim), or "not float-safe" (the ideal law keeps
         the claim, but no floating-point-safe sampler is known for it, and `release` refuses it).
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, compare
+        >>> rows = compare((10, 10), Frobenius(1.0), Budget(0.5, 1e-6), mechanisms=["analytic", "classic", "r1smg"])
+        >>> sorted((row.mechanism, row.verdict) for row in rows)
+        [('analytic', 'exact'), ('classic', 'loose'), ('r1smg', 'violated')]
     """
     copies = _check.count("copies", copies)
     laws = [each for each in mechanisms or () if isinstance(each, NoiseLaw)]

@@ -33,6 +33,11 @@ class Participation(Sensitivity):
         cyclic: a record takes part at exactly every `separation`-th step, so that `times` follows from the steps.
         adjacency: zero-out, where steps are batches in a fixed order; add/remove, where they are public periods, as
             days are, to which no record's presence moves another one.
+
+    Example:
+        >>> from matrixdp import Participation
+        >>> Participation(1.0, separation=7, times=4).frobenius_radius((365, 1))
+        2.0
     """
 
     clip: float

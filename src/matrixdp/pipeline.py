@@ -51,6 +51,12 @@ class Release:
     """A noisy value that may be published, with what it guarantees and the law its noise was drawn from.
 
     A value on Dask is a recipe with the records and the keys in it: publish what comes out of `compute()`, never that.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, release
+        >>> out = release([12, 3], Counts(1), Budget(1.0, 1e-6))
+        >>> out.value.shape, out.standard_error.round(2), out.interval(0.95).level > 0.95
+        ((2,), array([1.36, 1.36]), True)
     """
 
     value: Any
@@ -172,6 +178,15 @@ def release(
     Raises:
         GuaranteeViolated: if the mechanism's noise does not keep the budget, is not floating-point-safe ("l2" and
             "spherical" are not) or rests on a refuted theorem, and accept_violation is not set.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget, release
+        >>> from matrixdp.queries import second_moment
+        >>> records = np.random.default_rng(0).normal(size=(100, 3))
+        >>> out = release(*second_moment(records, norm=1.0), Budget(1.0, 1e-6))
+        >>> out.value.shape, round(out.certificate.epsilon(1e-6), 3)
+        ((3, 3), 1.0)
     """
     prepared = prepare(
         value, sensitivity, budget, mechanism, query=query, accept_violation=accept_violation, rng=rng, **options

@@ -1,9 +1,9 @@
-"""Pictures of matrices and of comparisons. Figures are plain objects: no display, no state shared with pyplot."""
+"""Figures of matrices, comparisons and curves, in one style. They are plain objects: no display, no state of pyplot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,27 @@ STYLES = {
     "violated": ("#D55E00", "////", "violated: the claim is false"),
 }
 """Colour, hatching and meaning of each verdict."""
+
+# Most are Okabe and Ito's, which colour-blind readers can tell apart; curves are named where they end besides.
+COLOURS = {
+    "classic": "#56B4E9",
+    "analytic": "#0072B2",
+    "mvg": "#CC79A7",
+    "mgm": "#009E73",
+    "udn": "#8C6D31",
+    "idn": "#E69F00",
+    "r1smg": "#D55E00",
+    "matrix-mechanism": "#999999",
+    "optimal": "#5E3C99",
+    "laplace": "#117733",
+    "discrete": "#44AA99",
+    "binary-tree": "#999933",
+    "banded": "#882255",
+    "toeplitz": "#AA4499",
+}
+"""The colour of a mechanism, the same in every figure."""
+OTHER = "#000000"
+"""The colour of what is no mechanism by name."""
 
 
 def side_by_side(
@@ -121,6 +142,49 @@ def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
     if absent:
         panel.annotate(f"no proposal here: {absent}", (1, 0), (0, 4), xycoords="axes fraction",
                        textcoords="offset points", ha="right", color="dimgray", fontsize=8)  # fmt: skip
+
+
+def lines(
+    x: Any,
+    curves: Mapping[str, Any],
+    *,
+    names: tuple[str, str],
+    points: Any = None,
+    log: bool = False,
+) -> Figure:
+    """Draws one curve per mechanism, each labelled at its right end.
+
+    Args:
+        x: where the curves are known.
+        curves: values by mechanism; mechanisms of the library keep their colours in every figure.
+        names: of the horizontal and the vertical axis.
+        points: what was measured, drawn as small dots.
+        log: whether the vertical axis is logarithmic.
+    """
+    if not curves:
+        raise InvalidInput("curves must not be empty")
+    figure = figure_of(7.0, 4.0)
+    panel = figure.subplots()
+    ends = {}
+    for name, values in curves.items():
+        colour = COLOURS.get(name, OTHER)
+        panel.plot(x, values, color=colour, linewidth=1.5)
+        ends[name] = (float(np.asarray(values)[-1]), colour)
+    if points is not None:
+        panel.plot(x, points, ".", markersize=2, color="#999999")
+    panel.set(xlabel=names[0], ylabel=names[1])
+    if log:
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(0, None)
+    for name, (end, colour) in ends.items():
+        panel.annotate(
+            name, (1, end), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", color=colour, annotation_clip=False,
+        )  # fmt: skip
+    panel.margins(x=0)
+    panel.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def figure_of(width: float, height: float) -> Figure:

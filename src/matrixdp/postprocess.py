@@ -17,7 +17,13 @@ from matrixdp.errors import InvalidInput
 
 
 def symmetrise(matrix: Any) -> Array:
-    """The nearest symmetric matrix in Frobenius norm, (A + A^T)/2: right for the release of a symmetric value."""
+    """The nearest symmetric matrix in Frobenius norm, (A + A^T)/2: right for the release of a symmetric value.
+
+    Example:
+        >>> from matrixdp.postprocess import symmetrise
+        >>> symmetrise([[1.0, 2.0], [4.0, 1.0]]).tolist()
+        [[1.0, 3.0], [3.0, 1.0]]
+    """
     given = _square(matrix)
     return given / 2 + given.T / 2
 
@@ -29,6 +35,11 @@ def clip(matrix: Any, low: Any, high: Any) -> Array:
         matrix: a released vector or matrix.
         low: the least possible value, a number or an array of the matrix's shape.
         high: the largest possible value, likewise.
+
+    Example:
+        >>> from matrixdp.postprocess import clip
+        >>> clip([-3.0, 0.5, 7.0], 0, 1).tolist()
+        [0.0, 0.5, 1.0]
     """
     given = _check.finite("matrix", matrix)
     ends = _check.broadcast("low", low, given.shape), _check.broadcast("high", high, given.shape)
@@ -41,6 +52,11 @@ def nearest_psd(matrix: Any) -> Array:
     """The nearest symmetric positive semidefinite matrix in Frobenius norm: right for second moments.
 
     Source: higham1988computing, theorem 2.1 (the negative eigenvalues of the symmetric part become 0).
+
+    Example:
+        >>> from matrixdp.postprocess import nearest_psd
+        >>> nearest_psd([[2.0, 0.0], [0.0, -1.0]]).round(9).tolist()
+        [[2.0, 0.0], [0.0, 0.0]]
     """
     values, vectors = np.linalg.eigh(symmetrise(matrix))
     root = vectors * np.sqrt(np.maximum(values, 0))
@@ -52,6 +68,11 @@ def low_rank(matrix: Any, rank: int) -> Array:
     """The nearest matrix of at most this rank in Frobenius norm.
 
     Source: eckart1936approximation (the smaller singular values become 0).
+
+    Example:
+        >>> from matrixdp.postprocess import low_rank
+        >>> low_rank([[2.0, 0.0], [0.0, 1.0]], 1).round(9).tolist()
+        [[2.0, 0.0], [0.0, 0.0]]
     """
     given = _check.finite("matrix", matrix, ndim=2)
     if not _check.count("rank", rank) <= min(given.shape):
@@ -69,6 +90,11 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
         total: the sum of all entries; free by default.
 
     Source: duchi2008efficient, section 3 (one threshold is taken off every entry, and what falls below 0 becomes 0).
+
+    Example:
+        >>> from matrixdp.postprocess import nonnegative
+        >>> nonnegative([5.0, -2.0, 1.0]).tolist(), nonnegative([5.0, -2.0, 1.0], total=4).tolist()
+        ([5.0, 0.0, 1.0], [4.0, 0.0, 0.0])
     """
     given = _check.finite("matrix", matrix)
     if total is None:
@@ -94,6 +120,11 @@ def nondecreasing(matrix: Any) -> Array:
         matrix: a released vector.
 
     Source: barlow1972statistical (neighbours that fall are replaced by their mean until none do).
+
+    Example:
+        >>> from matrixdp.postprocess import nondecreasing
+        >>> nondecreasing([1.0, 3.0, 2.0]).tolist()
+        [1.0, 2.5, 2.5]
     """
     from scipy.optimize import isotonic_regression  # slow to import, and seldom needed
 
@@ -107,6 +138,11 @@ def whole_numbers(matrix: Any) -> Array:
 
     Args:
         matrix: a released vector or matrix.
+
+    Example:
+        >>> from matrixdp.postprocess import whole_numbers
+        >>> whole_numbers([1.6, 2.7, 3.8]).tolist()
+        [1.0, 3.0, 4.0]
     """
     given = _check.finite("matrix", matrix)
     low = np.floor(given)
@@ -125,6 +161,11 @@ def soft_threshold(matrix: Any, std: float, threshold: float | None = None) -> A
         threshold: how far to move; std sqrt(2 ln M) by default, for M entries, which noise alone seldom passes.
 
     Source: donoho1995denoising; balle2018improving, section 4.
+
+    Example:
+        >>> from matrixdp.postprocess import soft_threshold
+        >>> soft_threshold([10.0, 1.0, 0.5], std=1.0, threshold=2.0).tolist()
+        [8.0, 0.0, 0.0]
     """
     given = _check.finite("matrix", matrix)
     std = _check.positive("std", std)

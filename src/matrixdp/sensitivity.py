@@ -30,7 +30,13 @@ from matrixdp.participation import Participation as Participation
 @takes_relation
 @dataclass(frozen=True, eq=False)
 class Frobenius(Sensitivity):
-    """All differences with Frobenius norm at most the radius."""
+    """All differences with Frobenius norm at most the radius.
+
+    Example:
+        >>> from matrixdp import Frobenius
+        >>> Frobenius(2.0).contains([[1.0, 1.0], [1.0, 1.0]])
+        True
+    """
 
     radius: float
     adjacency: str = ADD_REMOVE
@@ -63,7 +69,13 @@ class Frobenius(Sensitivity):
 @takes_relation
 @dataclass(frozen=True, eq=False)
 class Entrywise(Sensitivity):
-    """All differences with |V_ij| <= bound_ij; the bound is one number or an array of the value's shape."""
+    """All differences with |V_ij| <= bound_ij; the bound is one number or an array of the value's shape.
+
+    Example:
+        >>> from matrixdp import Entrywise
+        >>> Entrywise([3.0, 4.0]).frobenius_radius((2,))
+        5.0
+    """
 
     bound: Any
     adjacency: str = ADD_REMOVE
@@ -181,7 +193,13 @@ class _OneLine(Sensitivity):
 
 
 class OneColumn(_OneLine):
-    """One column changes: `OneColumn(radius)` by norm, or `OneColumn(low, high)` anywhere inside a box."""
+    """One column changes: `OneColumn(radius)` by norm, or `OneColumn(low, high)` anywhere inside a box.
+
+    Example:
+        >>> from matrixdp import OneColumn
+        >>> OneColumn([0.0, 0.0], [3.0, 4.0]).frobenius_radius((2, 100))
+        5.0
+    """
 
     axis = 1
     line = "column"
@@ -192,7 +210,13 @@ class OneColumn(_OneLine):
 
 
 class OneRow(_OneLine):
-    """One row changes: `OneRow(radius)` by norm, or `OneRow(low, high)` anywhere inside a box."""
+    """One row changes: `OneRow(radius)` by norm, or `OneRow(low, high)` anywhere inside a box.
+
+    Example:
+        >>> from matrixdp import OneRow
+        >>> OneRow(1.0).adjacency
+        <Adjacency.REPLACE: 'replace'>
+    """
 
     axis = 0
     line = "row"
@@ -201,7 +225,13 @@ class OneRow(_OneLine):
 @takes_relation
 @dataclass(frozen=True, eq=False)
 class Counts(Sensitivity):
-    """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace)."""
+    """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace).
+
+    Example:
+        >>> from matrixdp import Counts
+        >>> round(Counts(2).frobenius_radius((10, 10)), 4)
+        1.4142
+    """
 
     cells: int
     bound: float = 1.0
@@ -244,6 +274,11 @@ class L1(Sensitivity):
         step: a power of two of which the query's values are whole multiples on every data set, such as 1 for counts;
             None for values that may be any numbers. Discrete noise is drawn on a grid: other values are floored to it,
             which can lengthen the difference by a step in every entry, and so costs more noise.
+
+    Example:
+        >>> from matrixdp import Budget, L1, calibrate
+        >>> calibrate("laplace", shape=(4,), sensitivity=L1(3, step=1), budget=Budget(1.0, 0)).describe()
+        'discrete Laplace, scale 3, on multiples of 1'
     """
 
     radius: float
@@ -331,6 +366,11 @@ class RankOne(Sensitivity):
     """Second moments of records x with norm at most the radius; values are symmetric (x y^T needs Frobenius).
 
     Add/remove: V = x x^T or its negative. Replace: V = x x^T - y y^T, of Frobenius norm at most sqrt(2) radius^2.
+
+    Example:
+        >>> from matrixdp import RankOne
+        >>> RankOne(2.0).frobenius_radius((5, 5))
+        4.0
     """
 
     radius: float
@@ -377,7 +417,13 @@ class RankOne(Sensitivity):
 @takes_relation
 @dataclass(frozen=True, eq=False, init=False)
 class Vertices(Sensitivity):
-    """The convex hull of the listed differences and their negatives."""
+    """The convex hull of the listed differences and their negatives.
+
+    Example:
+        >>> from matrixdp import Vertices
+        >>> Vertices([[[1.0, 0.0]], [[0.0, 2.0]]]).frobenius_radius((1, 2))
+        2.0
+    """
 
     differences: tuple[Array, ...]
     adjacency: str

@@ -9,6 +9,7 @@ import pytest
 
 from matrixdp import Budget, compare, plots
 from matrixdp.errors import InvalidInput
+from matrixdp.mechanisms import RECIPES
 from matrixdp.sensitivity import Counts, RankOne
 
 
@@ -116,3 +117,14 @@ def test_no_state_is_shared_with_pyplot(comparison):
 
     plots.comparison_chart(comparison)
     assert pyplot.get_fignums() == []
+
+
+def test_a_mechanism_has_its_colour_and_its_name_at_the_end_of_its_curve():
+    figure = plots.lines([1, 2], {"analytic": [1.0, 2.0], "mine": [2.0, 3.0]}, names=("day", "error"))
+    (panel,) = figure.axes
+    assert [line.get_color() for line in panel.lines] == [plots.COLOURS["analytic"], plots.OTHER]
+    assert [text.get_text() for text in panel.texts] == ["analytic", "mine"]
+    assert set(plots.COLOURS) <= set(RECIPES)
+    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
+    with pytest.raises(InvalidInput, match="curves"):
+        plots.lines([1], {}, names=("day", "error"))

@@ -33,7 +33,16 @@ def check_secret(certificate: Guarantee) -> None:
 
 
 class Accountant:
-    """Adds up certificates: what do all these releases guarantee together? `composition` is the answer as a record."""
+    """Adds up certificates: what do all these releases guarantee together? `composition` is the answer as a record.
+
+    Example:
+        >>> from matrixdp import Accountant, Budget, Frobenius, calibrate, certify
+        >>> noise = calibrate("analytic", shape=(8, 8), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6))
+        >>> accountant = Accountant()
+        >>> accountant.add(certify(noise, Frobenius(1.0)), count=10)
+        >>> round(accountant.epsilon(delta=1e-6), 2)
+        3.52
+    """
 
     @takes_relation
     def __init__(self, adjacency: str | None = None, *, reproducible: bool = False) -> None:

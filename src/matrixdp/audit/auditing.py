@@ -73,6 +73,13 @@ def audit(
         1e-7 is claimed takes a few thousand.
 
     Source: jagielski2020auditing; clopper1934use.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp.audit import audit
+        >>> rng = np.random.default_rng(0)
+        >>> audit(lambda value: value + rng.normal(0, 0.3), 0.0, 1.0, 1.0, 0.01, samples=2000).verdict
+        'rejected'
     """
     claim = _claim(epsilon, delta)
     confidence = _confidence(confidence)
@@ -121,6 +128,15 @@ def audit_law(
         method "gaussian" only if what it assumes is true.
 
     Source: dong2022gaussian, Corollary 2.13, from mu to (epsilon, delta); nasr2023tight.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget, Frobenius, calibrate
+        >>> from matrixdp.audit import audit_law
+        >>> budget = Budget(1.0, 1e-6)
+        >>> noise = calibrate("analytic", shape=(3,), sensitivity=Frobenius(1.0), budget=budget)
+        >>> audit_law(noise, Frobenius(1.0), budget, samples=2000, rng=np.random.default_rng(0)).verdict
+        'not rejected'
     """
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
@@ -165,6 +181,13 @@ def audit_scores(
         rng: shuffles the scores, so that their order does not matter.
 
     Guarantee: as for `audit`, if the statistic was not fitted to the same outputs.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp.audit import audit_scores
+        >>> rng = np.random.default_rng(0)
+        >>> audit_scores(rng.normal(0, 1, 2000), rng.normal(4, 1, 2000), 1.0, 1e-5).verdict
+        'rejected'
     """
     claim = _claim(epsilon, delta)
     confidence, randomness = _confidence(confidence), generator(rng)

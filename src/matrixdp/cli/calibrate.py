@@ -33,7 +33,8 @@ def calibrate(
     from matrixdp.privacy.drawing import has_safe_sampler
 
     budget = Budget(epsilon, delta)
-    certificate = specs.certificate(mechanism, shape, specs.sensitivity(sensitivity, adjacency), budget, option)
+    with show.working("calibrating"):
+        certificate = specs.certificate(mechanism, shape, specs.sensitivity(sensitivity, adjacency), budget, option)
     noise = certificate.law
     kept, error = certificate.meets(budget), noise.expected_squared_error()
     safe, bars, half = has_safe_sampler(noise, certificate.mu), certificate.standard_error_range, _half_width(noise)

@@ -29,14 +29,15 @@ def compare(
     from matrixdp.budget import Budget
     from matrixdp.comparison import compare
 
-    table = compare(
-        specs.shape(shape),
-        specs.sensitivity(sensitivity, adjacency),
-        Budget(epsilon, delta),
-        mechanism or None,
-        copies=copies,
-        **specs.mechanism_options(option or []),
-    )
+    with show.working("comparing"):
+        table = compare(
+            specs.shape(shape),
+            specs.sensitivity(sensitivity, adjacency),
+            Budget(epsilon, delta),
+            mechanism or None,
+            copies=copies,
+            **specs.mechanism_options(option or []),
+        )
     if not json:
         show.console().print(table)
         return

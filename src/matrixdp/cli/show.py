@@ -50,6 +50,19 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on standard error with the time that has passed, if that is a terminal; it knows no number of rows."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    terminal = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        bar.add_task(what, total=None)
+        yield
+
+
 def error(message: str) -> None:
     """Prints one red line on standard error."""
     _line("error", message, "red")
@@ -68,4 +81,4 @@ def show_warnings() -> Iterator[None]:
 
 
 def _line(kind: str, message: str, colour: str) -> None:
-    typer.secho(f"{kind}: {' '.join(message.split())}", fg=colour, err=True)
+    typer.secho(f"{kind}: {' '.join(message.split())}", fg=None if os.environ.get("NO_COLOR") else colour, err=True)

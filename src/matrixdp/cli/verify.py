@@ -33,7 +33,8 @@ def verify(
     if not file.is_file() or (value is not None and not value.is_file()):
         raise InvalidInput(f"there is no file {str(value if file.is_file() else file)!r}")
     try:
-        found = _verification(file, value)
+        with show.working("verifying"):
+            found = _verification(file, value)
     except MatrixDPError as reason:
         verified, text, findings = False, f"NOT verified: {reason}", [str(reason)]
     else:

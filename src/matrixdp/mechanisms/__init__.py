@@ -77,6 +77,12 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
 
     Returns:
         A noise law; `certify` says what it guarantees.
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, calibrate
+        >>> noise = calibrate("analytic", shape=(6, 8), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6))
+        >>> noise.describe()
+        'i.i.d. Gaussian, std 4.22468'
     """
     _check.choice("mechanism", mechanism, [*RECIPES, "auto"])
     shape = _check.any_shape(shape)

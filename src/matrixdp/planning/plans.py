@@ -86,6 +86,14 @@ class Plan(Sequence[PlannedRelease]):
         budget: what all of them may use.
         composition: the certificate of all of them together; `to_json` writes it, and `matrixdp verify` checks it.
         parts: one per release.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, RankOne, release
+        >>> budget = Budget(1.0, 1e-6)
+        >>> plan = budget.plan([Counts(1), RankOne(1.0)])
+        >>> plan.composition.meets(budget)
+        True
+        >>> out = release([[12, 3], [40, 7]], Counts(1), plan[0])
     """
 
     budget: Budget

@@ -55,6 +55,12 @@ class Certificate(Guarantee):
         budget: the budget that was asked for, if any.
         released: the name and the SHA-256 of the file with the released value, if it was written.
         remark: what a reader should know besides, such as what was tested and not proved.
+
+    Example:
+        >>> from matrixdp import Budget, Certificate, Counts, release
+        >>> certificate = release([12, 3], Counts(1), Budget(1.0, 1e-6)).certificate
+        >>> bool(Certificate.from_json(certificate.to_json()).verify())
+        True
     """
 
     law: NoiseLaw
@@ -239,6 +245,12 @@ def certify(
 
     Raises:
         NotCertifiable: if the noise cannot hide some difference in the set at all.
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, calibrate, certify
+        >>> noise = calibrate("classic", shape=(6, 8), sensitivity=Frobenius(1.0), budget=Budget(0.5, 1e-6))
+        >>> certify(noise, Frobenius(1.0)).delta(0.5) < 1e-8
+        True
     """
     if not is_known(noise):
         raise InvalidInput(f"noise must be a noise law, got {type(noise).__name__}; calibrate() makes one")

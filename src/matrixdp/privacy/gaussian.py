@@ -355,6 +355,11 @@ def delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
     Guarantee: for all neighbours at most mu apart, the release is (epsilon, returned delta)-private.
     Source: balle2018improving, Theorem 8.
     Deviates: none; rounded up.
+
+    Example:
+        >>> from matrixdp.privacy import gaussian
+        >>> round(gaussian.delta(1.0, 1.0), 6)
+        0.126937
     """
     return _evaluate(_delta, mu=mu, epsilon=epsilon)
 
@@ -372,6 +377,11 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     Guarantee: for all neighbours at most mu apart, the release is (returned epsilon, delta)-private.
     Source: balle2018improving, Theorem 8, solved for epsilon.
     Deviates: none; rounded up.
+
+    Example:
+        >>> from matrixdp.privacy import gaussian
+        >>> round(gaussian.epsilon(0.5, 1e-6), 4)
+        2.2541
     """
     return _evaluate(_epsilon, mu=mu, delta=delta)
 
@@ -389,5 +399,10 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     Guarantee: for all neighbours at most the returned mu apart, the release is (epsilon, delta)-private.
     Source: balle2018improving, Theorem 8 and Algorithm 1.
     Deviates: 1. Halley's iteration in place of a bracketing search; 2. rounded down.
+
+    Example:
+        >>> from matrixdp.privacy import gaussian
+        >>> round(gaussian.mu(1.0, 1e-6), 4)
+        0.2367
     """
     return _evaluate(_mu, epsilon=epsilon, delta=delta)

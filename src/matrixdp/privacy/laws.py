@@ -215,6 +215,27 @@ def register_law(
             `release` and ledgers refuse a law without this claim.
         exact: whether the profile is attained by a difference in the set.
         witness: from a law and a set to a worst-case difference, for audits; the longest by default.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import numpy as np
+        >>> from matrixdp import Budget, Counts, certify, register_law
+        >>> from matrixdp.distributions import NoiseLaw
+        >>> from matrixdp.privacy.guarantee import GaussianProfile
+        >>> @dataclass(frozen=True)
+        ... class Wide(NoiseLaw):
+        ...     shape: tuple
+        ...     source: str = "acme"
+        ...     note: str = ""
+        ...     def expected_squared_error(self, weights=None):
+        ...         return 100.0 * np.prod(self.shape)
+        ...     def sample(self, rng=None):
+        ...         return 10.0 * np.random.default_rng().normal(size=self.shape)
+        ...     def describe(self):
+        ...         return "Gaussian, std 10"
+        >>> _ = register_law(Wide, kind="acme.wide", profile=lambda law, sensitivity: GaussianProfile(0.1))
+        >>> certify(Wide((3,)), Counts(1)).delta(1.0) < 1e-15
+        True
     """
     if not (isinstance(law, type) and issubclass(law, NoiseLaw)):
         raise InvalidInput(f"law must be a class derived from NoiseLaw, got {_check.kind(law)}")

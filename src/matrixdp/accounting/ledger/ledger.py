@@ -68,6 +68,14 @@ class Ledger:
 
     Raises:
         LedgerError: if there is no ledger and no budget to make one, or it cannot be used or was tampered with.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Counts, Ledger, release
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> out = release([12, 3], Counts(1), Budget(1.0, 1e-7), ledger=ledger, note="two counts")
+        >>> [entry.note for entry in ledger.history()], ledger.remaining().epsilon < 3
+        (['two counts'], True)
     """
 
     @takes_relation
