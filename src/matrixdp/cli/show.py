@@ -50,19 +50,6 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """A spinner on standard error with the time that has passed, if that is a terminal; it knows no number of rows."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    terminal = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
-        bar.add_task(what, total=None)
-        yield
-
-
 def error(message: str) -> None:
     """Prints one red line on standard error."""
     _line("error", message, "red")

@@ -30,7 +30,7 @@ from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.privacy.records import digest
 from matrixdp.privacy.verification import written
-from matrixdp.tables import TableRelease
+from matrixdp.tables.outputs import Labelled
 
 TABLE = "table.csv"
 
@@ -200,8 +200,8 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     tell(1, 4)
     prepared = answer.prepare(request.budget)
     tell(2, 4)
-    words = {"unit": answer.unit, "key": key}
-    charge = _Charge(ledger, words)
+    unit = ((answer.query or {}).get("parameters") or {}).get("unit")
+    charge = _Charge(ledger, {"key": key} if unit is None else {"key": key, "unit": unit})
     out = prepared.release(charge, note_of(request.statistic))
     tell(3, 4)
     text = io.StringIO()
@@ -209,8 +209,7 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     content = text.getvalue().encode()
     certificate = replace(out.certificate, released={"file": TABLE, "sha256": digest(content)})
     files = {TABLE: content, **_certificate_files(certificate)}
-    if isinstance(out, TableRelease):
-        files |= _pages(replace(out, certificate=certificate))
+    files |= _pages(out.certified(certificate))
     columns = {name: np.asarray(part).tolist() for name, part in out.columns(LEVEL).items()}
     return Outcome(request, certificate, columns, files, charge.entry)
 
@@ -221,7 +220,7 @@ def _certificate_files(certificate: Certificate) -> dict[str, bytes]:
     return found | ({"table.certificate.json.npz": arrays} if arrays else {})
 
 
-def _pages(out: TableRelease) -> dict[str, bytes]:
+def _pages(out: Labelled) -> dict[str, bytes]:
     """The statement and the figure, if they can be made: the table is paid for and comes out without them too."""
 
     def statement() -> bytes:
