@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from matrixdp.distributions import QuantileSearch
 from matrixdp.errors import InvalidInput
 from matrixdp.explorer.snippets import call
 from matrixdp.explorer.statistics import Statistic
@@ -112,7 +113,7 @@ class ErrorBars:
 
 
 def error_bars(statistic: Statistic, answer: TableAnswer, prepared: PreparedTable) -> ErrorBars:
-    """The error bars of a release of made rows, computed without drawing noise.
+    """The error bars of a release of made rows, without noise where that is not needed to find them.
 
     Args:
         statistic: what is released.
@@ -122,7 +123,8 @@ def error_bars(statistic: Statistic, answer: TableAnswer, prepared: PreparedTabl
     certificate: Certificate = prepared.prepared.certificate
     value = np.asarray(answer.value)
     release = Release(value.astype(float), certificate, certificate.law, on_grid=value.dtype.kind in "iu")
-    columns = prepared.outcome(release).columns(LEVEL)
+    searched = isinstance(certificate.law, QuantileSearch)  # whose counts are those around what was found
+    columns = (prepared.release() if searched else prepared.outcome(release)).columns(LEVEL)
     halves = (np.asarray(columns["high"], dtype=float) - np.asarray(columns["low"], dtype=float)) / 2
     unit = "rows" if statistic.method in ("counts", "marginals") else "cells"
     if statistic.method not in ("counts", "marginals", "cell_states"):
