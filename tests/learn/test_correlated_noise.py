@@ -453,6 +453,30 @@ def test_checkpoints_of_other_trainings_are_refused():
         run.noise.groups = 2
 
 
+def test_a_checkpoint_fits_one_strategy_and_one_number_of_records():
+    """The rest of what is public can agree: with the same size of noise, mu is the same for many strategies."""
+    law = over_time([1.0, 0.5], 12, SIZE, 9.0)
+    run = CorrelatedNoise(public(size=SIZE, steps=12), law, 4)
+    run.add_(torch.zeros(SIZE, dtype=torch.float64))
+    state = run.state_dict()
+    CorrelatedNoise(run.training, law, 4).load_state_dict(state)
+    others = (
+        (public(size=SIZE, steps=12), over_time([0.5, 1.0], 12, SIZE, 9.0), 4),
+        (public(size=SIZE, steps=12), over_time([1.0, 0.5], 12, SIZE, 9.0, inverse=True), 4),
+        (public(size=SIZE, steps=12), over_time([1.0, 0.5], 12, SIZE, 9.5), 4),
+        (public(size=SIZE, steps=12), law, 2),
+        (public(size=SIZE, steps=12, records=39), law, 4),
+        (public(size=SIZE, steps=12, batch_size=6), law, 4),
+    )
+    for training, noise, groups in others:
+        other = CorrelatedNoise(training, noise, groups)
+        with pytest.raises(InvalidInput, match="another training"):
+            other.load_state_dict(state)
+        assert other.step == 0
+    with pytest.raises(InvalidInput, match="another training"):
+        CorrelatedNoise(run.training, law, 4).load_state_dict({k: v for k, v in state.items() if k != "law"})
+
+
 def test_a_damaged_checkpoint_is_refused_and_pays_for_nothing(tmp_path):
     run = correlated("fixed")
     run.train(1)
