@@ -283,6 +283,8 @@ class CorrelatedNoise:
     def _begin(self, key: Key) -> None:
         """The key decides all that is drawn, so that a step that is taken again is the same step."""
         self._key, training = key, self.training
+        self.run = object()
+        """Stands for the groups and coins in use: another object once a checkpoint has brought others."""
         words = np.empty(training.records, dtype=np.uint64)
         key.derive(_GROUPS).stream().fill(words, 0)
         if self.generator is not None:
