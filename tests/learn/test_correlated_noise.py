@@ -425,7 +425,7 @@ def test_a_ledger_allows_no_second_run_from_a_checkpoint(tmp_path, charged):
     run.step(next(iter(run)))
     state, history, again = saved(run), ledger.history(), correlated(ledger=ledger)
     before = parameters(again)
-    with pytest.raises(InvalidInput, match="with a ledger, .* start a new training"):
+    with pytest.raises(InvalidInput, match=r"with a ledger, .* start a new training"):
         again.load_state_dict(state)
     assert (again.steps, again.noise.step, ledger.history()) == (0, 0, history)
     assert torch.equal(parameters(again), before)
@@ -441,7 +441,7 @@ def test_batches_drawn_before_a_checkpoint_was_loaded_are_refused():
     batch = next(batches)
     run.load_state_dict(state)
     for old in (batch, next(batches)):
-        with pytest.raises(InvalidInput, match="Draw batches anew|left out"):
+        with pytest.raises(InvalidInput, match=r"Draw batches anew|left out"):
             run.step(old)
     assert (run.steps, run.noise.step) == (0, 0)
     run.train(1)
