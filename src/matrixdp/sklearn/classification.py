@@ -27,7 +27,7 @@ from matrixdp.pipeline import Spends, mu_of_each, prepare, sized_for_mu
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.queries import Answer
-from matrixdp.queries.units import of_units
+from matrixdp.queries.units import answered, of_units
 from matrixdp.sklearn.base import PrivateEstimator, generator, limited, records_and_target, records_of
 from matrixdp.sklearn.regression import bounds_of
 from matrixdp.tables.moments import bounded_moments
@@ -109,9 +109,9 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         _check.choice("mechanism", self.mechanism, ("auto",))
         z = np.column_stack([np.ones(len(records)), np.clip((records - middle) / half, -1.0, 1.0)])
         positive = (target == classes[1]).astype(np.float64)
-        places = limited(np.arange(len(records)), ids, contributions)
+        places = limited(self, np.arange(len(records)), ids, contributions)
         z, positive = z[places], positive[places]
-        moment = bounded_moments(records[places], low, high, adjacency=self.adjacency)
+        moment = answered(bounded_moments, records[places], low, high, adjacency=self.adjacency)
         private = _Releases(self._budget(), steps, moment, contributions)
         gradients = private.planned_gradients(z.shape[1], self.adjacency)
         private.charge(self.ledger if ledger is None else ledger, f"{type(self).__name__}.fit", self.random_state)
@@ -237,4 +237,6 @@ class _Releases:
 
     def gradient(self, rows: Array, certificate: Certificate) -> Array:
         """The noisy sum of the records' gradients."""
-        return self._drawn(self._of(queries.sum(rows, norm=self._norm, adjacency=self._adjacency)), certificate)
+        return self._drawn(
+            self._of(answered(queries.sum, rows, norm=self._norm, adjacency=self._adjacency)), certificate
+        )
