@@ -37,14 +37,13 @@ from matrixdp.federated import (
     CentralPrivacy,
     LocalTraining,
     RecordLevel,
-    SplitClient,
-    SplitPlan,
-    SplitServer,
     central,
     horizontal,
+    vertical,
 )
 from matrixdp.privacy import gaussian
 from matrixdp_papers import datasets
+from matrixdp_papers.studies import one_feature
 
 try:
     from flwr.supercore.task_identity import TaskIdentity
@@ -71,23 +70,28 @@ CLIENT_LEVEL = {
         FLOWER: (8.0, 10, 30, 1.0, {}),
     },
 }
-VERTICAL = {"epochs": 2, "batch_size": 1024, "update_share": 0.3, "clip": 0.1, "learning_rate": 60.0}
 
 
 class HereGrid(Grid):
     """Nodes that answer at once, in this process."""
 
     def __init__(self, app, nodes):
-        self.app, self.nodes = app, nodes
+        self.app, self.nodes, self.replies = app, nodes, {}
 
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+    def push_messages(self, messages):
+        names = [str(uuid4()) for _ in messages]
+        for name, message in zip(names, messages, strict=True):
+            message.metadata.__dict__["_message_id"] = name
             node = message.metadata.dst_node_id
             settings = {"partition-id": node, "num-partitions": self.nodes}
-            replies.append(self.app(message, Context(1, node, settings, RecordDict(), {})))
-        return replies
+            self.replies[name] = self.app(message, Context(1, node, settings, RecordDict(), {}))
+        return names
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(list(messages)))
 
     def get_node_ids(self):
         return list(range(self.nodes))
@@ -97,10 +101,6 @@ class HereGrid(Grid):
     def run(self): ...
 
     def create_message(self, *_): ...
-
-    def push_messages(self, messages): ...
-
-    def pull_messages(self, message_ids): ...
 
 
 def edges(pictures):
@@ -115,16 +115,8 @@ def edges(pictures):
     return (cells / (cells.norm(dim=1, keepdim=True) + 1e-6)).numpy()
 
 
-def described(people):
-    """Adult, with the cube root of what is zero for most and large for a few."""
-    people = np.array(people, dtype=np.float32)
-    for name in ("capital-gain", "capital-loss"):
-        people[:, datasets.ADULT_COLUMNS[name]] **= 1 / 3
-    return people
-
-
 def load(name):
-    read, features = (datasets.load_adult, described) if name == "Adult" else (datasets.load_mnist, edges)
+    read, features = (datasets.load_adult, one_feature.described) if name == "Adult" else (datasets.load_mnist, edges)
     return [(features(records), label) for records, label in (read(test=test) for test in (False, True))]
 
 
@@ -213,29 +205,28 @@ def client_level(name, clients, way):
     return accuracy(started(strategy, app, clients, initial(records.shape[1], classes), rounds), *test)
 
 
-def vertical():
+def by_halves():
     """One feature per participant; the server's network stays as it is, and a corrected discriminant decides."""
     (records, label), (new, truth) = load("Adult")
-    plan = SplitPlan(records=len(label), budget=Budget(8.0, DELTA), **VERTICAL)
-    halves = [(records[:, half], new[:, half]) for half in datasets.ADULT_HALVES]
-    top = model(2, 2)
-    with torch.no_grad():
-        top.bias.copy_(torch.from_numpy(np.log(np.bincount(label))))
-        top.weight.copy_(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]) / plan.feature_noise(1).law.root_mean_square)
-    server, features, gradients = SplitServer(top, label, plan=plan, learning_rate=1e-9), {}, [None, None]
+    plan, ends = one_feature.plan_for(len(label), Budget(8.0, DELTA)), []
     with tempfile.TemporaryDirectory() as folder:
-        clients = [
-            SplitClient(model(own.shape[1], 1), own, plan=plan, folder=f"{folder}/{number}")
-            for number, (own, _) in enumerate(halves)
-        ]
-        for step in range(plan.steps):
-            features[step] = [c.answer("a", step, g)["features"] for c, g in zip(clients, gradients, strict=True)]
-            gradients = server.learn(step, features[step])
-        for client, gradient in zip(clients, gradients, strict=True):
-            client.answer("a", plan.steps, gradient)
-        public = [client.evaluate("a", own) for client, (_, own) in zip(clients, halves, strict=True)]
-    server.network = server.discriminant({step: features[step] for step in list(features)[-plan.batches :]})
-    return float(np.mean(server.outputs(public).argmax(dim=1).numpy() == truth))
+        app = vertical.client_app(
+            lambda number: one_feature.own_network(records[:, datasets.ADULT_HALVES[number]].shape[1]),
+            lambda number: tuple(people[:, datasets.ADULT_HALVES[number]] for people in (records, new)),
+            plan=plan,
+            folder=folder,
+        )
+        server = vertical.server_app(
+            lambda: one_feature.fixed_top(label, plan),
+            lambda: label,
+            plan=plan,
+            learning_rate=0.0,
+            discriminant=True,
+            evaluate=lambda outputs: {"accuracy": float(np.mean(outputs.argmax(dim=1).numpy() == truth))},
+            on_epoch=ends.append,
+        )
+        server(HereGrid(app, 2), Context(1, 1, {}, RecordDict(), {}))
+    return ends[-1].metrics["accuracy"]
 
 
 def main():
@@ -251,7 +242,7 @@ def main():
             for way in CLIENT_LEVEL[name]:
                 row = f"{name}, client level, {clients} clients, {way}"
                 rows[row] = (3, lambda name=name, clients=clients, way=way: client_level(name, clients, way))
-    rows["Adult, vertical, record level, 2 participants"] = (8, vertical)
+    rows["Adult, vertical, record level, 2 participants"] = (8, by_halves)
     print(f"{'':<72} {'epsilon':>7} {'accuracy':>9} {'seconds':>8}")
     for row, (epsilon, task) in rows.items():
         if only in row:
