@@ -2,7 +2,7 @@
 
 Every row trains in this process with Flower's messages and strategies, and prints the accuracy on the test records:
 
-    record level   five clients train by DP-SGD of their own; nobody is trusted
+    record level   five clients train by DP-SGD of their own; nobody is trusted; sampled, or in a fixed order
     client level   100 or 1,000 clients, and a trusted server that draws the noise: sampled rounds, or separated ones
     vertical       two participants with halves of Adult's attributes, epsilon 8
 
@@ -57,6 +57,8 @@ BUDGET = Budget(3.0, DELTA)
 FLOWER = "Flower's server-side clipping"
 # rounds, and epochs, batch size, learning rate and clip of the local DP-SGD
 RECORD_LEVEL = {"Adult": (10, 4, 512, 4.0, 1.0), "MNIST": (10, 3, 1024, 32.0, 1.0)}
+# the same without sampling, where each client has its batches in a fixed order
+FIXED_ORDER = {"independent noise": {"bands": 1}, "noise over time": {"bands": "auto"}}
 # learning rate and steps of a client; rounds, clip and the choice of clients
 CLIENT_LEVEL = {
     "Adult": {
@@ -151,7 +153,7 @@ def started(strategy, app, clients, arrays, rounds):
     return np.mean(kept[1 + rounds // 2 :], axis=0)
 
 
-def record_level(name, clients=5):
+def record_level(name, clients=5, **noise):
     (records, label), test = load(name)
     rounds, epochs, batch, rate, clip = RECORD_LEVEL[name]
     sizes = records.shape[1], int(label.max()) + 1
@@ -161,7 +163,7 @@ def record_level(name, clients=5):
             lambda number: (records[number::clients], label[number::clients]),
             clients=clients,
             training=LocalTraining(epochs=epochs, batch_size=batch, learning_rate=rate),
-            privacy=RecordLevel(budget=BUDGET, rounds=rounds, clip=clip),
+            privacy=RecordLevel(budget=BUDGET, rounds=rounds, clip=clip, **noise),
             folder=folder,
         )
         found = started(horizontal.CheckedStrategy(FedAvg()), app, clients, initial(*sizes), rounds)
@@ -237,6 +239,10 @@ def main():
     rows = {}
     for name in ("Adult", "MNIST"):
         rows[f"{name}, record level, 5 clients, local DP-SGD"] = (3, lambda name=name: record_level(name))
+        for way, options in FIXED_ORDER.items():
+            row = f"{name}, record level, 5 clients, fixed order, {way}"
+            noise = {"mechanism": "toeplitz", "order": "fixed", "options": options}
+            rows[row] = (3, lambda name=name, noise=noise: record_level(name, **noise))
         rows[f"{name}, record level, 5 clients, {FLOWER}"] = (3, lambda name=name: client_level(name, 5, FLOWER))
         for clients in (100, 1000):
             for way in CLIENT_LEVEL[name]:
