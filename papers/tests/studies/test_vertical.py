@@ -55,7 +55,7 @@ def test_it_runs_on_small_data(small):
     found = vertical.run(small, True, silent)
     assert set(found.figures) == {"figure-3"}
     assert len(found.tables) == 5
-    assert "Adult: one feature of each half, at a true epsilon of 10" in found.found
+    assert "Adult: one feature of each half, at true epsilons" in found.found
     for table in found.tables:
         for row in table.rows:
             assert all(math.isfinite(cell) for cell in row if isinstance(cell, float)), row

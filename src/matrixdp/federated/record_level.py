@@ -42,9 +42,9 @@ class RecordLevel(UploadPrivacy):
 
     Guarantee: record-level, adjacency add/remove, or zero-out in a fixed order: all uploads of a client together keep
     the budget when one of its records is added or removed, or when its gradients are replaced by zero; the number of
-    its records is public. Model and loss cannot mix records, by
-    construction. No client-level guarantee. Model and loss must not raise errors that depend
-    on a record, since the server would learn of them; those that raise for numbers that are not finite are refused.
+    its records is public. Model and loss cannot mix records, by construction. No client-level guarantee. Model and loss
+    must not raise errors that depend on a record, since the server would learn of them; those that raise for numbers
+    that are not finite are refused.
 
     Args:
         order: "sampled" (Poisson sampling), or "fixed" for a mechanism over time ("banded", "toeplitz",
