@@ -140,8 +140,9 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
     results = {id(leaf) for leaf in (*leaves, *trees.tree_leaves(found))}
     if watch.survivors(results):
         raise InvalidInput(
-            "model or loss keeps tensors of records after it ran, outside of itself (in a global variable, a closure, "
-            "or on its class), where a later batch could meet them; keep nothing, or keep it in an attribute of its own"
+            "model, loss or augment keeps tensors of records after it ran, outside of itself (in a global variable, a "
+            "closure, or on its class), where a later batch could meet them; keep nothing, or keep it in an attribute "
+            "of its own"
         )
     return found
 
