@@ -97,6 +97,12 @@ def test_examples_are_short():
         assert script.read_text(encoding="utf-8").count("\n") <= 60, script.name
 
 
+def test_examples_of_the_gallery_have_a_heading():
+    for script in set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / "federated_adult.py"}:
+        title, line = script.read_text(encoding="utf-8").removeprefix('"""').splitlines()[:2]
+        assert line == "=" * len(title), script.name
+
+
 @pytest.mark.slow
 def test_the_mnist_example_trains(tmp_path, monkeypatch):
     import importlib.util

@@ -43,7 +43,7 @@ def test_a_daily_job(tmp_path, call, begun):
     assert found["certificate"]["guarantee"]["keeps_budget"]
     np.testing.assert_array_equal(np.load(tmp_path / "total.npy"), found["answer"]["value"])
     assert json.loads(call("stream", "show", begun, "--step", "1", "--json").stdout)["answer"] == answer
-    assert "Released: 2 days, of 28" in call("stream", "show", begun).stdout
+    assert "Days released: 2, of 28" in call("stream", "show", begun).stdout
 
 
 def test_a_stream_with_a_ledger_and_no_end(tmp_path, call):
