@@ -76,7 +76,7 @@ class LogisticFit:
 
     def numbers(self, level: float) -> dict[str, Array]:
         """Values, standard errors, and intervals of this level, from the normal distribution."""
-        half = normal_quantile(1 - error_rate(level) / 2) * self.standard_error
+        half = normal_quantile(error_rate(level)) * self.standard_error
         parts = (self.value, self.standard_error, self.value - half, self.value + half)
         return dict(zip(NUMBERS, parts, strict=True))
 
@@ -193,7 +193,7 @@ class LogisticRegression:
         assert mu is not None
         error = math.fsum(part.count * part.certificate.total_variation for part in parts) * (1 + ROUNDING)
         spend: Callable[..., object] = ledger.spend
-        unit = self._certificates[MOMENT].query["parameters"].get("unit") if self._contributions else None
+        unit = (self._certificates[MOMENT].query or {})["parameters"].get("unit")
         protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
         total = Guarantee(GaussianProfile(mu * (1 + ROUNDING)), parts[0].certificate.adjacency, error)
         spend(total, note=note, **protected)
@@ -284,7 +284,7 @@ class LogisticRelease(Labelled):
         return self.asked
 
     @property
-    def certificate(self) -> Composition:
+    def certificate(self) -> Any:
         """What all releases of the fit guarantee together."""
         return self.fit.certificate
 

@@ -189,7 +189,7 @@ class Table:
         sensitivity = change_in_means(value.shape, **asked["parameters"])
         return EstimateAnswer(value, sensitivity, asked, axes, OfTotals(low, high, summed=what == "sums"))
 
-    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 14) -> EstimateAnswer:
+    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 16) -> EstimateAnswer:
         """Quantiles of a numeric column; rows without a number are out.
 
         Args:
