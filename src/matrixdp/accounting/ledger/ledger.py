@@ -1,11 +1,11 @@
-"""A budget that outlives the process: one file with every spend, shared by all who release from the records.
+"""A budget that outlives the process: a file or a database with every spend, shared by all who release from records.
 
-A spend is on the disk before any noise is drawn, so a crash can waste budget but never lose a spend. The file is
+A spend is on the disk before any noise is drawn, so a crash can waste budget but never lose a spend. A file is
 written with a rollback journal and `synchronous = EXTRA`: at rest it is one whole file, and a commit returns only when
 the data and the folder's entries have reached the disk. (A write-ahead log would flush less often, but it keeps recent
 spends in a second file, easily left behind by a copy, and it needs memory shared by all processes.)
 
-Entries form a chain (`chain`), and the file stores how many there are and the last hash. docs/ledger.md says what this
+Entries form a chain (`chain`), and the store knows how many there are and the last hash. docs/ledger.md says what this
 finds and what it cannot. `exports` checks what `export` writes, without the ledger.
 
 Every operation opens a connection of its own, and none is open while the process forks.
@@ -22,20 +22,18 @@ from typing import Any
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
+from matrixdp.accounting.ledger.account import Account
 from matrixdp.accounting.ledger.book import Book, Fields
 from matrixdp.accounting.ledger.chain import Document, canonical, sha256
 from matrixdp.accounting.ledger.elsewhere import parts_of
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
 from matrixdp.accounting.ledger.file import File
-from matrixdp.accounting.ledger.left import Left, Remaining, left
 from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota
 from matrixdp.accounting.ledger.spends import Spend, checked
-from matrixdp.accounting.ledger.statement import Facts, statement
 from matrixdp.accounting.ledger.store import Session, Store
 from matrixdp.accounting.ledger.totals import Total
-from matrixdp.accounting.methods import Use, Uses
-from matrixdp.adjacency import Adjacency, takes_relation
 from matrixdp.adjacency import checked as checked_adjacency
+from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
 from matrixdp.privacy.guarantee import Guarantee
@@ -44,7 +42,7 @@ SAMPLER_ERROR = 1e-15
 """The error of the sampler that is reserved with a guarantee that states none."""
 
 
-class Ledger:
+class Ledger(Account):
     """A budget in a file or a database, for any number of processes and threads.
 
     Guarantee: the releases charged to the ledger, taken together, keep its budget under its adjacency, also when
@@ -100,38 +98,21 @@ class Ledger:
             adjacency = checked_adjacency(adjacency)
         if adaptive is not None and not isinstance(adaptive, bool):
             raise InvalidInput(f"adaptive must be True, False or None, got {_check.kind(adaptive)}")
-        names = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
-        self._names = {name: value and check_name(name, value) for name, value in names.items()}
+        given = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
+        names = {name: value and check_name(name, value) for name, value in given.items()}
         store = _store_of(path, dataset, _check.positive("timeout", timeout))
-        self.name, self.path = store.name, store.path
         if not store.exists():
             if budget is None:
-                raise LedgerError(f"there is no ledger {self.name}; create it with a budget (matrixdp ledger create)")
+                raise LedgerError(f"there is no ledger {store.name}; create it with a budget (matrixdp ledger create)")
             store.create(budget, adjacency, adaptive is not False)
-        self._book = Book(store)
-        self.budget, self.adaptive, fixed = self._book.budget, self._book.adaptive, self._book.verified.adjacency
+        super().__init__(Book(store), names)
+        fixed = self._book.verified.adjacency
         if budget is not None and budget != self.budget:
             raise InvalidInput(f"budget must be the ledger's own ({self.budget!r} in {self.name}), got {budget!r}")
         if adaptive is not None and self._book.header.adaptive is not None and adaptive is not self.adaptive:
             raise InvalidInput(f"adaptive must be the ledger's own, {self.adaptive}, got {adaptive!r}")
         if adjacency is not None and adjacency != fixed:
             raise InvalidInput(f"adjacency must be the ledger's own, {fixed}, got {adjacency}")
-
-    @property
-    def adjacency(self) -> Adjacency | None:
-        """The adjacency that all spends share; None until the first spend, if none was given at creation."""
-        found = self._book.current().adjacency
-        return None if found is None else Adjacency(found)
-
-    @property
-    def relation(self) -> Adjacency | None:
-        """Another name of `adjacency`."""
-        return self.adjacency
-
-    @property
-    def origin(self) -> str:
-        """The hash before the first entry, which no other ledger has."""
-        return self._book.origin.head
 
     def spend(
         self,
@@ -425,16 +406,6 @@ class Ledger:
         self._check_budget(self._with(planned.composition.uses, str(planned.composition.adjacency)))
         return planned
 
-    def _with(self, uses: Uses, adjacency: str) -> Total:
-        """The total if these releases were spent next, as one block."""
-        after = self._book.current().followed_by([])
-        if self.adaptive:
-            after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
-        else:
-            after.spent.fixed.update(uses)
-        after.adjacency = adjacency
-        return after
-
     def _check_budget(self, after: Total) -> None:
         if not after.fits():
             raise BudgetExceeded(
@@ -443,123 +414,9 @@ class Ledger:
                 "or matrixdp ledger show"
             )
 
-    def spent(self, analyst: str | None = None) -> float:
-        """The epsilon that all spends together have used, at the budget's delta; or those of one analyst alone."""
-        total = self._book.current()
-        return total.epsilon() if analyst is None else self._own(total, analyst)
-
-    def analysts(self) -> dict[str, float]:
-        """The epsilon of each analyst's own spends, at the budget's delta; an empty name for those without one."""
-        total = self._book.current()
-        return {analyst: self._own(total, analyst) for analyst in total.own.analysts()}
-
-    def _own(self, total: Total, analyst: str) -> float:
-        adjacency = total.adjacency or ""
-        return total.own.spent(self.budget, [analyst], "", adjacency, self.adaptive).epsilon(adjacency)
-
-    def spent_with(self, certificate: Guarantee) -> float:
-        """The epsilon that all spends would have used if this release were one more; nothing is spent."""
-        return self._with(
-            {Use(certificate.profile, certificate.total_variation): 1}, str(certificate.adjacency)
-        ).epsilon()
-
-    def spent_over_time(self) -> list[float]:
-        """The epsilon that was used after each entry of `history`."""
-        found, total = [], self._book.origin
-        for event in self._book.events():
-            total = total.followed_by([event])
-            if event.kind == "spend":
-                found.append(total.epsilon())
-        return found
-
-    def remaining(self) -> Remaining:
-        """The largest Gaussian release without sampling that the ledger would still take, rounded down.
-
-        In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 85 %
-        of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5). If the
-        ledger was opened for an analyst, no more than the quotas of that analyst leave.
-        """
-        rows = self.left() if self._names["analyst"] else self.left()[:1]
-        return Remaining(min(row.mu for row in rows), min(row.epsilon for row in rows))
-
-    def left(self, like: Guarantee | None = None, analyst: str | None = None) -> list[Left]:
-        """What is left: first of the lifetime total, and then of each quota.
-
-        Args:
-            like: a release; how many more like it fit is answered too.
-            analyst: whose quotas; left out, those of the analyst that the ledger was opened for, or else all quotas.
-        """
-        who = analyst or self._names["analyst"]
-        return self._book.read(lambda session, total: left(total, who, session.now(), like))
-
-    def history(self) -> list[Entry]:
-        """All spends, oldest first; the chain is checked on the way."""
-        return [event for event in self._book.events() if isinstance(event, Entry) and event.kind == "spend"]
-
-    def changes(self) -> list[Entry | Change]:
-        """All quotas, reservations and returns, oldest first."""
-        return [event for event in self._book.events() if event.kind != "spend"]
-
-    def statement(self, year: int | None = None, kind: str = "markdown") -> str:
-        """One page in plain language: what was released, to whom it applies, the exact total, the risk, the head.
-
-        Args:
-            year: of the releases that are listed (UTC); left out, all. The total is always that of all years.
-            kind: "markdown", "html", or "json" in the fields of the public registry of deployments.
-        """
-        if year is not None and not 1900 <= _check.count("year", year) <= 9999:
-            raise InvalidInput(f"year must be one with four digits, got {_check.shown(year)}")
-        events = self._book.events()
-        total = self._book.origin.followed_by(events)
-        spends = [event for event in events if isinstance(event, Entry) and event.kind == "spend"]
-        chosen = [entry for entry in spends if year is None or entry.time[:4] == f"{year:04}"]
-        adjacency, adaptive = total.adjacency or "", self.adaptive
-        of_year = total.own.spent(self.budget, total.own.analysts(), "", adjacency, adaptive, year)
-        facts = Facts(
-            dataset=self._names["dataset"] or (self.path.name if self.path else self.name),
-            year=year,
-            entries=chosen,
-            before=len(spends),
-            budget=self.budget,
-            adjacency=total.adjacency,
-            spent=total.epsilon(),
-            spent_in_year=of_year.epsilon(adjacency),
-            kept=total.fits(),
-            analysts={analyst: self._own(total, analyst) for analyst in total.own.analysts()},
-            quotas=[*total.quotas.values()],
-            head=total.head,
-        )
-        return statement(facts, kind)
-
     def grant(self, role: str, may: str = "spend") -> None:
         """Lets a role of the database "read" all its ledgers, or "spend" from them; it never may change an entry."""
         self._book.store.grant(role, may)
-
-    def verify(self, head: str | None = None) -> str:
-        """Reads the whole file again and checks it.
-
-        Args:
-            head: a hash that was kept elsewhere; the chain must contain it, so no entry up to it was changed since.
-
-        Returns:
-            The head, which is the last hash of the chain.
-        """
-        if head is not None and not isinstance(head, str):
-            raise InvalidInput(f"head must be a hash as verify() gives it, a str, got {_check.kind(head)}")
-
-        total, known = self._book.check(head)
-        if not known:
-            raise LedgerError(
-                f"{self.name} does not contain the hash {head}; entries were removed or rewritten since it was kept"
-            )
-        return total.head
-
-    def export(self) -> list[dict[str, Any]]:
-        """What was fixed at creation, every entry, and the head: all that `verify_export` needs to check everything.
-
-        An entry brings those of its documents along that no earlier entry had.
-        """
-        return self._book.export()
 
 
 def _quota_fields(document: Document) -> Fields:
