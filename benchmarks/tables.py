@@ -168,7 +168,7 @@ def given(kind, table, asked):
 
 def losses(kind, task, answers, library):
     """The mean squared error of each repeat; for PCA the share of variance that is lost."""
-    answers = np.asarray(answers, dtype=float)
+    answers = np.asarray(answers, dtype=float).reshape(len(answers), *np.shape(answers)[1:] or (1,))
     if kind == "pca":
         moment = task["records"].T @ task["records"]
         best = np.sum(np.linalg.eigvalsh(moment)[-task["components"] :])
