@@ -2,7 +2,7 @@
 
 Every row trains in this process with Flower's messages and strategies, and prints the accuracy on the test records:
 
-    record level   five clients train by DP-SGD of their own; nobody is trusted
+    record level   five clients train by DP-SGD of their own; nobody is trusted; sampled, or in a fixed order
     client level   100 or 1,000 clients, and a trusted server that draws the noise: sampled rounds, or separated ones
     vertical       two participants with halves of Adult's attributes, epsilon 8
 
@@ -37,14 +37,13 @@ from matrixdp.federated import (
     CentralPrivacy,
     LocalTraining,
     RecordLevel,
-    SplitClient,
-    SplitPlan,
-    SplitServer,
     central,
     horizontal,
+    vertical,
 )
 from matrixdp.privacy import gaussian
 from matrixdp_papers import datasets
+from matrixdp_papers.studies import one_feature
 
 try:
     from flwr.supercore.task_identity import TaskIdentity
@@ -58,6 +57,8 @@ BUDGET = Budget(3.0, DELTA)
 FLOWER = "Flower's server-side clipping"
 # rounds, and epochs, batch size, learning rate and clip of the local DP-SGD
 RECORD_LEVEL = {"Adult": (10, 4, 512, 4.0, 1.0), "MNIST": (10, 3, 1024, 32.0, 1.0)}
+# the same without sampling, where each client has its batches in a fixed order
+FIXED_ORDER = {"independent noise": {"bands": 1}, "noise over time": {"bands": "auto"}}
 # learning rate and steps of a client; rounds, clip and the choice of clients
 CLIENT_LEVEL = {
     "Adult": {
@@ -71,23 +72,28 @@ CLIENT_LEVEL = {
         FLOWER: (8.0, 10, 30, 1.0, {}),
     },
 }
-VERTICAL = {"epochs": 2, "batch_size": 1024, "update_share": 0.3, "clip": 0.1, "learning_rate": 60.0}
 
 
 class HereGrid(Grid):
     """Nodes that answer at once, in this process."""
 
     def __init__(self, app, nodes):
-        self.app, self.nodes = app, nodes
+        self.app, self.nodes, self.replies = app, nodes, {}
 
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+    def push_messages(self, messages):
+        names = [str(uuid4()) for _ in messages]
+        for name, message in zip(names, messages, strict=True):
+            message.metadata.__dict__["_message_id"] = name
             node = message.metadata.dst_node_id
             settings = {"partition-id": node, "num-partitions": self.nodes}
-            replies.append(self.app(message, Context(1, node, settings, RecordDict(), {})))
-        return replies
+            self.replies[name] = self.app(message, Context(1, node, settings, RecordDict(), {}))
+        return names
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(list(messages)))
 
     def get_node_ids(self):
         return list(range(self.nodes))
@@ -97,10 +103,6 @@ class HereGrid(Grid):
     def run(self): ...
 
     def create_message(self, *_): ...
-
-    def push_messages(self, messages): ...
-
-    def pull_messages(self, message_ids): ...
 
 
 def edges(pictures):
@@ -115,16 +117,8 @@ def edges(pictures):
     return (cells / (cells.norm(dim=1, keepdim=True) + 1e-6)).numpy()
 
 
-def described(people):
-    """Adult, with the cube root of what is zero for most and large for a few."""
-    people = np.array(people, dtype=np.float32)
-    for name in ("capital-gain", "capital-loss"):
-        people[:, datasets.ADULT_COLUMNS[name]] **= 1 / 3
-    return people
-
-
 def load(name):
-    read, features = (datasets.load_adult, described) if name == "Adult" else (datasets.load_mnist, edges)
+    read, features = (datasets.load_adult, one_feature.described) if name == "Adult" else (datasets.load_mnist, edges)
     return [(features(records), label) for records, label in (read(test=test) for test in (False, True))]
 
 
@@ -159,7 +153,7 @@ def started(strategy, app, clients, arrays, rounds):
     return np.mean(kept[1 + rounds // 2 :], axis=0)
 
 
-def record_level(name, clients=5):
+def record_level(name, clients=5, **noise):
     (records, label), test = load(name)
     rounds, epochs, batch, rate, clip = RECORD_LEVEL[name]
     sizes = records.shape[1], int(label.max()) + 1
@@ -169,7 +163,7 @@ def record_level(name, clients=5):
             lambda number: (records[number::clients], label[number::clients]),
             clients=clients,
             training=LocalTraining(epochs=epochs, batch_size=batch, learning_rate=rate),
-            privacy=RecordLevel(budget=BUDGET, rounds=rounds, clip=clip),
+            privacy=RecordLevel(budget=BUDGET, rounds=rounds, clip=clip, **noise),
             folder=folder,
         )
         found = started(horizontal.CheckedStrategy(FedAvg()), app, clients, initial(*sizes), rounds)
@@ -213,29 +207,28 @@ def client_level(name, clients, way):
     return accuracy(started(strategy, app, clients, initial(records.shape[1], classes), rounds), *test)
 
 
-def vertical():
+def by_halves():
     """One feature per participant; the server's network stays as it is, and a corrected discriminant decides."""
     (records, label), (new, truth) = load("Adult")
-    plan = SplitPlan(records=len(label), budget=Budget(8.0, DELTA), **VERTICAL)
-    halves = [(records[:, half], new[:, half]) for half in datasets.ADULT_HALVES]
-    top = model(2, 2)
-    with torch.no_grad():
-        top.bias.copy_(torch.from_numpy(np.log(np.bincount(label))))
-        top.weight.copy_(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]) / plan.feature_noise(1).law.root_mean_square)
-    server, features, gradients = SplitServer(top, label, plan=plan, learning_rate=1e-9), {}, [None, None]
+    plan, ends = one_feature.plan_for(len(label), Budget(8.0, DELTA)), []
     with tempfile.TemporaryDirectory() as folder:
-        clients = [
-            SplitClient(model(own.shape[1], 1), own, plan=plan, folder=f"{folder}/{number}")
-            for number, (own, _) in enumerate(halves)
-        ]
-        for step in range(plan.steps):
-            features[step] = [c.answer("a", step, g)["features"] for c, g in zip(clients, gradients, strict=True)]
-            gradients = server.learn(step, features[step])
-        for client, gradient in zip(clients, gradients, strict=True):
-            client.answer("a", plan.steps, gradient)
-        public = [client.evaluate("a", own) for client, (_, own) in zip(clients, halves, strict=True)]
-    server.network = server.discriminant({step: features[step] for step in list(features)[-plan.batches :]})
-    return float(np.mean(server.outputs(public).argmax(dim=1).numpy() == truth))
+        app = vertical.client_app(
+            lambda number: one_feature.own_network(records[:, datasets.ADULT_HALVES[number]].shape[1]),
+            lambda number: tuple(people[:, datasets.ADULT_HALVES[number]] for people in (records, new)),
+            plan=plan,
+            folder=folder,
+        )
+        server = vertical.server_app(
+            lambda: one_feature.fixed_top(label, plan),
+            lambda: label,
+            plan=plan,
+            learning_rate=0.0,
+            discriminant=True,
+            evaluate=lambda outputs: {"accuracy": float(np.mean(outputs.argmax(dim=1).numpy() == truth))},
+            on_epoch=ends.append,
+        )
+        server(HereGrid(app, 2), Context(1, 1, {}, RecordDict(), {}))
+    return ends[-1].metrics["accuracy"]
 
 
 def main():
@@ -246,12 +239,16 @@ def main():
     rows = {}
     for name in ("Adult", "MNIST"):
         rows[f"{name}, record level, 5 clients, local DP-SGD"] = (3, lambda name=name: record_level(name))
+        for way, options in FIXED_ORDER.items():
+            row = f"{name}, record level, 5 clients, fixed order, {way}"
+            noise = {"mechanism": "toeplitz", "order": "fixed", "options": options}
+            rows[row] = (3, lambda name=name, noise=noise: record_level(name, **noise))
         rows[f"{name}, record level, 5 clients, {FLOWER}"] = (3, lambda name=name: client_level(name, 5, FLOWER))
         for clients in (100, 1000):
             for way in CLIENT_LEVEL[name]:
                 row = f"{name}, client level, {clients} clients, {way}"
                 rows[row] = (3, lambda name=name, clients=clients, way=way: client_level(name, clients, way))
-    rows["Adult, vertical, record level, 2 participants"] = (8, vertical)
+    rows["Adult, vertical, record level, 2 participants"] = (8, by_halves)
     print(f"{'':<72} {'epsilon':>7} {'accuracy':>9} {'seconds':>8}")
     for row, (epsilon, task) in rows.items():
         if only in row:

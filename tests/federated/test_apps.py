@@ -230,6 +230,49 @@ def test_a_vertical_run(tmp_path):
     assert len(ends) == 1
 
 
+def vertical_discriminant(folder, label=None, **settings):
+    """Two classes far apart, one fixed feature from each participant, and a top network that knows nothing."""
+    truth = np.arange(2000) % 2
+    inputs = (4.0 * truth - 2.0)[:, None]
+    plan = SplitPlan(records=2000, epochs=1, batch_size=500, budget=Budget(8.0, 1e-5), update_share=0.0)
+
+    def constant(features, weight):
+        made = nn.Linear(features, 2 if weight == 0 else 1)
+        nn.init.constant_(made.weight, weight)
+        return made
+
+    app = vertical.client_app(lambda _: constant(1, 1.0), lambda _: (inputs, inputs[:50]), plan=plan, folder=folder)
+    epochs, ends = [], []
+    server = vertical.server_app(
+        lambda: constant(2, 0),
+        lambda: truth if label is None else label,
+        plan=plan,
+        learning_rate=0.0,
+        evaluate=lambda outputs: {"right": float(np.mean(outputs.argmax(1).numpy() == truth[:50]))},
+        on_epoch=epochs.append,
+        on_end=ends.append,
+        **settings,
+    )
+    play(server, HereGrid(app, 2))
+    return epochs[-1].metrics["right"], ends[0]
+
+
+def test_a_discriminant_decides_where_the_top_network_has_learned_nothing(tmp_path):
+    # means of 1,000 features are within 0.2 of the truth but once in 1e6, and the features are about 0.96 from 0
+    right, network = vertical_discriminant(tmp_path / "a", discriminant=True)
+    assert right == 1.0
+    assert float(network.weight.detach().abs().sum()) > 0
+    right, network = vertical_discriminant(tmp_path / "b")
+    assert right < 0.6
+    assert float(network.weight.detach().abs().sum()) == 0
+
+
+def test_a_discriminant_needs_classes_before_anything_is_spent(tmp_path):
+    with pytest.raises(InvalidInput, match="labels must be classes"):
+        vertical_discriminant(tmp_path, label=np.linspace(0, 1, 2000), discriminant=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_vertical_run_ends_when_a_participant_cannot_go_on(tmp_path):
     assert split(tmp_path)[-1].ended == ""
     again = split(tmp_path, run=8)

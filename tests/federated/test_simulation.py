@@ -1,94 +1,93 @@
-"""Both kinds of federated learning in Flower's simulation, in a process of its own: Ray leaves sockets and warnings."""
+"""Both apps in Flower's simulation, as `flwr run` starts it: a SuperLink of its own, and nodes that Ray simulates."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from matrixdp import Ledger
+from flower_link import Link, spends
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """
-import json, sys
+APP = """
+import json
 from pathlib import Path
-import numpy as np, ray, torch
-from flwr.simulation import run_simulation
+import numpy as np, torch
 from torch import nn
 from matrixdp import Budget
 from matrixdp.federated import ClientLevel, LocalTraining, SplitPlan, horizontal, vertical
 
-folder = Path(sys.argv[1])
+FOLDER = Path({folder!r})
 rng = np.random.default_rng(0)
 x = rng.normal(size=(60, 6)).astype(np.float32)
-y = (x @ np.array([1, 1, 1, 1, 1, 1]) > 0).astype(np.int64)
-ray.shutdown, stop = lambda: None, ray.shutdown  # one Ray for both runs, as starting it takes longest
-resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-log = {"rounds": [], "epochs": []}
+y = (x.sum(axis=1) > 0).astype(np.int64)
+log = []
 
-def model(features=6):
+def model():
     torch.manual_seed(0)
-    return nn.Linear(features, 2)
+    return nn.Linear(6, 2)
 
+def network(number):
+    torch.manual_seed(number)
+    return nn.Linear(3, 3)
+
+def end(_):
+    (FOLDER / "draft").write_text(json.dumps(log))
+    (FOLDER / "draft").rename(FOLDER / "log.json")
+
+"""
+
+CLIENTS = """
 privacy = ClientLevel(budget=Budget(8.0, 1e-5), rounds=2, clip=0.1, mechanism="idn", by_layer=True)
-run_simulation(
-    horizontal.server_app(model, clients=3, rounds=3, timeout=400, on_round=lambda r: log["rounds"].append(r.updates)),
-    horizontal.client_app(
-        model, lambda n: (x[n::3], y[n::3]), clients=3, training=LocalTraining(), privacy=privacy, folder=folder
-    ),
-    num_supernodes=3,
-    backend_config=resources,
+client = horizontal.client_app(
+    model, lambda n: (x[n::3], y[n::3]), clients=3, training=LocalTraining(), privacy=privacy, folder=FOLDER
 )
+server = horizontal.server_app(
+    model, clients=3, rounds=3, timeout=400, on_round=lambda done: log.append(done.updates), on_end=end
+)
+"""
 
+PARTICIPANTS = """
 plan = SplitPlan(records=60, epochs=2, batch_size=30, budget=Budget(8.0, 1e-5))
-run_simulation(
-    vertical.server_app(
-        lambda: model(6),
-        lambda: y,
-        plan=plan,
-        evaluate=lambda outputs: {"accuracy": float((outputs.argmax(1).numpy() == y[:20]).mean())},
-        on_epoch=lambda e: log["epochs"].append([e.number, len(e.metrics), e.ended]),
-    ),
-    vertical.client_app(
-        lambda n: nn.Linear(3, 3, bias=bool(torch.manual_seed(n))),
-        lambda n: (x[:, 3 * n : 3 * n + 3], x[:20, 3 * n : 3 * n + 3]),
-        plan=plan,
-        folder=folder,
-    ),
-    num_supernodes=2,
-    backend_config=resources,
+client = vertical.client_app(
+    network, lambda n: (x[:, 3 * n : 3 * n + 3], x[:20, 3 * n : 3 * n + 3]), plan=plan, folder=FOLDER
 )
-stop()
-(folder / "log.json").write_text(json.dumps(log))
+server = vertical.server_app(
+    model, lambda: y, plan=plan, discriminant=True, timeout=400, on_end=end,
+    evaluate=lambda outputs: {{"accuracy": float((outputs.argmax(1).numpy() == y[:20]).mean())}},
+    on_epoch=lambda done: log.append([done.number, len(done.metrics), done.ended]),
+)
 """
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    here = tmp_path_factory.mktemp("simulation")
-    settings = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(here / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = {**os.environ, **settings, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(here)], env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return here
+def link(tmp_path_factory):
+    made = Link(tmp_path_factory.mktemp("simulation"), "--simulation")
+    made.environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
-def spends(folder):
-    return [entry.note.split(", plan ")[0].split(" ", 2)[2] for entry in Ledger(folder / "budget.db").history()]
+def log_of(link, name, code, nodes):
+    """What an app has logged, and its folder."""
+    app = link.install(name, APP + code)
+    settings = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=1"
+    link.run(app, "--federation-config", settings)
+    link.wait((app / "log.json").exists)
+    return json.loads((app / "log.json").read_text()), app
 
 
-def test_three_clients(folder):
-    assert json.loads((folder / "log.json").read_text())["rounds"] == [3, 3, 0]
+def test_three_clients(link):
+    log, folder = log_of(link, "clients", CLIENTS, 3)
+    assert log == [3, 3, 0]
     for number in range(3):
         assert spends(folder / f"client-{number}") == ["round 1", "round 2"]
 
 
-def test_two_participants(folder):
-    assert json.loads((folder / "log.json").read_text())["epochs"] == [[1, 1, ""], [2, 1, ""]]
+def test_two_participants(link):
+    log, folder = log_of(link, "participants", PARTICIPANTS, 2)
+    assert log == [[1, 1, ""], [2, 1, ""]]
     for number in range(2):
         expected = [f"epoch {epoch} {what}" for epoch in (0, 1) for what in ("features", "training")]
         assert spends(folder / f"participant-{number}") == expected

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 from matrixdp.federated import SplitPlan  # noqa: E402
 from matrixdp.learn import ClippedGradients  # noqa: E402
-from matrixdp_papers.studies import split_learning, training  # noqa: E402
+from matrixdp_papers.studies import one_feature, split_learning, training  # noqa: E402
 from matrixdp_papers.studies.parallel_training import Ensemble, orders, seed_of  # noqa: E402
 
 ADULT, LOCATION = vertical.EXPERIMENTS[0], vertical.EXPERIMENTS[2]
@@ -54,7 +54,8 @@ def make():
 def test_it_runs_on_small_data(small):
     found = vertical.run(small, True, silent)
     assert set(found.figures) == {"figure-3"}
-    assert len(found.tables) == 4
+    assert len(found.tables) == 5
+    assert "Adult: one feature of each half, at true epsilons" in found.found
     for table in found.tables:
         for row in table.rows:
             assert all(math.isfinite(cell) for cell in row if isinstance(cell, float)), row
@@ -63,6 +64,15 @@ def test_it_runs_on_small_data(small):
     assert "Purchase-100, Texas-100" in found.setting["not run for want of data"]
     assert "Did not run, as the data are not at hand" in found.difference
     vertical.STUDY.report(found)
+
+
+def test_one_feature_in_two_epochs_by_hand(small):
+    split, budget = small["Adult"].split, Budget(8.0, 1e-5)
+    found = one_feature.measured(split.train, split.test, [slice(0, 50), slice(50, 105)], budget)
+    assert 0.99 * 8 < found.epsilon <= 8
+    # a row of one feature in [-1, 1], twice, with 70 % of mu^2; the grid costs a little
+    mu = float(gaussian.mu(8.0, 1e-5)) * math.sqrt(0.7 / 2)
+    assert 2 / mu <= found.std <= 2 / mu * 1.02
 
 
 def test_the_paper_s_budgets_by_hand():

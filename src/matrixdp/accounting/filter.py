@@ -240,6 +240,17 @@ def charge(block: Block, k: float, adjacency: str) -> Charge:
     return Charge(dominating, leak + k) if dominating < plain else Charge(plain, leak)
 
 
+def is_enough(block: Block, charged: Charge) -> bool:
+    """Whether a charge that was read is no less than what it must be; for blocks other than Gaussian, not below 0.
+
+    Theirs take long to find again; `ledger.exports` does so.
+    """
+    if not _is_gaussian(block):
+        return charged.mu > 0.0
+    least = charge(block, 0.0, "")
+    return charged.mu >= least.mu * (1.0 - 1e-9) and charged.delta >= least.delta * (1.0 - 1e-9)
+
+
 def _mu_without_sampling(block: Block) -> float:
     """mu of Gaussian noise without sampling: that only hides more, so this dominates, with no k."""
     gaussians = [(use.profile.mu, count) for use, count in block.items() if isinstance(use.profile, GaussianProfile)]

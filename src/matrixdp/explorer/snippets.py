@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,7 +39,11 @@ def call(function: str, *arguments: Any, named: Mapping[str, Any] | None = None)
 
 def without_password(address: str) -> str:
     """The address of a database as it may be shown; the driver finds passwords in its own file."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", address)
+    scheme, found, rest = address.partition("://")
+    if not found:
+        return address
+    names, found, place = rest.partition("?")[0].rpartition("@")
+    return f"{scheme}://{names.partition(':')[0]}{found}{place}"
 
 
 def lines(*parts: str | Iterable[str]) -> str:

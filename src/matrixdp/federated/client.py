@@ -5,7 +5,7 @@ There are two units of privacy, each with its own kind of uploads:
 - `ClientLevel`: the client's whole data set is replaced. The update of the local epochs is clipped to a known box or
   ball; noise calibrated to that set hides the client as a whole, and with it each of its records.
 - `RecordLevel`: one record of the client changes. Local training by DP-SGD gives this, and its result may be sent as it
-  is; it guarantees nothing for the client as a whole.
+  is; it guarantees nothing for the client as a whole. Its noise may be correlated over the client's own steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,22 @@ import torch
 from torch import Tensor, nn
 
 from matrixdp import _check
-from matrixdp.adjacency import REPLACE
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.noise import line
-from matrixdp.federated.participant import Charge, Declined, Participant, Stored
+from matrixdp.federated.participant import Arrays, Charge, Declined, Participant, Stored
 from matrixdp.federated.tensors import checked, device_of, flat
 from matrixdp.sensitivity import Entrywise, Frobenius
 
 Vector = npt.NDArray[np.float32]
+
+_RECORD: dict[str, str] = {
+    REPLACE: "one record of one client replaced",
+    ADD_REMOVE: "one record of one client added or removed",
+    ZERO_OUT: "the gradients of one record of one client replaced by zero",
+}
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,9 @@ class Guarantees:
     adjacency: str = REPLACE
 
     def __str__(self) -> str:
-        change = "replaced" if self.adjacency == REPLACE else "added or removed"
         span = f"{self.rounds} rounds"
         client = line(self.client, self.delta, span, "the whole data set of one client replaced")
-        record = line(self.record, self.delta, span, f"one record of one client {change}")
+        record = line(self.record, self.delta, span, _RECORD[self.adjacency])
         return f"client-level: {client}\nrecord-level: {record}"
 
 
@@ -57,14 +62,14 @@ class Upload(Protocol):
 
     guarantees: Guarantees
 
-    def charge(self, note: str) -> Charge:
-        """The charge of one upload."""
+    def charge(self, run: str, number: int) -> Charge:
+        """The charge of one upload; the same again where one charge pays for several."""
 
-    def compute(self, parameters: Tensor) -> Tensor:
+    def compute(self, parameters: Tensor, state: Arrays) -> Tensor:
         """The work before the spend, from the global model; whether it fails must not depend on the records."""
 
-    def draw(self, value: Tensor) -> Tensor:
-        """The upload, from the result of `compute`."""
+    def draw(self, value: Tensor) -> tuple[Tensor, Arrays]:
+        """The upload, from the result of `compute`, and the state that the next one needs, which is never sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +87,6 @@ class UploadPrivacy(ABC):
         options: options of the mechanism.
     """
 
-    adjacency: ClassVar[str]
-
     budget: Budget
     rounds: int
     clip: float
@@ -98,6 +101,11 @@ class UploadPrivacy(ABC):
         _check.count("rounds", self.rounds)
         _check.length("clip", self.clip)
         _check.choice("norm", self.norm, ("linf", "l2"))
+
+    @property
+    @abstractmethod
+    def adjacency(self) -> str:
+        """What neighbours are."""
 
     def _ball(self, radius: float) -> Entrywise | Frobenius:
         return (Entrywise if self.norm == "linf" else Frobenius)(radius, adjacency=self.adjacency)
@@ -154,9 +162,9 @@ class Client:
         Raises:
             Declined: if the budget is spent, a later round was answered already, or the parameters cannot be used.
         """
-        charge = self._upload.charge(f"run {run} round {number}")
+        charge = self._upload.charge(run, number)
 
-        def compute(_: Stored) -> Tensor:
+        def compute(stored: Stored) -> Tensor:
             given = torch.from_numpy(np.array(parameters, dtype=np.float32))
             if given.shape != (self._size,):
                 raise Declined(
@@ -165,10 +173,11 @@ class Client:
                 )
             if not bool(torch.isfinite(given).all()):
                 raise Declined("the global model has parameters that are not finite, so it cannot be trained further")
-            return self._upload.compute(given)
+            return self._upload.compute(given, stored.state)
 
         def draw(value: Tensor) -> Stored:
-            return Stored(reply={"update": self._upload.draw(value).cpu().numpy()})
+            update, state = self._upload.draw(value)
+            return Stored(reply={"update": update.cpu().numpy()}, state=state)
 
         reply: Vector = self.participant.answer(run, number, [charge], compute, draw)["update"]
         return reply

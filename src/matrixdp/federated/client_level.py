@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from matrixdp.adjacency import REPLACE
 from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
 from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.noise import SIZES, budget_of_each, check_total, sized, with_norm_bound
-from matrixdp.federated.participant import Charge
+from matrixdp.federated.participant import Arrays, Charge
 from matrixdp.federated.tensors import check_model, flat, load, trainable
 from matrixdp.learn.noise import ParameterNoise, propose
 from matrixdp.pipeline import mu_of_each
@@ -40,8 +39,6 @@ class ClientLevel(UploadPrivacy):
             be much more.
     """
 
-    adjacency: ClassVar[str] = REPLACE
-
     norm: str = "linf"
     size: str = "exact"
 
@@ -50,6 +47,11 @@ class ClientLevel(UploadPrivacy):
         _check.choice("size", self.size, SIZES)
         # updates are in single precision, so the bound that holds is the rounded one
         object.__setattr__(self, "clip", float(np.float32(self.clip)))
+
+    @property
+    def adjacency(self) -> str:
+        """The whole data set of a client is replaced."""
+        return REPLACE
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -112,10 +114,10 @@ class _ClippedUpload:
         self.guarantees = Guarantees(privacy.budget.delta, privacy.rounds, client=epsilon, record=epsilon)
         training.check(model, inputs, labels)
 
-    def charge(self, note: str) -> Charge:
-        return Charge(note, self.noise.certificate)
+    def charge(self, run: str, number: int) -> Charge:
+        return Charge(f"run {run} round {number}", self.noise.certificate)
 
-    def compute(self, parameters: Tensor) -> Tensor:
+    def compute(self, parameters: Tensor, state: Arrays) -> Tensor:
         load(self.model, parameters)
         try:
             update = self.training.update(self.model, self.inputs, self.labels)
@@ -125,6 +127,6 @@ class _ClippedUpload:
             update = torch.zeros_like(flat(self.model))
         return self.privacy.clipped(update)
 
-    def draw(self, value: Tensor) -> Tensor:
+    def draw(self, value: Tensor) -> tuple[Tensor, Arrays]:
         self.noise.add_(value)
-        return value
+        return value, {}

@@ -224,7 +224,7 @@ def _write(path: Path, stored: Stored) -> None:
     named: dict[str, Any] = {f"reply.{name}": array for name, array in stored.reply.items()}
     named |= {f"state.{name}": array for name, array in stored.state.items()}
     draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
+    with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         np.savez(file, step=np.int64(stored.step), failed=np.bool_(stored.failed), **named)
         file.flush()
         os.fsync(file.fileno())

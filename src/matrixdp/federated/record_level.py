@@ -1,25 +1,35 @@
-"""Uploads that hide each record of a client, and not the client as a whole: the client trains by DP-SGD."""
+"""Uploads that hide each record of a client, and not the client as a whole: the client trains by DP-SGD.
+
+**Noise over time.** The steps that a client takes in all its rounds are one training, and what it sends is a running
+sum of them, so noise may be correlated over them (`learn.correlated_noise`). The steps are the client's own: a round in
+which it is not asked takes none, and each round takes whole epochs. So a record takes part as it does in a training on
+one machine, at every E-th step in a fixed order, E the steps per epoch; that the server chooses where a round begins is
+a choice in view of what was released, which the certificate allows. All rounds are charged together, before the first.
+The key and the noise of the last steps are stored with each reply, as no process need outlive a round.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from matrixdp import _check
 from matrixdp.accounting.accountant import Accountant
-from matrixdp.adjacency import ADD_REMOVE
+from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
 from matrixdp.federated.local_training import LocalTraining, cross_entropy
-from matrixdp.federated.participant import Charge, Declined
+from matrixdp.federated.participant import Arrays, Charge, Declined
 from matrixdp.federated.tensors import check_model, device_of, flat, load, trainable
+from matrixdp.learn.correlated_noise import ORDERS, CorrelatedNoise, is_over_time
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import propose
 from matrixdp.learn.training import PrivateSGD
@@ -30,24 +40,43 @@ from matrixdp.mechanisms import RECIPES
 class RecordLevel(UploadPrivacy):
     """Uploads that hide each record of a client: the result of local DP-SGD; the settings are those of `UploadPrivacy`.
 
-    Guarantee: record-level, adjacency add/remove: all uploads of a client together keep the budget when one of its
-    records is added or removed; the number of its records is public. Model and loss cannot mix records, by
-    construction. No client-level guarantee. Model and loss must not raise errors that depend
-    on a record, since the server would learn of them; those that raise for numbers that are not finite are refused.
+    Guarantee: record-level, adjacency add/remove, or zero-out in a fixed order: all uploads of a client together keep
+    the budget when one of its records is added or removed, or when its gradients are replaced by zero; the number of
+    its records is public. Model and loss cannot mix records, by construction. No client-level guarantee. Model and loss
+    must not raise errors that depend on a record, since the server would learn of them; those that raise for numbers
+    that are not finite are refused.
+
+    Args:
+        order: "sampled" (Poisson sampling), or "fixed" for a mechanism over time ("banded", "toeplitz",
+            "inverse-banded"): the client has the same batches in every epoch.
     """
 
-    adjacency: ClassVar[str] = ADD_REMOVE
-
     norm: str = "l2"
+    order: str = "sampled"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check.choice("mechanism", self.mechanism, RECIPES)
+        _check.choice("order", self.order, ORDERS)
+        over_time = is_over_time(self.mechanism)
+        if self.order == "fixed" and not over_time:
+            raise InvalidInput(f"order='fixed' needs a mechanism over time, such as 'banded', got {self.mechanism!r}")
+        if over_time and (self.norm != "l2" or self.by_layer):
+            raise InvalidInput("a mechanism over time needs norm='l2', and by_layer left out")
+
+    @property
+    def adjacency(self) -> str:
+        """Add/remove where records are sampled, zero-out in a fixed order."""
+        return ZERO_OUT if self.order == "fixed" else ADD_REMOVE
 
     def check(self, model: nn.Module) -> None:
         """Raises what is wrong with these settings, or with such a model, as far as it shows without records."""
         check_model(model)
         gradients = ClippedGradients(model, cross_entropy, clip=self.clip, norm=self.norm)
+        if is_over_time(self.mechanism):  # its size depends on the number of steps, which the client knows
+            if unknown := set(self.options) - {"bands", "workload", "groups"}:
+                raise InvalidInput(f"{self.mechanism} has no option {sorted(unknown)[0]!r}")
+            return
         shapes = [tuple(p.shape) for p in trainable(model)]
         propose(self.mechanism, shapes, self._ball(gradients.clip), by_layer=self.by_layer, **self.options)
 
@@ -78,6 +107,7 @@ class _PrivateUpload:
             epochs=privacy.rounds * training.epochs,
             clipping=privacy.norm,
             noise=privacy.mechanism,
+            order=privacy.order,
             by_layer=privacy.by_layer,
             **privacy.options,
         )
@@ -86,29 +116,52 @@ class _PrivateUpload:
         _check_never_raises(model, training, inputs[:1], labels[:1])
         self.steps = training.epochs * self.trainer.epoch_steps
         total = Accountant(privacy.adjacency)
-        total.add(self.trainer.certificate, self.steps * privacy.rounds, self.trainer.rate)
+        noise, planned = self.trainer.noise, self.steps * privacy.rounds
+        self.over_time = noise.releases(planned) if isinstance(noise, CorrelatedNoise) else None
+        total.add(self.trainer.certificate, *(self.over_time or (planned, self.trainer.rate)))
         delta, rounds = privacy.budget.delta, privacy.rounds
         self.guarantees = Guarantees(delta, rounds, None, total.epsilon(delta), privacy.adjacency)
 
-    def charge(self, note: str) -> Charge:
+    def charge(self, run: str, number: int) -> Charge:
         certificate, planned = self.trainer.certificate, self.trainer.affordable
+        if self.over_time is not None:
+            return Charge(f"run {run} all rounds", certificate, *self.over_time)
         kind = f"{certificate.profile!r} {certificate.total_variation!r} {self.trainer.rate!r} {planned}"
         # the rounds of all runs with these settings are one plan
         series = f"record-level rounds {hashlib.sha256(kind.encode()).hexdigest()[:16]}"
-        return Charge(note, certificate, self.steps, self.trainer.rate, series, planned)
+        return Charge(f"run {run} round {number}", certificate, self.steps, self.trainer.rate, series, planned)
 
-    def compute(self, parameters: Tensor) -> Tensor:
+    def compute(self, parameters: Tensor, state: Arrays) -> Tensor:
         self.trainer.check_process()
+        if self.over_time is not None:
+            self._resume(state)
         if not self.trainer.steps + self.steps <= self.trainer.affordable:
             raise Declined(f"the budget ({self.trainer.budget}) is spent: all steps planned for it have been taken")
         return parameters.to(device_of(self.model))
 
-    def draw(self, value: Tensor) -> Tensor:
+    def _resume(self, state: Arrays) -> None:
+        """Goes on from the stored step; where this process is at another one, what it would send is not paid for."""
+        taken = int(state.get("steps", 0))
+        if taken and not self.trainer.steps:
+            stored = io.BytesIO(np.asarray(state["training"]).tobytes())
+            self.trainer.load_state_dict(torch.load(stored, weights_only=True))
+        if taken != self.trainer.steps:
+            raise Declined(
+                f"the client has stored {taken} steps and this process has taken {self.trainer.steps}: a round has "
+                "failed here, another process has answered one, or this is another run; start the client anew"
+            )
+
+    def draw(self, value: Tensor) -> tuple[Tensor, Arrays]:
         load(self.model, value)
         self.trainer.optimizer.state.clear()  # such as the momentum of the round before
         self.model.train()
         self.trainer.train(self.training.epochs)
-        return flat(self.model) - value
+        update = flat(self.model) - value
+        if self.over_time is None:
+            return update, {}
+        stored = io.BytesIO()
+        torch.save(self.trainer.state_dict(), stored)
+        return update, {"steps": np.array(self.trainer.steps), "training": np.frombuffer(stored.getvalue(), np.uint8)}
 
 
 def _check_never_raises(model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> None:

@@ -7,7 +7,8 @@
 Put both into a module and start it by `flwr run`.
 The server has the labels and the top network. It asks for the features of one batch after the other, and sends along
 the gradient of the batch before. If a participant is missing, the run ends and says why. Between real SuperNodes,
-Flower starts a process for every message, so use few, large batches.
+Flower starts a process for every message, so use few, large batches. At a small epsilon, release few features and few
+epochs, and let `discriminant=True` decide in place of the top network: it is corrected for the known noise.
 
 A participant sends noisy features or declines, and nothing else; with unit "record" also features of public records.
 Timing is not hidden. The participant must trust the code of the app, which Flower delivers from the server.
@@ -109,6 +110,7 @@ def server_app(
     participants: int = 2,
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     learning_rate: float = 0.1,
+    discriminant: bool = False,
     timeout: float = 120.0,
     retries: int = 1,
     wait: float = 120.0,
@@ -124,14 +126,16 @@ def server_app(
         plan: what server and participants agreed on.
         participants: the number of participants.
         loss: (outputs, labels) -> the mean loss of a batch.
-        learning_rate: of the top network.
+        learning_rate: of the top network; with 0 it stays as it was made.
+        discriminant: after each epoch, decide by a linear discriminant of the epoch's features, corrected for the known
+            noise (`SplitServer.discriminant`); the top network is then there for the participants' gradients alone.
         timeout: seconds to wait for the features of a batch.
         retries: how often to ask again where no reply arrived, such as from a process that was killed; a participant
             draws the answer to a step once, however often it is asked.
         wait: seconds to wait for the participants to connect.
         evaluate: metrics, from the outputs for the public records, after every epoch.
         on_epoch: called after every epoch.
-        on_end: called with the top network.
+        on_end: called with the network that decides: the top network, or the last discriminant.
     """
     _check.count("participants", participants)
     if evaluate is not None and plan.unit == "participant":
@@ -144,12 +148,20 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         server = SplitServer(top(), labels(), plan=plan, loss=loss, learning_rate=learning_rate)
+        if discriminant:
+            server.check_discriminant()  # before anything is spent
         connected = _Participants(grid, await_nodes(grid, participants, wait), timeout, retries)
+        decides, epoch = server.network, dict[int, list[Features]]()
 
         def report(step: int, ended: str = "") -> None:
+            nonlocal decides
             metrics: Mapping[str, float] = {}
+            if discriminant and not ended:
+                decides = server.discriminant(epoch)
+                epoch.clear()
             if evaluate is not None and not ended:
-                metrics = evaluate(server.outputs(connected.features(step, [], MessageType.EVALUATE)))
+                public = connected.features(step, [], MessageType.EVALUATE)
+                metrics = evaluate(server.outputs(public, decides))
             done = Epoch(step // plan.batches, metrics, ended)
             log(ERROR if ended else INFO, "%s", done)
             if on_epoch is not None:
@@ -162,12 +174,14 @@ def server_app(
                 if step % plan.batches == 0 and step > 0:
                     report(step)
                 gradients = server.learn(step, features)
+                if discriminant:
+                    epoch[step] = features
             connected.send(plan.steps, gradients)
             report(plan.steps)
         except (_Ended, InvalidInput) as reason:
             report(step, str(reason))
         if on_end is not None:
-            on_end(server.network)
+            on_end(decides)
 
     return app
 

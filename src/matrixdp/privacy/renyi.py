@@ -63,7 +63,7 @@ def _of_cell(exponent: float, scale: float, shift: int, order: float) -> float:
     if not ratio < 1.0:
         return math.inf
     rest = [
-        float(terms[0]) + math.log(ratio / (1.0 - ratio)),
+        float(terms[0]) + (math.log(ratio / (1.0 - ratio)) if ratio > 0.0 else -math.inf),
         -float(near[-1]) - math.log(-math.expm1(near[-2] - near[-1])),
     ]
     total = _log_sum(np.append(terms, rest), 0.0) + 2.0 * size - normaliser

@@ -111,16 +111,19 @@ class Account:
         spends = [event for event in events if isinstance(event, Entry) and event.kind == "spend"]
         chosen = [entry for entry in spends if year is None or entry.time[:4] == f"{year:04}"]
         adjacency, adaptive = total.adjacency or "", self.adaptive
+        apart = any(entry.series is not None or entry.reservation is not None for entry in spends)  # charged elsewhen
         of_year = total.own.spent(self.budget, total.own.analysts(), "", adjacency, adaptive, year)
         facts = Facts(
             dataset=self._names["dataset"] or (self.path.name if self.path else self.name),
             year=year,
             entries=chosen,
+            units=sorted({entry.unit for entry in spends}) or ["record"],
             before=len(spends),
             budget=self.budget,
             adjacency=total.adjacency,
             spent=total.epsilon(),
-            spent_in_year=of_year.epsilon(adjacency),
+            spent_in_year=None if apart else of_year.epsilon(adjacency),
+            adaptive=adaptive,
             kept=total.fits(),
             analysts={analyst: self._own(total, analyst) for analyst in total.own.analysts()},
             quotas=[*total.quotas.values()],

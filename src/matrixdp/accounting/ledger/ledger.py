@@ -197,7 +197,7 @@ class Ledger(Account):
                 "delta": ...}; or a DpEvent of dp-accounting. State a mu or a rho where one is known: less is lost.
             note: as for `spend`.
             made: whether it was made already. Then it is written even if the budget or a quota does not allow it, and
-                the ledger, being over its budget, refuses every spend from then on.
+                the ledger, being over its budget, refuses what is not charged yet from then on, and what is reserved.
             count: how many such releases.
             sampling_rate: as for `spend`.
             adjacency: which data sets are neighbours; the ledger's own if it has one.
@@ -261,8 +261,9 @@ class Ledger(Account):
 
             def check(after: Total, entry: Entry | Change) -> None:
                 before.quotas_of(spend.analyst)
+                if begun is None and not made:
+                    self._check_budget(after)  # of what is held too: a release made elsewhere may have exceeded it
                 if begun is None and not held and not made:
-                    self._check_budget(after)
                     after.check_quotas(spend.analyst, entry.time)
 
             found, after = self._book.append(session, before, record, spend.documents, check)

@@ -45,11 +45,13 @@ class Facts:
         dataset: the data set, or the name of the file.
         year: the year, or None for all years.
         entries: the spends of that time, in the order of the chain.
+        units: whom the guarantees of all spends ever protect.
         before: how many there are in all.
         budget: of the ledger.
         adjacency: which data sets are neighbours.
         spent: epsilon of everything ever charged, at the budget's delta.
-        spent_in_year: epsilon of the spends of that time alone.
+        spent_in_year: epsilon of the spends of that time alone; None where some were charged at another time.
+        adaptive: whether releases may be chosen in view of earlier answers.
         kept: whether the budget is kept.
         analysts: epsilon of each analyst's own spends.
         quotas: those that hold now.
@@ -59,11 +61,13 @@ class Facts:
     dataset: str
     year: int | None
     entries: list[Entry]
+    units: list[str]
     before: int
     budget: Budget
     adjacency: str | None
     spent: float
-    spent_in_year: float
+    spent_in_year: float | None
+    adaptive: bool
     kept: bool
     analysts: Mapping[str, float]
     quotas: list[Quota]
@@ -73,11 +77,6 @@ class Facts:
     def releases(self) -> int:
         """How many releases there were."""
         return sum(entry.count for entry in self.entries)
-
-    @property
-    def units(self) -> list[str]:
-        """Whom the guarantees protect."""
-        return sorted({entry.unit for entry in self.entries}) or ["record"]
 
 
 def statement(facts: Facts, kind: str) -> str:
@@ -97,7 +96,8 @@ def statement(facts: Facts, kind: str) -> str:
         ("Who asked for it", list(_who_asked(facts))),
         ("What is not promised", list(_not_promised(facts))),
     ]
-    picture = guess_picture(_share(facts.spent, facts.budget.delta), "with all releases, at most")
+    share = _share(facts.spent, facts.budget.delta) if len(facts.units) == 1 else 1.0
+    picture = guess_picture(share, "with all releases, at most")
     return page(f"{facts.dataset}: what was released {time}, and what is promised", parts, closing, kind, picture)
 
 
@@ -123,24 +123,34 @@ def _promised(facts: Facts) -> Iterator[str]:
     who = f"any one {listed(facts.units)}"
     changed = {ADD_REMOVE: "left out", REPLACE: "replaced by another"}.get(facts.adjacency, "counted as nothing")  # type: ignore[call-overload]
     if not facts.kept:
-        yield "THE BUDGET IS EXCEEDED, by releases made elsewhere. The ledger refuses all others."
+        yield "THE BUDGET IS EXCEEDED, by releases made elsewhere. The ledger refuses all that is not charged yet."
+    if len(facts.units) > 1:
+        yield (
+            f"The releases protect different units ({listed(facts.units)}), so their losses cannot be added up for any "
+            f"one of them. Those charged have epsilon {rounded_up(facts.spent)} at delta {facts.budget.delta:g} "
+            "together, each counted for its own unit. For a total that holds, keep one ledger per unit."
+        )
+        return
     yield (
         f"All releases together, of all years, would look nearly the same if {who} were {changed}. So whatever happens "
         "to somebody because of them would have been nearly as likely without."
     )
     yield in_numbers(facts.spent, facts.budget.delta)
     yield guess(f"the data of {who}", _share(facts.spent, facts.budget.delta), "all releases so far")
-    if facts.year is not None:
+    if facts.year is not None and facts.spent_in_year is not None:
         yield (
             f"The releases of {facts.year} alone have epsilon {rounded_up(facts.spent_in_year)}. A new year does not "
             "restore what earlier years have used: the same records are in all of them."
         )
     if facts.kept:
         limit = _share(facts.budget.epsilon, facts.budget.delta)
-        yield (
-            f"Whatever is chosen in view of earlier answers, the ledger lets all releases ever use {facts.budget}: "
-            f"guesses can then be right in at most {percent(limit)} of cases."
-        )
+        chosen = "These numbers hold for releases that are fixed beforehand, and the ledger lets them use"
+        if facts.adaptive:
+            chosen = (
+                "These numbers hold for requests that were fixed beforehand. Whatever is chosen in view of earlier "
+                "answers, when to stop included, all releases ever keep"
+            )
+        yield f"{chosen} {facts.budget}: guesses can then be right in at most {percent(limit)} of cases."
 
 
 def _who_asked(facts: Facts) -> Iterator[str]:
@@ -185,23 +195,28 @@ def document(facts: Facts) -> dict[str, Any]:
             },
             "dp_flavor": {"name": "Approximate DP"},
             "privacy_loss": {
-                "privacy_unit": ", ".join(facts.units),
+                "privacy_unit": ", ".join(facts.units),  # of several, none has the total
                 "privacy_unit_description": f"Neighbouring data sets: {facts.adjacency or 'not fixed yet'}.",
-                "privacy_parameters": {"epsilon": _number(facts.spent), "delta": facts.budget.delta},
+                "privacy_parameters": {
+                    "epsilon": _number(facts.spent) if len(facts.units) == 1 else None,
+                    "delta": facts.budget.delta,
+                },
                 "privacy_parameters_description": f"Of all releases ever charged; the ledger allows {facts.budget}.",
             },
             "model": {"model_name": "Central", "release_type": "Many releases"},
             "accounting": {
                 "composition": "Privacy filters of a matrixdp ledger: Gaussian, pure and Rényi, for adaptive choices."
+                if facts.adaptive
+                else "Privacy-loss distributions, for releases that are fixed beforehand."
             },
             "implementation": {"mechanisms": "; ".join(f"{count} x {name}" for name, count in sources.items())},
         },
         "matrixdp": {
             "year": facts.year,
             "entries": [entry.to_dict() | {"document": None} for entry in facts.entries],
-            "spent_in_year": _number(facts.spent_in_year),
+            "spent_in_year": None if facts.spent_in_year is None else _number(facts.spent_in_year),
             "budget": {"epsilon": facts.budget.epsilon, "delta": facts.budget.delta, "kept": facts.kept},
-            "guess": _share(facts.spent, facts.budget.delta),
+            "guess": _share(facts.spent, facts.budget.delta) if len(facts.units) == 1 else None,
             "analysts": {name: _number(epsilon) for name, epsilon in facts.analysts.items()},
             "quotas": [quota.to_dict() for quota in facts.quotas],
             "head": facts.head,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matrixdp.accounting.domination import lies_under
-from matrixdp.accounting.filter import Block, Charge, Spent
+from matrixdp.accounting.filter import Block, Charge, Spent, is_enough
 from matrixdp.accounting.ledger.entries import Change, Entry
 from matrixdp.accounting.ledger.rules import Own, Quota, Reservation
 from matrixdp.accounting.ledger.spends import Spend
 from matrixdp.accounting.methods import Use
-from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
 
 
 @dataclass
@@ -24,11 +24,13 @@ class Series:
     Attributes:
         planned: how many releases of each kind.
         plan: the SHA-256 of the document that says so; None for a plan of one kind.
+        analyst: who was charged.
         used: how many of each kind in `planned` were made.
     """
 
     planned: Mapping[Use, int]
     plan: str | None = None
+    analyst: str | None = None
     used: Counter[Use] = field(default_factory=Counter)
 
     def place(self, use: Use, count: int) -> Use | None:
@@ -41,7 +43,8 @@ class Series:
     def after(self, use: Use, count: int) -> Series:
         """The series with so many more releases made."""
         place = self.place(use, count)
-        return Series(self.planned, self.plan, self.used + Counter({use if place is None else place: count}))
+        made = Counter({use if place is None else place: count})
+        return Series(self.planned, self.plan, self.analyst, self.used + made)
 
 
 @dataclass
@@ -113,10 +116,15 @@ class Total:
             self.own.add(entry.analyst, entry.time, block, None, 1)
         elif begun is None:
             charged = _charge_of(entry)
+            if not is_enough(block, charged):
+                raise LedgerError(
+                    f"entry {entry.number} was charged less than its release costs: it was not written here"
+                )
             self.spent.add(block, charged, str(entry.adjacency))
             self.own.add(entry.analyst, entry.time, block, charged, 1)
         if entry.series is not None:
-            self.series[entry.series] = (begun or Series(block, entry.plan)).after(entry.use, entry.count)
+            series = begun or Series(block, entry.plan, entry.analyst)
+            self.series[entry.series] = series.after(entry.use, entry.count)
 
     def _add_reservation(self, entry: Entry) -> None:
         whole = bool(entry.plan_uses) or entry.series is not None
@@ -155,6 +163,10 @@ class Total:
         if spend.kind == "reservation":
             return self._price_of_reservation(spend)
         begun = self.begun(spend)
+        if begun is not None and self.quotas and begun.analyst != spend.analyst:
+            raise InvalidInput(
+                f"analyst must be the one who was charged for the series {spend.series!r}; others have their own quotas"
+            )
         block = _block_of(spend, begun)
         planned = {"planned": sum(block.values())}
         if begun is None and spend.reservation is not None:

@@ -32,7 +32,7 @@ class SplitServer:
         labels: one per record, in the common order.
         plan: what server and participants agreed on.
         loss: (outputs, labels) -> the mean loss of a batch.
-        learning_rate: of SGD.
+        learning_rate: of SGD; with 0 the network stays as it was made.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SplitServer:
         learning_rate: float = 0.1,
     ) -> None:
         self.network, self.plan, self.loss = network, plan, loss
-        self.learning_rate = _check.positive("learning_rate", learning_rate)
+        self.learning_rate = _check.at_least_zero("learning_rate", learning_rate)
         self.labels = checked("labels", labels, device_of(network))
         if len(self.labels) != plan.records:
             raise InvalidInput(f"labels must have the {plan.records} records of the plan, got {len(self.labels)}")
@@ -80,17 +80,12 @@ class SplitServer:
         labels = self.labels.cpu().numpy()[np.concatenate([self.plan.batch(step) for step in features])]
         with _check.withheld("network"):
             outputs = self.outputs([np.zeros((1, joined.shape[1]), dtype=np.float32)]).shape[-1]
-        classes_only = (
-            labels.ndim == 1 and labels.dtype.kind in "iu" and bool(np.all((labels >= 0) & (labels < outputs)))
-        )
-        if len(labels) != len(joined) or not classes_only:
+        std = self.check_discriminant(next(iter(features.values()))[0].shape[1])
+        if len(labels) != len(joined) or not np.all(labels < outputs):
             raise InvalidInput(
                 "features must be those of all records of their steps, and labels the numbers of the network's outputs"
             )
-        law = self.plan.feature_noise(next(iter(features.values()))[0].shape[1]).law
-        if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic)):
-            raise InvalidInput("mechanism must add the same noise to all features, as 'analytic' does")
-        std, (classes, place) = law.covariance.std, np.unique(labels, return_inverse=True)
+        classes, place = np.unique(labels, return_inverse=True)
         means = np.stack([joined[place == number].mean(axis=0) for number in range(len(classes))])
         within = joined - means[place]
         values, vectors = np.linalg.eigh(within.T @ within / len(joined) - std**2 * np.eye(joined.shape[1]))
@@ -103,12 +98,23 @@ class SplitServer:
             top.bias.fill_(-1e9)  # a class without records
             top.weight[classes] = torch.from_numpy(weights.astype(np.float32))
             top.bias[classes] = torch.from_numpy(biases.astype(np.float32))
-        return top
+        return top.to(device_of(self.network))
 
-    def outputs(self, features: list[Features]) -> Tensor:
-        """The network's outputs for the joined features."""
+    def check_discriminant(self, features: int = 1) -> float:
+        """The std of the noise on so many features; raises InvalidInput where `discriminant` cannot work."""
+        labels = self.labels.cpu().numpy()
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or np.any(labels < 0):
+            raise InvalidInput("labels must be classes, numbered from 0, for a discriminant")
+        law = self.plan.feature_noise(features).law
+        if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic)):
+            raise InvalidInput("mechanism must add the same noise to all features, as 'analytic' does")
+        return law.covariance.std
+
+    def outputs(self, features: list[Features], network: nn.Module | None = None) -> Tensor:
+        """The outputs of the network, or of another one, for the joined features."""
+        joined = torch.cat([self._tensor(block) for block in features], dim=1)
         with torch.no_grad():
-            return torch.as_tensor(self.network(torch.cat([self._tensor(block) for block in features], dim=1)))
+            return torch.as_tensor((network or self.network)(joined))
 
     def _tensor(self, block: Features) -> Tensor:
         return torch.from_numpy(np.array(block, dtype=np.float32)).to(device_of(self.network))
