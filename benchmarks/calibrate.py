@@ -142,7 +142,7 @@ def main():
         try:
             calibrate = load()
         except ModuleNotFoundError:
-            table.add_row(library, "not installed:", "", "pip install", "matrixdp\\[peers]")
+            table.add_row(library, "not installed")
             continue
         except ImportError:
             table.add_row(library, "fails to import")

@@ -66,10 +66,12 @@ TASKS = {
     "means adult": ("mean hours in 15 occupations", "hours", {"of": "hours-per-week", "by": "occupation"}),
     "means hospital": ("mean cost in 6 regions", "cost", {"of": "cost", "by": "region"}),
     "quantiles adult fnlwgt": ("quartiles of fnlwgt", "% of ranks", {"of": "fnlwgt", "p": QUARTILES}),
+    "quantiles adult median": ("median of fnlwgt", "% of ranks", {"of": "fnlwgt", "p": (0.5,)}),
     "quantiles adult age": ("quartiles of age", "% of ranks", {"of": "age", "p": QUARTILES, "whole": True}),
     "quantiles adult hours": ("quartiles of hours", "% of ranks", {"of": HOURS, "p": QUARTILES, "whole": True}),
     "quantiles adult gain": ("upper quantiles of gain", "% of ranks", {"of": GAIN, "p": UPPER, "whole": True}),
     "quantiles hospital": ("quartiles of cost", "% of ranks", {"of": "cost", "p": QUARTILES}),
+    "quantiles hospital tenth": ("0.9-quantile of cost", "% of ranks", {"of": "cost", "p": (0.9,)}),
     "regression adult": ("hours on age, education, sex", "hours", {"of": HOURS, "on": ("age", SCHOOL, "sex")}),
     "regression hospital": ("cost on age, severity, smoker", "cost", {"of": "cost", "on": SICK}),
     "line adult": ("hours on age", "hours", {"of": "hours-per-week", "on": ("age",)}),
@@ -154,7 +156,7 @@ def given(kind, table, asked):
         return {"values": values, "low": low, "high": high, **groups}
     if kind == "quantiles":
         values, (low, high) = number(asked["of"])
-        bins = "whole" if asked.get("whole") else 1 << 14
+        bins = "whole" if asked.get("whole") else 1 << 16
         return {"values": values, "probabilities": asked["p"], "low": low, "high": high, "bins": bins}
     if kind == "pca":
         return {"records": np.column_stack([scaled(name) for name in asked["of"]]), "norm": 2.0, "components": 2}
@@ -166,7 +168,7 @@ def given(kind, table, asked):
 
 def losses(kind, task, answers, library):
     """The mean squared error of each repeat; for PCA the share of variance that is lost."""
-    answers = np.asarray(answers, dtype=float)
+    answers = np.asarray(answers, dtype=float).reshape(len(answers), *np.shape(answers)[1:] or (1,))
     if kind == "pca":
         moment = task["records"].T @ task["records"]
         best = np.sum(np.linalg.eigvalsh(moment)[-task["components"] :])
@@ -230,17 +232,19 @@ def repeats_of(key):
     return max(REPEATS[key.split()[0]] // (2 if key.endswith("gain") else 1), 1)
 
 
-def measured(peer):
+def measured(peer, only, more):
     """One row per task and library: key, library, error, ratio with its range, lines."""
     frame = pd.read_csv(Path(os.environ["MATRIXDP_DATA"], "adult_train.csv.gz"), keep_default_na=False)
     tables = {"adult": matrixdp_table(frame), "hospital": hospital_table()}
     tasks, answers = {}, {}
     for key, (_, _, asked) in TASKS.items():
+        if only and key not in only:
+            continue
         kind, data = key.split()[:2]
         tasks[key] = given(kind, tables[data], asked)
         function = globals()[f"matrixdp_{kind}"]
         all_given = {**tasks[key], **asked, "table": tables[data]}
-        answers[f"matrixdp/{key}"] = [np.asarray(function(**all_given)) for _ in range(repeats_of(key))]
+        answers[f"matrixdp/{key}"] = [np.asarray(function(**all_given)) for _ in range(more * repeats_of(key))]
         print(key, "done", file=sys.stderr, flush=True)
     written = lines(__file__)
     if peer is not None:
@@ -248,7 +252,7 @@ def measured(peer):
         written.update(lines(script))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "tasks.npz")
-            whole = {key: (task, repeats_of(key)) for key, task in tasks.items()}
+            whole = {key: (task, more * repeats_of(key)) for key, task in tasks.items()}
             np.savez(path, tasks=np.array(whole, dtype=object))
             output = subprocess.run([peer, script, path], stdout=subprocess.PIPE, text=True, check=True).stdout
         found, *versions = json.loads(output.splitlines()[-1])
@@ -302,9 +306,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--peer", help="the interpreter of an environment with OpenDP and diffprivlib")
     parser.add_argument("--figure", help="where to write the figure")
+    parser.add_argument("--only", action="append", choices=TASKS, help="one of the tasks; give it again for more")
+    parser.add_argument("--more", type=int, default=1, help="so many times the usual repeats")
     arguments = parser.parse_args()
     start = time.perf_counter()
-    rows = measured(arguments.peer)
+    rows = measured(arguments.peer, arguments.only, arguments.more)
     print(
         f"{'task':<40} {'library':<26} {'error':>9} {'':<10} {'ratio':>7} {'90 % range':>17} {'lines':>5}  at epsilon 1"
     )

@@ -1,4 +1,7 @@
-"""A Transformer under a budget by Hugging Face's Trainer, whose loop stays as it is.
+"""A Transformer under a budget, by Hugging Face's Trainer
+=======================================================
+
+The Trainer's loop stays as it is.
 
 `python examples/huggingface_trainer.py` needs transformers and accelerate. The Trainer calls backward() itself, so
 `make_private(..., trust_loop=True)` trusts it: each batch goes through the model once, and the loss is the mean over

@@ -1,4 +1,7 @@
-"""MNIST and a part of CIFAR-10 under a budget, by the settings in recipes.toml.
+"""MNIST and a part of CIFAR-10 under a budget
+===========================================
+
+The settings are in recipes.toml.
 
 `MATRIXDP_DATA=folder python examples/train_recipes.py mnist` trains on a part of the training records and prints the
 accuracy on the others: that is how the settings were chosen. With `--test` it trains on all of them and prints the

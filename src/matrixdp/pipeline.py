@@ -324,7 +324,13 @@ def sized_for_budget(
 
 
 def sized_for_mu(
-    law: Gaussian, sensitivity: Sensitivity, mu: float, *, may_shrink: bool = True, with_drawing: bool = True
+    law: Gaussian,
+    sensitivity: Sensitivity,
+    mu: float,
+    *,
+    may_shrink: bool = True,
+    with_drawing: bool = True,
+    query: Mapping[str, Any] | None = None,
 ) -> Certificate:
     """The certificate of Gaussian noise in the size at which it has this mu, drawing included.
 
@@ -334,8 +340,9 @@ def sized_for_mu(
         mu: what one release may have.
         may_shrink: whether noise that is more than enough is made smaller; else only what is too small is changed.
         with_drawing: False for the law alone.
+        query: the query's name and public parameters.
     """
-    undrawn = certify(law, sensitivity)
+    undrawn = certify(law, sensitivity, query=query)
     drawing = drawing_for(law, sensitivity, mu) if with_drawing else None
     return _with_room(undrawn, drawing, mu, may_shrink=may_shrink)
 

@@ -43,7 +43,7 @@ def test_a_daily_job(tmp_path, call, begun):
     assert found["certificate"]["guarantee"]["keeps_budget"]
     np.testing.assert_array_equal(np.load(tmp_path / "total.npy"), found["answer"]["value"])
     assert json.loads(call("stream", "show", begun, "--step", "1", "--json").stdout)["answer"] == answer
-    assert "Released: 2 days, of 28" in call("stream", "show", begun).stdout
+    assert "Days released: 2, of 28" in call("stream", "show", begun).stdout
 
 
 def test_a_stream_with_a_ledger_and_no_end(tmp_path, call):
@@ -51,7 +51,7 @@ def test_a_stream_with_a_ledger_and_no_end(tmp_path, call):
     path = tmp_path / "s"
     once = ("--steps", "unbounded", "--sensitivity", "participation:1", "--ledger", tmp_path / "budget.db")
     assert call("stream", "init", path, *once, *RATES).exit_code == 0
-    assert "0 days, without an end" in call("stream", "show", path).stdout
+    assert "Days released: 0, without an end" in call("stream", "show", path).stdout
     refused = call("stream", "add", path, day(tmp_path, [3]))
     assert refused.exit_code == 2
     assert "ledger must be the one" in refused.stderr

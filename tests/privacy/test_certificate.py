@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from cases import COVARIANCES, SETS, SHAPE, spd
-from matrixdp import Budget, certify
+from matrixdp import Budget, calibrate, certify
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
@@ -183,6 +183,16 @@ def test_printing_is_for_people_and_never_rounds_the_guarantee_down():
     printed = float(text.split("epsilon = ")[1].split()[0])
     assert certificate.epsilon(1e-6) <= printed <= certificate.epsilon(1e-6) * 1.002
     assert json.loads(certificate.to_json())["guarantee"]["adjacency"] == "replace"
+
+
+@pytest.mark.parametrize("budget", [Budget(0.5, 1e-7), Budget(0.1, 0.0), Budget(0.12345678, 1e-6)], ids=str)
+def test_discrete_noise_prints_its_delta_at_the_epsilon_asked_for(budget):
+    law = calibrate("laplace", shape=(3,), sensitivity=Counts(1), budget=budget)
+    certificate = certify(law, Counts(1), budget)
+    _, delta, _, _, epsilon = certificate.in_short.split()
+    assert f"guarantee  {certificate.in_short} (exact" in str(certificate)
+    assert budget.epsilon <= float(epsilon) <= budget.epsilon * 1.0001
+    assert certificate.delta(float(epsilon)) <= float(delta) <= 1.01 * budget.delta
 
 
 def test_a_set_that_does_not_fit_is_refused():

@@ -36,7 +36,7 @@ def test_quantiles_are_near_the_truth_and_verify(mechanism, adjacency):
 def test_intervals_cover_the_quantile_of_the_records(mechanism):
     """At least the level; with half of the margin it must show that they do not."""
     values, wanted, rounds = ages(300), np.array([0.5, 0.9]), 60
-    edges = np.arange(0, 121, 3)
+    edges = np.linspace(0, 120, 481 if mechanism == "auto" else 41)
     truth = np.quantile(values, wanted, method="inverted_cdf")
     covered, widths = np.zeros(2), np.zeros(2)
     narrow = np.zeros(2)
@@ -48,7 +48,7 @@ def test_intervals_cover_the_quantile_of_the_records(mechanism):
         narrow += (weak.low <= truth) & (truth <= weak.high)
     least = binom.ppf(FALSE_ALARM / 3, rounds, 0.9)
     assert np.all(covered >= least)
-    assert np.all(widths < 60)
+    assert np.all(widths < 80)
     assert np.any(narrow < least)
 
 

@@ -83,8 +83,9 @@ class Part:
 
     def __str__(self) -> str:
         sampled = "" if self.sampling_rate == 1.0 else f", each record sampled with probability {self.sampling_rate:g}"
-        stated = "" if isinstance(self.certificate, Certificate) else ", stated without a law"
-        return f"{self.count} x {self.certificate.profile}{sampled}{stated}"
+        if isinstance(self.certificate, Certificate):
+            return f"{self.count} x {self.certificate.in_short}{sampled}"
+        return f"{self.count} x {self.certificate.profile}{sampled}, stated without a law"
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,7 @@ def release(
     bins: Annotated[
         str | None,
         typer.Option(
-            help="With --quantiles: a number of bins, whole for whole numbers, or edges.", show_default="16384"
+            help="With --quantiles: a number of bins, whole for whole numbers, or edges.", show_default="65536"
         ),
     ] = None,
     regress: Annotated[str | None, typer.Option(help="Least squares of a column on others: cost~age+sex.")] = None,

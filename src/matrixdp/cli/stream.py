@@ -132,7 +132,7 @@ def display(
     if opened.shape is not None:
         console.print(str(opened.certificate), markup=False, soft_wrap=True)
     planned = "without an end" if opened.steps is None else f"of {opened.steps}"
-    console.print(f"Released: {days} days, {planned}", markup=False, soft_wrap=True)
+    console.print(f"Days released: {days}, {planned}", markup=False, soft_wrap=True)
     if answer is not None:
         _show(answer, json=False)
 

@@ -87,7 +87,8 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
     _check.choice("mechanism", mechanism, [*RECIPES, "auto"])
     shape = _check.any_shape(shape)
     if not isinstance(sensitivity, Sensitivity):
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
+        got = type(sensitivity).__name__
+        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, such as Counts(1), got {got}")
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)

@@ -46,7 +46,7 @@ def marginals(
         with limits always so; (2) any contrasts.
     """
     if not isinstance(sensitivity, Residuals):
-        raise NotApplicable(f"marginals needs a Residuals set, got {type(sensitivity).__name__}; see plan_marginals")
+        raise NotApplicable(f"needs a Residuals set, got {type(sensitivity).__name__}; see plan_marginals")
     sensitivity.fits(shape)
     basis = sensitivity.basis
     if sensitivity.adjacency == REPLACE and not np.all(np.any(basis.subsets >= 0, axis=1)):

@@ -190,13 +190,21 @@ class Certificate(Guarantee):
             return f"{tight} for the ideal law only"
         return f"{tight}, grid included" if self.exact and self.drawing and self.drawing.enlargement else tight
 
+    @property
+    def in_short(self) -> str:
+        """The guarantee in a few words: mu, or for noise that is not Gaussian delta at the epsilon asked for."""
+        if self.mu is not None:
+            return str(self.profile)
+        epsilon = self.budget.epsilon if self.budget else USUAL.epsilon
+        return f"delta {rounded_up(self.delta(epsilon))} at epsilon {rounded_up(epsilon, 6)}"
+
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else USUAL.delta
         added, bars = added_law(self.law), self.standard_error_range
         lines = [
             ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
-            ("guarantee", f"{self.profile} ({self._tightness()})"),
+            ("guarantee", f"{self.in_short} ({self._tightness()})"),
             ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}{_pure(delta)}"),
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
@@ -255,7 +263,8 @@ def certify(
     if not is_known(noise):
         raise InvalidInput(f"noise must be a noise law, got {type(noise).__name__}; calibrate() makes one")
     if not isinstance(sensitivity, Sensitivity):
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {type(sensitivity).__name__}")
+        got = type(sensitivity).__name__
+        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, such as Counts(1), got {got}")
     sensitivity.fits(noise.shape)
     found = claim(noise, sensitivity)
     undrawn = Certificate(

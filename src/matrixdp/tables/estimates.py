@@ -218,10 +218,15 @@ def terms_of(target: str, columns: Mapping[str, Column]) -> tuple[list[float], l
 
     A categorical column is one feature per value but the first, 1 in rows with that value and 0 in others.
     """
-    bounds, names = [bounds_of(target, columns[target])], list[str]()
+    ends = bounds_of(target, columns[target])
+    low, high, names = features_of({name: column for name, column in columns.items() if name != target})
+    return [ends[0], *low], [ends[1], *high], names
+
+
+def features_of(columns: Mapping[str, Column]) -> tuple[list[float], list[float], tuple[str, ...]]:
+    """The bounds and the names of the features that columns make."""
+    bounds, names = list[tuple[float, float]](), list[str]()
     for name, column in columns.items():
-        if name == target:
-            continue
         if is_indicated(column):
             names += [f"{name}={value}" for value in column.categories[1:]]
             bounds += [(0.0, 1.0)] * (len(column.categories) - 1)

@@ -52,8 +52,10 @@ def measure(out: Labelled) -> str:
         return f"{name.removesuffix('s')} of {asked['of']}"
     if name == "quantiles":
         return str(asked["columns"][0][0])
+    if name in ("regression", "logistic-regression"):
+        return "coefficient"
     of = str(asked.get("of", "value"))
-    return {"regression": "coefficient", "components": "loading"}.get(of if name == "moments" else name, of)
+    return "loading" if of == "components" else of
 
 
 def _size(axes: Axes) -> tuple[float, float]:

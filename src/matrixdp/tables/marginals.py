@@ -29,7 +29,7 @@ from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import ResidualNoise
 from matrixdp.distributions.gaussian import normal_quantile
 from matrixdp.distributions.margins import error_rate, sidak
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.intervals import Interval
 from matrixdp.mechanisms import calibrate
 from matrixdp.mechanisms.solvers import marginals as solver
@@ -88,11 +88,16 @@ def plan_marginals(
         (18 columns), else a proven upper bound.
 
     Raises:
-        NotApplicable: if the targets cannot be kept with this budget.
+        NotApplicable: if the targets cannot be kept with this budget, or delta is 0.
 
     Source: xiao2023optimal.
     Deviates: see `matrixdp.mechanisms.solvers.marginals`.
     """
+    if isinstance(budget, Budget) and budget.delta == 0:
+        raise NotApplicable(
+            "marginals have Gaussian noise, which does not keep delta = 0; use a delta well below 1/rows, such as "
+            "1e-6, or ask for the counts of one table, which take delta = 0"
+        )
     names, adjacency = column_names(sizes), checked(adjacency)
     tables, kinds = table_rows(names, up_to, families), kinds_of(names, ordered)
     found = solver.incidence(tables, len(names))

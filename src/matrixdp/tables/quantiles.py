@@ -13,6 +13,7 @@ counts. That is better for hundreds of quantiles only, and with some hundred bin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +35,8 @@ from matrixdp.secure.quantile_search import MOST_BINS as LARGEST_GRID
 from matrixdp.secure.quantile_search import probes, probes_of
 from matrixdp.sensitivity import Sensitivity
 
-# The share of epsilon that the search takes; the rest is for intervals.
-SEARCH = 0.85
+# The share of epsilon that the search takes, for one quantile and for several; the rest is for intervals.
+SEARCH_ONE, SEARCH_SEVERAL = 0.9, 0.85
 # Of finer histograms with additive noise, so many edges are tested for intervals.
 TESTED = 256
 
@@ -121,7 +122,8 @@ def search_law(bins: int, probabilities: Any, sensitivity: Sensitivity, budget: 
     groups, _ = steps_changed(sensitivity, (bins,), 1.0)
     epsilon = budget.epsilon / sum(steps * entries for steps, entries in groups) * (1 - 1e-11)
     wanted = tuple(np.unique(probabilities_in(probabilities)).tolist())
-    rate, scale = SEARCH * epsilon / len(wanted).bit_length(), 1 / ((1 - SEARCH) * epsilon)
+    search = SEARCH_ONE if len(wanted) == 1 else SEARCH_SEVERAL
+    rate, scale = search * epsilon / len(wanted).bit_length(), 1 / ((1 - search) * epsilon)
     return QuantileSearch((bins,), wanted, rate, scale, source="exponential mechanism")
 
 
@@ -135,7 +137,7 @@ def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0
     any bins whose edges do not depend on the noise of the counts, such as those between the probes of a search.
 
     The estimate is what the search found; otherwise it is where the noisy running counts, made nondecreasing, reach p
-    times the last one. It is moved into the interval.
+    times the last one. An interval is widened where it is outside: the search is more precise than the counts.
 
     Args:
         release: of the counts in the bins, or of a search in them.
@@ -168,9 +170,10 @@ def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0
             place = float(np.interp(p * reached[-1], reached, counted))
             tested = np.unique(np.linspace(0, len(counts), min(TESTED, len(counts)) + 1).astype(int))[1:-1]
         first, last = _not_rejected(release, tested, p, level)
-        low[index], high[index] = borders[counted[first]], borders[counted[last]]
+        low[index] = borders[min(counted[first], math.floor(place))]
+        high[index] = borders[max(counted[last], math.ceil(place))]
         estimate[index] = np.interp(place, np.arange(bins + 1), borders)
-    return Quantiles(wanted, np.clip(estimate, low, high), low, high, float(level), given)
+    return Quantiles(wanted, estimate, low, high, float(level), given)
 
 
 def _not_rejected(release: Release, tested: Any, p: float, level: float) -> tuple[int, int]:

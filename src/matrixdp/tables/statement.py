@@ -26,6 +26,7 @@ from matrixdp._pages import (
 )
 from matrixdp._rounding import rounded_up
 from matrixdp.adjacency import ADD_REMOVE, REPLACE
+from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.records import digest
 from matrixdp.privacy.verification import written
 from matrixdp.tables.columns import MISSING_LABEL, Column
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
 def statement(out: Labelled, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
-    hashed = digest(written(out.certificate)[0].encode())
+    certificate: Any = out.certificate  # or a composition
+    text = written(certificate)[0] if isinstance(certificate, Certificate) else certificate.to_json()
+    hashed = digest(text.encode())
     closing = (
         "The certificate holds every number that the promise follows from. Anybody can check it without the data: "
         f"matrixdp verify FILE. SHA-256 of the certificate as saved: {hashed}"
@@ -60,6 +63,9 @@ def _parts(out: Labelled, level: float) -> list[Part]:
 COUNTED = ("counts", "cell-states", "table-marginals")
 """The queries whose numbers are numbers of rows."""
 
+FITTED = ("regression", "logistic-regression", "moments")
+"""The queries whose intervals are to first order in the noise."""
+
 
 def _released(out: Labelled, level: float) -> Iterator[str]:
     asked, parts = out.query["parameters"], out.parts(level)
@@ -75,14 +81,14 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
             "whole."
         )
     else:
-        about = " about" if out.query["name"] in ("regression", "moments") else " at least"
+        about = " about" if out.query["name"] in FITTED else " at least"
         yield (
             "Random noise was added before they were computed. With each number comes an interval, which holds what "
             f"the data say in{about} {level:.0%} of cases."
         )
     alike: dict[str, list[str]] = {}
     for name, column in dict(asked.get("columns", [])).items():
-        computed = out.query["name"] in ("quantiles", "regression", "moments") or name == asked.get("of")
+        computed = out.query["name"] in ("quantiles", *FITTED) or name == asked.get("of")
         alike.setdefault(_rules(column, computed), []).append(name)
     for rules, names in alike.items():
         yield f"{listed(names)}: {rules}"
@@ -100,7 +106,8 @@ def _total(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
 
 def _explained(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
     features = [name for name, _ in asked["columns"] if name != asked["target"]]
-    return f"How {asked['target']} changes with {listed(features)}: a linear regression, one number per term."
+    kind = "linear" if out.query["name"] == "regression" else "logistic"
+    return f"How {asked['target']} changes with {listed(features)}: a {kind} regression, one number per term."
 
 
 def _of_moments(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
@@ -123,6 +130,7 @@ _WHAT: dict[str, Callable[[Labelled, Mapping[str, Any], str], str]] = {
         f"Values of {asked['columns'][0][0]} below which a given share of the rows lies: {', '.join(out.axes[0][1])}."
     ),
     "regression": _explained,
+    "logistic-regression": _explained,
     "moments": _of_moments,
 }
 """What was released, in words, by query."""

@@ -32,10 +32,12 @@ from matrixdp.tables.estimates import (
     change_in_moments,
     change_in_quantiles,
     change_in_regression,
+    features_of,
     is_indicated,
     terms_of,
 )
 from matrixdp.tables.kinds import Numeric
+from matrixdp.tables.logistic import STEPS, LogisticAnswer, check_two_classes
 from matrixdp.tables.means import bounded_totals
 from matrixdp.tables.moments import bounded_moments
 from matrixdp.tables.outputs import Axes
@@ -187,7 +189,7 @@ class Table:
         sensitivity = change_in_means(value.shape, **asked["parameters"])
         return EstimateAnswer(value, sensitivity, asked, axes, OfTotals(low, high, summed=what == "sums"))
 
-    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 14) -> EstimateAnswer:
+    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 16) -> EstimateAnswer:
         """Quantiles of a numeric column; rows without a number are out.
 
         Args:
@@ -231,18 +233,7 @@ class Table:
         low, high, names = terms_of(target, columns)
         _check.at_least_zero("ridge", ridge)
 
-        def made(read: Read, rows: int) -> Made:
-            inside, parts = np.ones(rows, dtype=bool), []
-            for name, column in columns.items():
-                known, values = column.numbers(*read[name])
-                inside &= known
-                if is_indicated(column):
-                    parts.append(values[:, None] == np.arange(1, len(column.categories)))
-                else:
-                    parts.append(values[:, None])
-            return inside, np.concatenate(parts, axis=1).astype(np.float64)
-
-        rows = self._collected(columns, made, len(low))
+        rows = self._collected(columns, _terms(target, columns), len(low))
         value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
         asked = query(
             "regression", target=target, columns=[list(item) for item in columns.items()], **self.parameters()
@@ -250,6 +241,36 @@ class Table:
         sensitivity = change_in_regression(value.shape, **asked["parameters"])
         computed = Regression(tuple(low), tuple(high), ridge)
         return EstimateAnswer(value, sensitivity, asked, (("term", ("intercept", *names)),), computed)
+
+    def logistic_regression(
+        self, target: str, on: Sequence[str], *, ridge: float = 1.0, steps: int = STEPS
+    ) -> LogisticAnswer:
+        """Logistic regression of a column with two values on others: the intercept, and a coefficient per feature.
+
+        Coefficients are those of the logarithm of the odds of the second value, true for a boolean column. Features,
+        and the rows that are out, are those of `regression`. Error bars are about the penalised fit of the rows.
+
+        Args:
+            target: the column to explain.
+            on: the columns that explain it.
+            ridge: half of it is added to the loss for each squared coefficient of a feature mapped to [-1, 1].
+            steps: how many gradients are released.
+
+        Guarantee: a unit has at most `contributions` rows; see `matrixdp.tables.logistic`.
+        """
+        columns = {name: self.domain[name] for name in (target, *_names("on", on))}
+        if len(columns) != 1 + len(on):
+            raise InvalidInput("a column is named twice")
+        check_two_classes(target, columns[target])
+        low, high, names = features_of({name: columns[name] for name in on})
+        rows = self._collected(columns, _terms(target, columns), 1 + len(low))
+        asked = query(
+            "logistic-regression", target=target, columns=[list(item) for item in columns.items()], **self.parameters()
+        )
+        return LogisticAnswer(
+            rows=rows, low=tuple(low), high=tuple(high), ridge=_check.positive("ridge", ridge),
+            steps=_check.count("steps", steps), query=asked, axes=(("term", ("intercept", *names)),),
+        )  # fmt: skip
 
     def variances(self, *columns: str) -> EstimateAnswer:
         """The variance of each of these columns; rows in which one of them has no number are out.
@@ -413,6 +434,23 @@ def _codes(chosen: Mapping[str, Column], read: Read, rows: int) -> Codes:
     """The place of each row's cell among the labels of each column."""
     found = [column.codes(*read[name]) for name, column in chosen.items()]
     return np.stack(found, axis=1) if found else np.empty((rows, 0), dtype=np.int64)
+
+
+def _terms(target: str, columns: Mapping[str, Column]) -> Callable[[Read, int], Made]:
+    """What makes a row of numbers for a regression: the target, then the features."""
+
+    def made(read: Read, rows: int) -> Made:
+        inside, parts = np.ones(rows, dtype=bool), []
+        for name, column in columns.items():
+            known, values = column.numbers(*read[name])
+            inside &= known
+            if is_indicated(column) and name != target:
+                parts.append(values[:, None] == np.arange(1, len(column.categories)))
+            else:
+                parts.append(values[:, None])
+        return inside, np.concatenate(parts, axis=1).astype(np.float64)
+
+    return made
 
 
 def _inside(codes: Codes) -> Made:

@@ -1,0 +1,331 @@
+"""Logistic regression from one noisy second moment, a few noisy gradients, and one noisy Hessian.
+
+The loss sum_i log(1 + exp(-y_i z_i b)) has a Hessian of at most M/4, M the second moment of z = (1, u), where u has
+each feature mapped to [-1, 1]. Each step moves b by (M/4 + penalty)^-1 times the noisy gradient, which never raises the
+loss but for the noise. Let b and g be the means of the points and of the noisy gradients over the later half of the
+steps, and H the noisy Hessian at b. The result is b - H^-1 g, a Newton step from b.
+
+Error bars: near the minimum a gradient is H times the distance from it, so that the result is off by H^-1 times the
+mean of the gradients' noise, to first order. That is Gaussian with a known standard deviation. Its coverage is measured
+in the tests, not proven. `reliable` is false where the noise is not small beside the Hessian.
+
+Guarantee: a record's gradient is (p - y) z, of norm at most r = sqrt(1 + features); its part of M is z z^T, its part of
+    the Hessian w w^T with w = sqrt(p (1 - p)) z, |w| <= r/2. All noise is fixed before the first release. Its
+    composition is exact, also for queries that depend on earlier answers. It is charged once, before anything is drawn.
+
+Source: boehning1992multinomial, for the steps; dong2022gaussian, Corollary 3.3, for the composition.
+Deviates: (1) the mean of the later half, and a Newton step from it, in place of the last point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from matrixdp import _check, queries
+from matrixdp._check import Array, Shape
+from matrixdp.accounting.accountant import Accountant
+from matrixdp.accounting.composition import Composition
+from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.adjacency import ADD_REMOVE
+from matrixdp.budget import Budget
+from matrixdp.distributions import Gaussian
+from matrixdp.distributions.gaussian import normal_quantile
+from matrixdp.distributions.margins import error_rate
+from matrixdp.errors import InvalidInput, NotApplicable, NumericalFailure
+from matrixdp.mechanisms import calibrate
+from matrixdp.pipeline import Spends, mu_of_each, prepare, sized_for_mu
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
+from matrixdp.queries import Answer
+from matrixdp.queries.answer import changes, query
+from matrixdp.queries.units import of_units
+from matrixdp.sensitivity import Sensitivity
+from matrixdp.tables.columns import Column
+from matrixdp.tables.counts import Named, domain_of
+from matrixdp.tables.estimates import added, features_of, rows_of
+from matrixdp.tables.kinds import Boolean, Categorical
+from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
+
+STEPS = 32
+"""How many gradients are released."""
+
+MOMENT, GRADIENT, HESSIAN = "moment", "gradient", "hessian"
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticFit:
+    """The coefficients of a logistic regression: the intercept first, then one per feature.
+
+    Attributes:
+        value: the coefficients.
+        standard_error: of the noise, to first order.
+        reliable: whether the noise is small beside the Hessian, so that error bars hold.
+        certificate: what all releases guarantee together.
+    """
+
+    value: Array
+    standard_error: Array
+    reliable: bool
+    certificate: Composition
+
+    def numbers(self, level: float) -> dict[str, Array]:
+        """Values, standard errors, and intervals of this level, from the normal distribution."""
+        half = normal_quantile(error_rate(level)) * self.standard_error
+        parts = (self.value, self.standard_error, self.value - half, self.value + half)
+        return dict(zip(NUMBERS, parts, strict=True))
+
+
+class LogisticRegression:
+    """A logistic regression whose noise is sized; it only has to be charged and drawn, once."""
+
+    def __init__(
+        self,
+        features: Array,
+        positive: Array,
+        low: Any,
+        high: Any,
+        budget: Budget,
+        *,
+        penalty: float,
+        steps: int = STEPS,
+        adjacency: str = ADD_REMOVE,
+        contributions: int | None = None,
+        asked: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Sizes the noise, and checks that the composition keeps the budget.
+
+        Args:
+            features: one record per row; private.
+            positive: whether each record is in the second class; private.
+            low: the least value of each feature, public; smaller values count as this one.
+            high: the largest value of each feature, likewise.
+            budget: the guarantee to keep.
+            penalty: half of this is added to the loss for each squared coefficient of u, but for the intercept.
+            steps: how many gradients are released.
+            adjacency: which data sets are neighbours.
+            contributions: how many records of a unit there are at most, where units are protected.
+            asked: the query of `change_in_logistic_regression` without `of`, where it is that.
+        """
+        self._middle, self._half = (np.asarray(high) + low) / 2, (np.asarray(high) - low) / 2
+        u = np.clip((features - self._middle) / self._half, -1.0, 1.0)
+        self._z, self._positive = np.column_stack([np.ones(len(u)), u]), np.asarray(positive, dtype=np.float64)
+        if not len(u):  # a record of zeros is nothing in any sum
+            self._z, self._positive = np.zeros((1, u.shape[1] + 1)), np.zeros(1)
+        self._ridge = np.diag([1e-9] + [_check.positive("penalty", penalty)] * u.shape[1])
+        self._budget, self._steps, self._asked = budget, _check.count("steps", steps), asked
+        self._adjacency, self._contributions = adjacency, contributions
+        if isinstance(budget, Budget) and budget.delta == 0:
+            raise NotApplicable(
+                "logistic regressions have Gaussian noise, which does not keep delta = 0; use a delta well below "
+                "1/rows, such as 1e-6"
+            )
+        self._mu = mu_of_each(budget, self._steps + 2)
+        self._certificates = {of: self._sized(of) for of in (MOMENT, GRADIENT, HESSIAN)}
+        account = Accountant()
+        for of, certificate in self._certificates.items():
+            account.add(certificate, self._steps if of == GRADIENT else 1)
+        self.certificate = account.composition(budget)
+        if not self.certificate.meets(budget):
+            raise NumericalFailure("delta is too small for the total-variation error of the samplers; use a larger one")
+        self._drawn = False
+
+    def release(
+        self, ledger: Spends | None = None, note: str = "", rng: np.random.Generator | None = None
+    ) -> LogisticFit:
+        """Charges the ledger, if there is one, and then draws all noise.
+
+        Args:
+            ledger: charged once, for the composition.
+            note: what the ledger remembers of it; never data.
+            rng: a numpy Generator, for tests only; not with a ledger.
+        """
+        if self._drawn:
+            raise InvalidInput("this regression was drawn already, and is paid for once; prepare another")
+        if ledger is not None and rng is not None:
+            raise InvalidInput("random_state and ledger exclude each other: seeded noise is for tests only")
+        if ledger is not None:
+            self._charge(ledger, note)
+        self._drawn = True
+        curvature = self._curvature(MOMENT, self._z, rng)[0] / 4 + self._ridge
+        b, points, gradients = np.zeros(len(self._ridge)), [], []
+        for _ in range(self._steps):
+            rows = (expit(self._z @ b) - self._positive)[:, None] * self._z
+            gradient = self._noisy(GRADIENT, rows, rng) + self._ridge @ b
+            points.append(b)
+            gradients.append(gradient)
+            b = b - np.linalg.solve(curvature, gradient)
+        later = slice(self._steps // 2, None)
+        b, gradient = np.mean(points[later], axis=0), np.mean(gradients[later], axis=0)
+        p = expit(self._z @ b)
+        hessian, reliable = self._curvature(HESSIAN, np.sqrt(p * (1 - p))[:, None] * self._z, rng)
+        inverse = np.linalg.inv(hessian + self._ridge)
+        spread = float(np.max(self._certificates[GRADIENT].law.standard_error)) / math.sqrt(len(points[later]))
+        units = np.diag(np.append(1.0, 1 / self._half))  # from (1, u) to (1, x)
+        units[0, 1:] = -self._middle / self._half
+        return LogisticFit(
+            value=units @ (b - inverse @ gradient),
+            standard_error=spread * np.linalg.norm(units @ inverse, axis=1),
+            reliable=reliable,
+            certificate=self.certificate,
+        )
+
+    def _sized(self, of: str) -> Certificate:
+        size = self._z.shape[1]
+        example = _statistic(of, np.zeros((1, size)), self._adjacency, self._contributions)
+        asked = example.query if self._asked is None else _part_of(self._asked, of)
+        law = calibrate(
+            "analytic" if of == GRADIENT else "optimal",
+            shape=example.value.shape,
+            sensitivity=example.sensitivity,
+            budget=self._budget,
+        )
+        assert isinstance(law, Gaussian)
+        return sized_for_mu(law, example.sensitivity, self._mu, query=asked)
+
+    def _charge(self, ledger: Spends, note: str) -> None:
+        mu, parts = self.certificate.mu, self.certificate.parts
+        assert mu is not None
+        error = math.fsum(part.count * part.certificate.total_variation for part in parts) * (1 + ROUNDING)
+        spend: Callable[..., object] = ledger.spend
+        unit = (self._certificates[MOMENT].query or {})["parameters"].get("unit")
+        protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
+        total = Guarantee(GaussianProfile(mu * (1 + ROUNDING)), parts[0].certificate.adjacency, error)
+        spend(total, note=note, **protected)
+
+    def _noisy(self, of: str, rows: Array, rng: np.random.Generator | None) -> Array:
+        """One of the releases that were charged."""
+        planned, answer = self._certificates[of], _statistic(of, rows, self._adjacency, self._contributions)
+        prepared = prepare(*answer, self._budget, planned.law, query=planned.query, rng=rng)
+        found = prepared.certificate
+        if not (float(found.mu or math.inf) <= self._mu and found.total_variation <= planned.total_variation):
+            raise NumericalFailure("a release would have cost more than was charged for it; use fewer steps")
+        return np.asarray(prepared.release().value)
+
+    def _curvature(self, of: str, rows: Array, rng: np.random.Generator | None) -> tuple[Array, bool]:
+        """A noisy second moment, raised to about the largest eigenvalue of its noise; and whether it is well above."""
+        value = self._noisy(of, rows, rng)
+        law = self._certificates[of].law
+        floor = 2 * float(np.max(law.standard_error)) * math.sqrt(law.shape[0])
+        values, vectors = np.linalg.eigh((value + value.T) / 2)
+        return (vectors * np.maximum(values, floor)) @ vectors.T, bool(values[0] > 4 * floor)
+
+
+def _statistic(of: str, rows: Array, adjacency: str, contributions: int | None) -> Answer:
+    """The sum of gradients, or the second moment, of rows that are those of the records."""
+    longest = math.nextafter(math.sqrt(rows.shape[1]), math.inf)
+    if of == GRADIENT:
+        answer = queries.sum(rows, norm=longest, adjacency=adjacency)
+    else:
+        answer = queries.second_moment(rows, norm=longest if of == MOMENT else longest / 2, adjacency=adjacency)
+    return answer if contributions is None else of_units(answer, contributions)
+
+
+# --- of a table ---
+
+
+@changes("logistic-regression")
+def change_in_logistic_regression(
+    shape: Shape,
+    *,
+    of: str,
+    target: str,
+    columns: Named,
+    adjacency: str,
+    unit: str | None = None,
+    contributions: int = 1,
+) -> Sensitivity:
+    """What a unit changes in one of the releases."""
+    _check.choice("of", of, (MOMENT, GRADIENT, HESSIAN))
+    domain = domain_of(columns)
+    check_two_classes(target, domain[target])
+    features = len(features_of({name: column for name, column in domain.items() if name != target})[2])
+    rows = None if unit is None else rows_of(unit, contributions)
+    example = _statistic(of, np.zeros((1, features + 1)), added(adjacency), rows)
+    if shape != example.value.shape:
+        raise InvalidInput(f"the {of} has shape {example.value.shape}, not {shape}")
+    return example.sensitivity
+
+
+def check_two_classes(name: str, column: Column) -> None:
+    """Raises InvalidInput unless a column has two values."""
+    if not (isinstance(column, Boolean) or (isinstance(column, Categorical) and len(column.values) == 2)):
+        raise InvalidInput(
+            f"column {name!r} must be boolean, or categorical with two values, for a logistic regression"
+        )
+
+
+def _part_of(asked: Mapping[str, Any], of: str) -> dict[str, Any]:
+    return query(asked["name"], of=of, **asked["parameters"])
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticRelease(Labelled):
+    """Coefficients of a logistic regression, with labels and error bars.
+
+    Attributes:
+        fit: the same without labels.
+        axes: the names of the terms.
+        asked: the name and the public parameters of the query.
+    """
+
+    fit: LogisticFit
+    axes: Axes
+    asked: Mapping[str, Any]
+
+    @property
+    def query(self) -> Mapping[str, Any]:
+        """The name and the public parameters of the query."""
+        return self.asked
+
+    @property
+    def certificate(self) -> Any:
+        """What all releases of the fit guarantee together."""
+        return self.fit.certificate
+
+    def certified(self, certificate: Any) -> LogisticRelease:
+        """The same with this certificate."""
+        return replace(self, fit=replace(self.fit, certificate=certificate))
+
+    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
+        """The columns of the table: terms, values, standard errors, intervals, and whether these are reliable."""
+        terms = len(self.fit.value)
+        _check.probability("level", level)
+        numbers = self.fit.numbers(1 - (1 - level) / terms if simultaneous else level)
+        return {**self._labels(), **numbers, "reliable": np.full(terms, self.fit.reliable)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LogisticAnswer:
+    """The rows of a logistic regression, still private; `release` fits it."""
+
+    rows: Array
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    ridge: float
+    steps: int
+    query: Mapping[str, Any]
+    axes: Axes
+
+    def __repr__(self) -> str:
+        return f"LogisticAnswer(rows: private; {', '.join(self.axes[0][1])})"
+
+    def release(self, budget: Budget, *, ledger: Spends | None = None, note: str = "") -> LogisticRelease:
+        """Fits the regression with noise so that the budget is kept, and certifies it.
+
+        Args:
+            budget: the guarantee to keep; a whole one, since the fit is several releases.
+            ledger: charged once, before any noise is drawn.
+            note: what the ledger remembers of it; never data.
+        """
+        parameters = self.query["parameters"]
+        prepared = LogisticRegression(
+            self.rows[:, 1:], self.rows[:, 0], self.low, self.high, budget, penalty=self.ridge, steps=self.steps,
+            contributions=parameters.get("contributions"), asked=self.query,
+        )  # fmt: skip
+        return LogisticRelease(prepared.release(ledger, note), self.axes, self.query)
