@@ -1,6 +1,9 @@
 """Central privacy without Flower: what one client can change, whom a round asks, and what is charged."""
 
+import copy
 import math
+import os
+import pickle
 
 import numpy as np
 import pytest
@@ -222,3 +225,30 @@ def test_more_rounds_than_planned_are_refused():
 def test_settings_that_cannot_work_say_so(changes, text):
     with pytest.raises(InvalidInput, match=text):
         privacy(**changes)
+
+
+def test_a_forked_process_releases_no_round(monkeypatch):
+    """Each child would release the same updates with noise of its own, for one charge."""
+    server = TrustedServer(privacy(), SIZE)
+    server.choose(range(10))
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        for attempt in (lambda: server.finish({}), lambda: server.choose(range(10))):
+            with pytest.raises(InvalidInput, match="the server belongs to process"):
+                attempt()
+    assert server.round == 1
+    server.finish({})
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_server_cannot_be_copied(duplicate):
+    with pytest.raises(TypeError, match="paid for once"):
+        duplicate(TrustedServer(privacy(), SIZE))
+
+
+def test_an_update_beyond_doubles_counts_as_zero(no_noise):
+    server = TrustedServer(privacy(), SIZE)
+    server.choose(range(10))
+    mean, refused = server.finish({0: np.full(SIZE, np.longdouble(10) ** 4000), 1: np.full(SIZE, 0.1)})
+    assert refused == {0: "sent an update that is not finite"}
+    np.testing.assert_allclose(mean * server.privacy.cohort, 0.1)

@@ -1,5 +1,6 @@
 """Training with noise over time: the sampled certificate against all patterns, the law drawn, and steps taken again."""
 
+import contextlib
 import io
 import itertools
 import math
@@ -411,22 +412,40 @@ def test_the_ledger_is_charged_once_before_the_first_noise(tmp_path, monkeypatch
     seen, real = [], run.noise.add_
     monkeypatch.setattr(run.noise, "add_", lambda flat: (seen.append(len(ledger.history())), real(flat)))
     run.train(1)
-    state, spent = saved(run), ledger.spent()
-    again = correlated(ledger=ledger)
-    again.load_state_dict(state)
-    again.train(1)
     assert seen == [1] * 5
     assert [(e.count, e.planned, e.sampling_rate) for e in ledger.history()] == [(3, 3, 0.8)]
-    assert run._accounts(12).epsilon(1e-5) <= ledger.spent() == spent
+    assert run._accounts(12).epsilon(1e-5) <= ledger.spent()
 
 
-def test_a_checkpoint_without_a_ledger_owes_the_whole_training(tmp_path):
-    run, ledger = correlated(), Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+@pytest.mark.parametrize("charged", [True, False])
+def test_a_ledger_allows_no_second_run_from_a_checkpoint(tmp_path, charged):
+    """Each would release the same steps with another sum, and the charge is for one run."""
+    ledger = Ledger(tmp_path / "ledger", Budget(4.0, 1e-5))
+    run = correlated(ledger=ledger if charged else None)
+    run.step(next(iter(run)))
+    state, history, again = saved(run), ledger.history(), correlated(ledger=ledger)
+    before = parameters(again)
+    with pytest.raises(InvalidInput, match=r"with a ledger, .* start a new training"):
+        again.load_state_dict(state)
+    assert (again.steps, again.noise.step, ledger.history()) == (0, 0, history)
+    assert torch.equal(parameters(again), before)
+    with pytest.raises(BudgetExceeded) if charged else contextlib.nullcontext():
+        again.train(1)  # a training of its own, with a charge of its own
+    assert "second release" in str(again)
+
+
+def test_batches_drawn_before_a_checkpoint_was_loaded_are_refused():
+    """It brings other coins: a record of a batch drawn before could be in the next one too."""
+    state, run = saved(correlated("fixed")), correlated("fixed")
+    batches = run.batches()
+    batch = next(batches)
+    run.load_state_dict(state)
+    for old in (batch, next(batches)):
+        with pytest.raises(InvalidInput, match=r"Draw batches anew|left out"):
+            run.step(old)
+    assert (run.steps, run.noise.step) == (0, 0)
     run.train(1)
-    again = correlated(ledger=ledger)
-    again.load_state_dict(saved(run))
-    again.train(1)
-    assert [(e.count, e.planned) for e in ledger.history()] == [(3, 3)]
+    assert run.steps == 5
 
 
 def test_a_ledger_without_room_allows_no_step(tmp_path):
@@ -453,19 +472,41 @@ def test_checkpoints_of_other_trainings_are_refused():
         run.noise.groups = 2
 
 
-def test_a_damaged_checkpoint_is_refused_and_pays_for_nothing(tmp_path):
+def test_a_checkpoint_fits_one_strategy_and_one_number_of_records():
+    """The rest of what is public can agree: with the same size of noise, mu is the same for many strategies."""
+    law = over_time([1.0, 0.5], 12, SIZE, 9.0)
+    run = CorrelatedNoise(public(size=SIZE, steps=12), law, 4)
+    run.add_(torch.zeros(SIZE, dtype=torch.float64))
+    state = run.state_dict()
+    CorrelatedNoise(run.training, law, 4).load_state_dict(state)
+    others = (
+        (public(size=SIZE, steps=12), over_time([0.5, 1.0], 12, SIZE, 9.0), 4),
+        (public(size=SIZE, steps=12), over_time([1.0, 0.5], 12, SIZE, 9.0, inverse=True), 4),
+        (public(size=SIZE, steps=12), over_time([1.0, 0.5], 12, SIZE, 9.5), 4),
+        (public(size=SIZE, steps=12), law, 2),
+        (public(size=SIZE, steps=12, records=39), law, 4),
+        (public(size=SIZE, steps=12, batch_size=6), law, 4),
+    )
+    for training, noise, groups in others:
+        other = CorrelatedNoise(training, noise, groups)
+        with pytest.raises(InvalidInput, match="another training"):
+            other.load_state_dict(state)
+        assert other.step == 0
+    with pytest.raises(InvalidInput, match="another training"):
+        CorrelatedNoise(run.training, law, 4).load_state_dict({k: v for k, v in state.items() if k != "law"})
+
+
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing():
     run = correlated("fixed")
     run.train(1)
     damages = ({"step": 0}, {"step": 13}, {"history": None}, {"history": torch.zeros(2, SIZE)}, {"key": "00"})
-    for number, damage in enumerate(damages):
-        ledger = Ledger(tmp_path / str(number), Budget(4.0, 1e-5))
-        other, state = correlated("fixed", ledger=ledger), saved(run)
+    for damage in damages:
+        other, state = correlated("fixed"), saved(run)
         state["over_time"].update(damage)
         with pytest.raises(InvalidInput):
             other.load_state_dict(state)
-        assert other.noise.step == 0
-        other.train(1)
-        assert len(ledger.history()) == 1
+        assert (other.steps, other.noise.step) == (0, 0)
+        assert other.state_dict()["charged"] == 0
 
 
 def test_a_forked_process_takes_no_step():

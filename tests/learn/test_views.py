@@ -111,11 +111,35 @@ def test_an_augmentation_that_reads_or_keeps_values_is_refused():
         kept.append(image * 2)
         return image
 
+    def keeps_as_given(image):
+        kept.append(image)
+        return kept[0] + 0  # in a later step, a record of the first
+
     inputs, targets = batch()
-    for augment in (reads, keeps):
+    for augment in (reads, keeps, keeps_as_given):
+        kept.clear()
         gradients = ClippedGradients(convolution(), squares, clip=CLIP, augment=augment)
         with pytest.raises(InvalidInput, match=r"one record at a time|keeps tensors"):
             gradients.accumulate(inputs, targets)
+        assert not gradients.flat.any()
+
+
+def test_a_loss_or_model_that_keeps_records_as_they_are_given_is_refused():
+    kept = []
+
+    class Keeps(Squared):
+        def forward(self, inputs):
+            kept.append(inputs)
+            return super().forward(inputs)
+
+    def keeping(outputs, targets):
+        kept.append(targets)
+        return squares(outputs, targets)
+
+    for model, loss in ((Keeps(), squares), (Squared(), keeping)):
+        gradients = ClippedGradients(model, loss, clip=CLIP)
+        with pytest.raises(InvalidInput, match="keeps tensors"):
+            gradients.accumulate(*batch())
         assert not gradients.flat.any()
 
 

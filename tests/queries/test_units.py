@@ -34,6 +34,26 @@ def test_a_query_by_unit_is_certified_for_units(asked, tmp_path):
     assert [entry.unit for entry in ledger.history()] == ["unit"]
 
 
+@pytest.mark.parametrize("asked", [*ASKED, "covariance about the mean"])
+def test_without_any_id_the_answer_is_zero_and_no_error(asked):
+    """Whether there is an id is private: an error would show it."""
+    function, options = ASKED.get(asked, (queries.covariance, {"norm": 1.0, "size": 50}))
+    some = queries.by_unit(function, RECORDS, IDS, 3, **options)
+    none = queries.by_unit(function, RECORDS, [None] * 60, 3, **options)
+    assert none.value.shape == some.value.shape
+    assert not none.value.any()
+    assert (str(none.sensitivity), str(none.query)) == (str(some.sensitivity), str(some.query))
+
+
+@pytest.mark.parametrize("ids", [[None] * 60, [1] + [None] * 59, IDS], ids=["none", "one", "many"])
+def test_other_adjacencies_are_refused_whoever_has_an_id(ids):
+    for function in (queries.covariance, queries.sum):
+        with pytest.raises(InvalidInput, match="adjacency must be add/remove for units"):
+            queries.by_unit(function, RECORDS, ids, 1, norm=1.0, adjacency=REPLACE)
+    with pytest.raises(InvalidInput, match="adjacency must be add/remove for units"):
+        queries.by_unit(queries.identity, RECORDS, ids, 1, norm=1.0)
+
+
 def test_a_certificate_with_too_small_a_set_does_not_verify():
     answer = queries.by_unit(queries.sum, RECORDS, IDS, 3, norm=1.0)
     wrong = release(answer.value, Frobenius(2.0), BUDGET, query=answer.query)

@@ -282,8 +282,10 @@ def test_records_with_ids_are_certified_for_units(estimator, records, tmp_path):
     assert laws[1].expected_squared_error() >= 7 * laws[0].expected_squared_error()  # three times the noise
     with pytest.raises(InvalidInput, match="go together"):
         clone(model).fit(rows, target, ids=ids)
-    with pytest.raises(InvalidInput, match="add/remove"):
-        clone(model).set_params(adjacency="replace").fit(rows, target, ids=ids, contributions=2)
+    for known in (ids, [1] + [None] * 299, [None] * 300):  # how many have an id is private, and changes no error
+        clone(model).fit(rows, target, ids=known, contributions=3)
+        with pytest.raises(InvalidInput, match="adjacency must be add/remove for units"):
+            clone(model).set_params(adjacency="replace").fit(rows, target, ids=known, contributions=2)
 
 
 def test_a_real_ledger_knows_who_asked(records, tmp_path):

@@ -67,8 +67,8 @@ class CentralRound:
 class PrivateStrategy(Strategy):
     """A Flower strategy that gets the private mean of each round in place of the clients' replies.
 
-    Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy does. An object is for one
-    run.
+    Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy makes of the means. It
+    must not ask clients itself, through the grid that it is given. An object is for one run.
 
     Args:
         strategy: of Flower, such as FedAvg or FedAdam, with fraction_train=1.

@@ -26,9 +26,10 @@ so one client moves the computed sum by at most clip (1 + 2 n gamma_n), which is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -177,6 +178,7 @@ class TrustedServer:
         if not isinstance(privacy, CentralPrivacy):
             raise InvalidInput(f"privacy must be a CentralPrivacy, got {_check.kind(privacy)}")
         self.privacy, self.size, self.round = privacy, _check.count("size", size), 0
+        self._process = os.getpid()
         self._noise: _EachRound | _OverRounds
         self._noise = (_EachRound if privacy.participation is None else _OverRounds)(privacy, self.size)
         self._coins = iter(PoissonSampler(privacy.clients, privacy.sampling_rate, privacy.rounds))
@@ -203,6 +205,7 @@ class TrustedServer:
         Raises:
             BudgetExceeded: if all rounds were used.
         """
+        self._check_process()
         if not self.round < self.privacy.rounds:
             raise BudgetExceeded(
                 f"the budget ({self.privacy.budget}) was planned for {self.privacy.rounds} rounds, and all were used"
@@ -233,6 +236,7 @@ class TrustedServer:
             updates: by client. What is not a vector of finite numbers, or comes from a client that was not asked in
                 this round, is refused.
         """
+        self._check_process()
         if self._open is None:
             raise InvalidInput("choose whom to ask before a round is finished; every round is finished once")
         asked, self._open = self._open, None
@@ -245,13 +249,26 @@ class TrustedServer:
                 total += self.privacy.clipped(update)
         return self._noise.added(total) / self.privacy.cohort, refused
 
+    def _check_process(self) -> None:
+        """Raises InvalidInput in a forked process: it would release the rounds that are paid for once more."""
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                f"the server belongs to process {self._process} and was inherited by process {os.getpid()} through a "
+                "fork, where the rounds that it has paid for would be released again; make a new TrustedServer here"
+            )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a TrustedServer cannot be copied or pickled: its rounds are paid for once; make a new one")
+
     def _uninvited(self, number: int) -> str:
         return "was not asked in this round" if self._is_ready(number) else "is back too early, or too often"
 
     def _wrong(self, update: Any) -> str:
         if not (isinstance(update, np.ndarray) and update.dtype.kind == "f" and update.shape == (self.size,)):
             return f"sent an update that is not a vector of {self.size} real numbers"
-        return "" if np.all(np.isfinite(update)) else "sent an update that is not finite"
+        with np.errstate(over="ignore"):  # wider numbers than doubles
+            values = np.asarray(update, dtype=np.float64)
+        return "" if np.all(np.isfinite(values)) else "sent an update that is not finite"
 
 
 class _EachRound:

@@ -37,9 +37,10 @@ sums so many clipped gradients. That x^ stays below X^ is checked on what is rel
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,8 @@ class CorrelatedNoise:
     def _begin(self, key: Key) -> None:
         """The key decides all that is drawn, so that a step that is taken again is the same step."""
         self._key, training = key, self.training
+        self.run = object()
+        """Stands for the groups and coins in use: another object once a checkpoint has brought others."""
         words = np.empty(training.records, dtype=np.uint64)
         key.derive(_GROUPS).stream().fill(words, 0)
         if self.generator is not None:
@@ -369,13 +372,28 @@ class CorrelatedNoise:
         """All that later steps need: a key and vectors of noise, which are as private as the records."""
         seeded = self.generator is not None
         history = None if self._history is None else self._history.clone()
-        return {"step": self.step, "history": history, "key": "" if seeded else self._key.expose().hex()}
+        kept = {"step": self.step, "history": history, "key": "" if seeded else self._key.expose().hex()}
+        return kept | self._public
+
+    @property
+    def _public(self) -> dict[str, Any]:
+        """What fixes the batches and the law: a step of another training, or of another strategy, does not fit in."""
+        covariance = self._covariance
+        values = np.append(covariance.coefficients, covariance.std).astype(np.float64).tobytes()
+        others = (covariance.coefficients.shape, bool(covariance.inverse), self.groups, self.drawing.grid)
+        law = hashlib.sha256(values + repr(others).encode()).hexdigest()
+        return {"training": asdict(self.training), "law": law}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises InvalidInput unless `load_state_dict` can continue from there."""
         if self.step:
             raise InvalidInput(
                 "a checkpoint is loaded before the first step where noise is correlated over time; make a new trainer"
+            )
+        if any(state.get(name) != value for name, value in self._public.items()):
+            raise InvalidInput(
+                f"the checkpoint is of another training than this one ({self.training}), or has noise of another law: "
+                "all of it must be the same, or the guarantee would not hold; make the trainer as it was"
             )
         step, history = _check.count("step", state["step"] + 1) - 1, state["history"]
         if (history is None) != (step == 0) or not step <= self.training.steps:

@@ -196,10 +196,10 @@ def split(batch: Any, model: nn.Module) -> tuple[Any, Any]:
 class Turn:
     """The position of a batch among those of its trainer."""
 
-    def __init__(self, trainer: Any, before: Turn | None = None, step: int | None = None) -> None:
+    def __init__(self, trainer: Any, before: Turn | None = None, step: int | None = None, run: object = None) -> None:
         self.trainer, self.before, self.used = trainer, before, False
-        self.step = step
-        """The step that it was drawn for, from 0, where that matters."""
+        self.step, self.run = step, run
+        """The step that it was drawn for, from 0, and the run with its coins, where these matter."""
 
     def take(self) -> None:
         """Marks it as used."""

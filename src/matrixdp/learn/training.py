@@ -62,6 +62,9 @@ FIXED = frozenset(
      "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges", "collate"}
 )  # fmt: skip
 
+RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
+"""What the guarantee of noise over time leaves out."""
+
 
 class PrivateSGD:
     """Trains a model on records, with noise, under a budget.
@@ -238,7 +241,7 @@ class PrivateSGD:
         if count_records(self.data) != self._records:
             raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
         device, turn, steps = self.gradients.flat.device, None, epochs * self.epoch_steps
-        step = self.noise.step if isinstance(self.noise, CorrelatedNoise) else None
+        step, run = (self.noise.step, self.noise.run) if isinstance(self.noise, CorrelatedNoise) else (None, None)
         with self._masks(None), _check.withheld("data"):
             if isinstance(self.noise, CorrelatedNoise):
                 drawn = iter(loader_of(self.data, StepSampler(self.noise.batch, self.noise.step, steps), self.collate))
@@ -250,7 +253,7 @@ class PrivateSGD:
                 found = next(drawn, None)
             if found is None:
                 return
-            turn = Turn(self, turn, step)
+            turn = Turn(self, turn, step, run)
             step = None if step is None else step + 1
             yield trees.tree_map_only(torch.Tensor, lambda part: part.to(device, non_blocking=True), found), turn
 
@@ -335,10 +338,11 @@ class PrivateSGD:
                 "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
                 "there is a step must not depend on the records. To stop early, leave the loop"
             )
-        if isinstance(self.noise, CorrelatedNoise) and turn.step != self.noise.step:
+        if isinstance(self.noise, CorrelatedNoise) and (turn.step, turn.run) != (self.noise.step, self.noise.run):
             raise InvalidInput(
-                f"the batch was drawn for another step than the next one, {self.noise.step + 1}: where noise is "
-                "correlated over time, a record takes part at its own steps alone. Draw batches anew"
+                f"the batch was drawn for another step than the next one, {self.noise.step + 1}, or before a "
+                "checkpoint was loaded: where noise is correlated over time, a record takes part at its own steps "
+                "alone. Draw batches anew"
             )
         check_optimizer(self.optimizer, self.model)
 
@@ -394,15 +398,23 @@ class PrivateSGD:
         ledger. Steps before the checkpoint that this trainer's ledger was not charged for are charged before the next
         step. Steps that are taken again use up what was planned.
 
-        Noise over time was charged as a whole, and a step that is taken again is the same step: its batch, dropout and,
-        if the sum of gradients is the same in every bit, its noise. Where it is not, as on CUDA devices, the guarantee
-        is that of both; so do not publish models of steps that will be taken again.
+        Noise over time is charged as a whole, for one run. With a ledger, a checkpoint of its steps is refused: steps
+        after it may have been released, and would be so once more for the same charge. Without one, a step that is
+        taken again is the same step: its batch, dropout and, if the sum of gradients is the same in every bit, its
+        noise. With another sum, as on CUDA devices, it is a second release of the same records, with the same coins,
+        which nobody counts; so do not publish models of steps that will be taken again.
         """
         self.check_process()
         if isinstance(self.noise, CorrelatedNoise):
             over_time = state.get("over_time")
             if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
                 raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
+            if self.ledger is not None and over_time["step"]:
+                raise InvalidInput(
+                    "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
+                    "been released already, and the charge was for one run. Keep the process that trains, or start a "
+                    "new training, which has a charge of its own"
+                )
             self.noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
             self._charges.load(state, self._charged)
             self.noise.load_state_dict(over_time)
@@ -435,6 +447,8 @@ class PrivateSGD:
             f"  source     {self.certificate.source}",
             f"  drawn with {self.noise.drawing}",
         ]
+        if isinstance(self.noise, CorrelatedNoise):
+            lines.append(f"  resumed    {RESUMED}")
         return "\n".join(lines)
 
     def _sampling(self) -> str:

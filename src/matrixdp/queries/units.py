@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
-from matrixdp.adjacency import ADD_REMOVE
+from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import cells
 from matrixdp.queries.answer import Answer, query
@@ -143,7 +143,22 @@ def by_unit(
 
     Guarantee: a unit with all its records changes the value by a member of the set; see `of_units`.
     """
-    return of_units(asked(bounded(records, ids, contributions), **options), contributions)
+    rows = _check.array_of("records", records)
+    of_units(asked(_example(rows), **options), contributions)  # what is refused is refused whoever has an id
+    return of_units(answered(asked, bounded(rows, ids, contributions), **options), contributions)
+
+
+def answered(asked: Callable[..., Answer], rows: npt.NDArray[Any], *arguments: Any, **options: Any) -> Answer:
+    """A query's answer, also where no row is left: under add/remove this is zero, and not an error that can be seen."""
+    if len(rows):
+        return asked(rows, *arguments, **options)
+    answer = asked(_example(rows), *arguments, **options)
+    return Answer(np.zeros_like(answer.value), answer.sensitivity, answer.query)
+
+
+def _example(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Two rows of the same kind, without what is in them."""
+    return np.zeros((2, *rows.shape[1:]), dtype=rows.dtype)
 
 
 def of_units(answer: Answer, contributions: int) -> Answer:
@@ -162,8 +177,7 @@ def of_units(answer: Answer, contributions: int) -> Answer:
 
 def several(one: Sensitivity, rows: int) -> Sensitivity:
     """The set of so many records that are all added or all removed, from that of one; see `of_units`."""
-    if one.adjacency != ADD_REMOVE:
-        raise InvalidInput(f"adjacency must be add/remove for units with several records, got {one.adjacency}")
+    check_added(one.adjacency)
     if isinstance(one, Frobenius):
         return Frobenius(_up(rows * Fraction(one.radius)))
     if isinstance(one, Entrywise):
@@ -175,6 +189,12 @@ def several(one: Sensitivity, rows: int) -> Sensitivity:
     if isinstance(one, L1):
         return L1(one.radius * rows, None if one.bound is None else one.bound * rows, step=one.step)
     raise InvalidInput(f"the set of several records of a unit is not known for this query: {one}")
+
+
+def check_added(adjacency: str) -> None:
+    """Raises InvalidInput for units of another adjacency than add/remove."""
+    if checked(adjacency) != ADD_REMOVE:
+        raise InvalidInput(f"adjacency must be add/remove for units with several records, got {adjacency}")
 
 
 def _up(exact: Fraction) -> float:

@@ -17,7 +17,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, release
 from matrixdp.queries import Answer, bounded
-from matrixdp.queries.units import of_units
+from matrixdp.queries.units import check_added, of_units
 
 
 class WrongType(InvalidInput, TypeError):
@@ -68,11 +68,16 @@ def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
     raise refusal
 
 
-def limited(records: npt.NDArray[Any], ids: Any, contributions: int | None) -> npt.NDArray[Any]:
-    """The records that count: all of them, or at most so many of each id."""
+def limited(
+    estimator: BaseEstimator, records: npt.NDArray[Any], ids: Any, contributions: int | None
+) -> npt.NDArray[Any]:
+    """The records that count: all of them, or at most so many of each id; how many that is, is private then."""
     if (ids is None) != (contributions is None):
         raise InvalidInput("ids and contributions go together: whose each record is, and how many of an id count")
-    return records if ids is None or contributions is None else bounded(records, ids, contributions)
+    if ids is None or contributions is None:
+        return records
+    check_added(estimator.adjacency)
+    return bounded(records, ids, contributions)
 
 
 def records_and_target(estimator: BaseEstimator, X: Any, y: Any) -> tuple[Array, Any]:

@@ -88,7 +88,7 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         classes = _classes(target, self.classes)
         low, high = bounds_of(self.low, self.high, records.shape[1])
         _check.choice("mechanism", self.mechanism, ("auto",))
-        places = limited(np.arange(len(records)), ids, contributions)
+        places = limited(self, np.arange(len(records)), ids, contributions)
         prepared = LogisticRegression(
             records[places],
             (target == classes[1])[places],

@@ -16,6 +16,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.queries.histograms import cells_of
+from matrixdp.queries.units import answered
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 
 
@@ -69,10 +70,10 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivateHistogram:
         """Releases the noisy counts once, charged to the ledger if there is one."""
-        records = limited(records_of(self, X), ids, contributions)
+        records = limited(self, records_of(self, X), ids, contributions)
         if self.edges is None:
             raise InvalidInput("edges are missing: the borders of the cells, known without the records")
-        answer = queries.histogram(records, edges=self.edges, columns=self.columns, adjacency=self.adjacency)
+        answer = answered(queries.histogram, records, edges=self.edges, columns=self.columns, adjacency=self.adjacency)
         self.released_ = self._release(answer, ledger, contributions).value
         self.counts_ = postprocess.nonnegative(self.released_)
         return self

@@ -11,10 +11,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
-from matrixdp.adjacency import takes_relation
+from matrixdp.adjacency import ADD_REMOVE, checked, takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
+from matrixdp.queries.units import answered
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 
 
@@ -77,14 +78,19 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivatePCA:
         """Releases the noisy second moment once, charged to the ledger if there is one."""
-        records = limited(records_of(self, X), ids, contributions)
+        records = limited(self, records_of(self, X), ids, contributions)
         features = records.shape[1]
         kept = features if self.n_components is None else _check.count("n_components", self.n_components)
         if not kept <= features:
             raise InvalidInput(f"n_components must be at most the number of features, {features}, got {kept}")
         center = _check.broadcast("center", self.center, (features,))
-        answer = queries.covariance(
-            records, norm=required_norm(self.norm), center=center, adjacency=self.adjacency, size=self.size
+        answer = answered(
+            queries.covariance,
+            records,
+            norm=required_norm(self.norm),
+            center=center,
+            adjacency=self.adjacency,
+            size=self.size,
         )
         moment = postprocess.symmetrise(self._release(answer, ledger, contributions).value)
         values, vectors = np.linalg.eigh(moment)
@@ -172,10 +178,16 @@ class PrivateCovariance(PrivateEstimator):
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivateCovariance:
         """Releases the noisy covariance once, charged to the ledger if there is one."""
-        records = records_of(self, X, ensure_min_samples=1 if self.center is not None else 2)
-        records = limited(records, ids, contributions)
-        answer = queries.covariance(
-            records, norm=required_norm(self.norm), center=self.center, adjacency=self.adjacency, size=self.size
+        about_mean = self.center is None and checked(self.adjacency) != ADD_REMOVE
+        records = records_of(self, X, ensure_min_samples=2 if about_mean else 1)
+        records = limited(self, records, ids, contributions)
+        answer = answered(
+            queries.covariance,
+            records,
+            norm=required_norm(self.norm),
+            center=self.center,
+            adjacency=self.adjacency,
+            size=self.size,
         )
         self.released_ = self._release(answer, ledger, contributions).value
         self.covariance_ = postprocess.nearest_psd(self.released_)

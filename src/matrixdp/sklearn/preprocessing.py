@@ -16,6 +16,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.queries.units import answered
 from matrixdp.sensitivity import Counts
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 from matrixdp.sklearn.regression import bounds_of
@@ -75,7 +76,7 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivateStandardScaler:
         """Releases the noisy sums once, charged to the ledger if there is one."""
-        records = limited(records_of(self, X), ids, contributions)
+        records = limited(self, records_of(self, X), ids, contributions)
         features = records.shape[1]
         low, high = bounds_of(self.low, self.high, features)
         middle, half = (low + high) / 2, (high - low) / 2
@@ -84,7 +85,7 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         if checked(self.adjacency) != REPLACE:
             parts, top = [np.ones((len(u), 1)), *parts], [np.ones(1), *top]
         ends = np.concatenate(top)
-        answer = queries.sum(np.column_stack(parts), low=-ends, high=ends, adjacency=self.adjacency)
+        answer = answered(queries.sum, np.column_stack(parts), low=-ends, high=ends, adjacency=self.adjacency)
         sums = self._release(answer, ledger, contributions).value
         count = float(len(u)) if len(sums) == 2 * features else max(1.0, float(sums[0]))
         mean = np.clip(sums[-2 * features : -features] / count, -1.0, 1.0)
@@ -162,7 +163,7 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivateKBins:
         """Releases one noisy histogram per feature, together, charged to the ledger if there is one."""
-        records = limited(records_of(self, X), ids, contributions)
+        records = limited(self, records_of(self, X), ids, contributions)
         bins, steps = _check.count("n_bins", self.n_bins), _check.count("grid", self.grid)
         low, high = bounds_of(self.low, self.high, records.shape[1])
         counts = self._release(grid_counts(records, low, high, steps, self.adjacency), ledger, contributions).value

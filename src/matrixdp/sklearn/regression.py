@@ -15,6 +15,7 @@ from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
+from matrixdp.queries.units import answered
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_and_target, records_of
 from matrixdp.tables.moments import Moments, bounded_moments
 
@@ -87,8 +88,8 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         ends = bounds_of(self.target_low, self.target_high, 1, "target_low and target_high")
         low, high = np.append(low, ends[0]), np.append(high, ends[1])
         penalty, level = self._penalty(), _check.probability("level", self.level)
-        rows = limited(np.column_stack([records, target]), ids, contributions)
-        answer = bounded_moments(rows, low, high, adjacency=self.adjacency)
+        rows = limited(self, np.column_stack([records, target]), ids, contributions)
+        answer = answered(bounded_moments, rows, low, high, adjacency=self.adjacency)
         moments = Moments(self._release(answer, ledger, contributions), low, high)
         found = moments.regression(records.shape[1], ridge=penalty, level=level)
         self.intercept_, self.coef_ = float(found.value[0]), found.value[1:]

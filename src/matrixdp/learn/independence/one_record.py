@@ -119,13 +119,18 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
         raise InvalidInput(
             "a batch must consist of tensors with one row per record; it holds something that is no tensor"
         )
+
+    def on_copies(record: Any) -> Any:
+        """The watch sees tensors that operations make; so it sees a record that is kept as it was given."""
+        return function(trees.tree_map_only(Tensor, torch.clone, record))
+
     sizes = _KnownSizes()  # type: ignore[no-untyped-call]
     # other kernels of attention have no rule for vmap, so PyTorch would loop over the records
     attention = sdpa_kernel(SDPBackend.MATH)
     with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), attention, sizes, _Watch() as watch:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
         try:
-            found = torch.func.vmap(function, randomness="different")(records)
+            found = torch.func.vmap(on_copies, randomness="different")(records)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             raise InvalidInput(
                 "model and loss run one record at a time here, and PyTorch cannot do that: they read a value of a "
@@ -135,8 +140,9 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
     results = {id(leaf) for leaf in (*leaves, *trees.tree_leaves(found))}
     if watch.survivors(results):
         raise InvalidInput(
-            "model or loss keeps tensors of records after it ran, outside of itself (in a global variable, a closure, "
-            "or on its class), where a later batch could meet them; keep nothing, or keep it in an attribute of its own"
+            "model, loss or augment keeps tensors of records after it ran, outside of itself (in a global variable, a "
+            "closure, or on its class), where a later batch could meet them; keep nothing, or keep it in an attribute "
+            "of its own"
         )
     return found
 
