@@ -178,6 +178,7 @@ ENTRIES |= {
     ),
     "learn.PrivateSGD": (of_network(trained), LEARNED | {"strange": Strange()}),
     "learn.make_private": (of_network(in_a_loop), LEARNED | {"strange": Strange()}),
+    "learn.plan": (lambda x: [learn.plan(10, x, BUDGET)][:0], RECORDS),
     "learn.PrivateFeatures": (
         lambda x: learn.PrivateFeatures(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), 1).release(x, BUDGET),
         {name: x for name, (x, _) in LEARNED.items()} | RECORDS,
@@ -266,7 +267,7 @@ PLAIN = {
     "tables.TableEstimates", "tables.TableMarginals",
     "tables.Estimate", "tables.MarginalPlan", "tables.MarginalRelease", "tables.Moments", "tables.Quantiles",
     "tables.means", "tables.quantiles",
-    "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler",
+    "queries.Answer", "audit.AuditResult", "learn.PoissonBatch", "learn.PoissonSampler", "learn.QuantileClip",
     "federated.Declined", "federated.Guarantees", "federated.ClientLevel", "federated.RecordLevel",
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",
     "federated.CentralPrivacy",

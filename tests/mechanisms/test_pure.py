@@ -120,7 +120,7 @@ def test_a_law_with_a_larger_exponent_is_refused():
 
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if not recipe.pure])
 def test_other_mechanisms_say_that_they_cannot(name):
-    options = {"mvg": {"gamma": 1.0}, "matrix-mechanism": {"workload": "prefix"}}.get(name, {})
+    options = {"mvg": {"gamma": 1.0}, "matrix-mechanism": {"workload": "prefix"}, "rank-r": {"rank": 1}}.get(name, {})
     with pytest.raises(NotApplicable, match="is not for delta = 0"):
         RECIPES[name].calibrate((4, 4), Counts(1), PURE, **options)
 
