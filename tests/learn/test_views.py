@@ -227,3 +227,23 @@ def test_the_rows_of_a_person_can_be_one_item():
     gradients.zero()
     gradients.accumulate(rows[1:], (truth[1:], weights[1:]))
     assert 0 < float((every - gradients.flat).norm()) <= largest_change(CLIP, 7)
+
+
+def test_what_kept_a_record_never_runs_again():
+    """The pass that kept it is refused; a caller who goes on all the same must not let it meet a later batch."""
+    seen, kept = [], []
+
+    def augment(x):
+        seen.append(1)
+        if len(seen) == 2:  # the first call is on zeros
+            kept.append(x)
+        return kept[0] + 0 if len(seen) > 2 else x + 0
+
+    gradients = ClippedGradients(nn.Linear(2, 1, bias=False), squares, clip=1.0, augment=augment)
+    with pytest.raises(InvalidInput, match="keeps tensors of records"):
+        gradients.accumulate(torch.tensor([[1.0, 0.0]]), torch.ones(1, 1))
+    for _ in range(2):
+        gradients.zero()
+        with pytest.raises(InvalidInput, match="refused here before"):
+            gradients.accumulate(torch.zeros(1, 2), torch.ones(1, 1))
+        assert not gradients.flat.any()

@@ -103,6 +103,7 @@ class ClippedGradients:
         self._scale = torch.ones((), dtype=self._trained.wide, device=self._trained.device)
         self._threshold = self._clip
         self._ways: dict[Any, _Fast | None] = {}
+        self._refused = False
         self.slow_because: str | None = None
         """Why records run one at a time, if they do."""
         self.attach()
@@ -240,7 +241,7 @@ class ClippedGradients:
     def _fast_way(self, arguments: Any, targets: Any) -> _Fast | None:
         """The traced graph; None, after a trial on zeros, where records run one at a time."""
         try:
-            view = self._seen(arguments)[0]
+            view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
             require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
@@ -271,7 +272,22 @@ class ClippedGradients:
             yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
 
     def _pass(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
-        """Gradients and norms of a batch, and which records have a finite gradient."""
+        """Gradients and norms of a batch, and which records have a finite gradient.
+
+        What was refused once may have kept records, and could use them in a later batch: so it never runs again.
+        """
+        if self._refused:
+            raise InvalidInput(
+                "a batch was refused here before, and model, loss or augment may have kept records of it; mend what "
+                "was refused, and begin anew"
+            )
+        try:
+            return self._found(arguments, targets)
+        except InvalidInput:
+            self._refused = True
+            raise
+
+    def _found(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
         fast = self._ways[self._key(arguments, targets)]
         if fast is None:
             return self._one_by_one(arguments, targets)
