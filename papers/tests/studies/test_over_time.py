@@ -59,7 +59,7 @@ def test_the_report_has_the_expected_beside_the_measured(rng):
     text = over_time.STUDY.report(results)
     assert "| MNIST, fixed order, epsilon 1 | 0.874 -> 0.905 (a prototype) | 0.83 ± 0.025 -> 0.84 ± 0.025 |" in text
     assert "+0.010 to +0.010" in text
-    assert text.index("expected") < text.index("## Numbers")
+    assert text.index("| quantity |") < text.index("## Numbers")
 
 
 def test_correlated_noise_beats_tree_and_independent_noise_on_daily_counts(rng):

@@ -248,7 +248,8 @@ def is_enough(block: Block, charged: Charge) -> bool:
     if not _is_gaussian(block):
         return charged.mu > 0.0
     least = charge(block, 0.0, "")
-    return charged.mu >= least.mu * (1.0 - 1e-9) and charged.delta >= least.delta * (1.0 - 1e-9)
+    enough = charged.mu >= least.mu * (1.0 - 1e-9) and charged.delta >= least.delta * (1.0 - 1e-9)
+    return enough or charged.mu == math.inf  # which no budget allows
 
 
 def _mu_without_sampling(block: Block) -> float:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 from matrixdp import _check, queries
 from matrixdp._check import Array, Shape
@@ -155,14 +155,14 @@ class LogisticRegression:
         curvature = self._curvature(MOMENT, self._z, rng)[0] / 4 + self._ridge
         b, points, gradients = np.zeros(len(self._ridge)), [], []
         for _ in range(self._steps):
-            rows = (expit(self._z @ b) - self._positive)[:, None] * self._z
+            rows = (scipy.special.expit(self._z @ b) - self._positive)[:, None] * self._z
             gradient = self._noisy(GRADIENT, rows, rng) + self._ridge @ b
             points.append(b)
             gradients.append(gradient)
             b = b - np.linalg.solve(curvature, gradient)
         later = slice(self._steps // 2, None)
         b, gradient = np.mean(points[later], axis=0), np.mean(gradients[later], axis=0)
-        p = expit(self._z @ b)
+        p = scipy.special.expit(self._z @ b)
         hessian, reliable = self._curvature(HESSIAN, np.sqrt(p * (1 - p))[:, None] * self._z, rng)
         inverse = np.linalg.inv(hessian + self._ridge)
         spread = float(np.max(self._certificates[GRADIENT].law.standard_error)) / math.sqrt(len(points[later]))

@@ -117,9 +117,7 @@ class Total:
         elif begun is None:
             charged = _charge_of(entry)
             if not is_enough(block, charged):
-                raise LedgerError(
-                    f"entry {entry.number} was charged less than its release costs: it was not written here"
-                )
+                raise LedgerError(f"entry {entry.number} was charged less than its release costs")
             self.spent.add(block, charged, str(entry.adjacency))
             self.own.add(entry.analyst, entry.time, block, charged, 1)
         if entry.series is not None:
