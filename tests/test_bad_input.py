@@ -85,7 +85,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD_ARRAYS, ids=lambda a: repr(a)[:30])
+@pytest.mark.parametrize("bad", BAD_ARRAYS, ids=lambda a: repr(a)[:30].partition(" at 0x")[0])
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays(name, bad):
     with pytest.raises(InvalidInput):
