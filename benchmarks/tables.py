@@ -12,7 +12,7 @@ mean share of the variance that the best components explain and these do not. A 
 smaller error; its range is that of 90 % of 2,000 bootstrap draws of the repeats. Lines are those of each task's
 function, without its first one.
 
-Ranks of quantiles are off by nothing if p is between the shares of values below and not above. Answers for whole
+The rank error of a quantile is 0 if p is between the shares of values below and not above. Answers for whole
 numbers are rounded. diffprivlib's regression takes the lower bound of a feature for both when it sizes noise on
 squares. Only bounds that are symmetric about 0 are safe then, and its own intercept shifts them, so it gets a constant
 column instead.

@@ -22,7 +22,7 @@ class QuantileSearch(NoiseLaw):
     Attributes:
         shape: of the histogram, one axis.
         probabilities: which quantiles, increasing.
-        rate: of each level: a cut that is off by one record is e^-rate less likely, for the median.
+        rate: of each level: a cut with one more record of error is e^-rate as likely, for the median.
         scale: of the discrete Laplace noise on the counts around the cuts.
         source: who proposed it.
         note: what else a certificate should say.
@@ -52,7 +52,7 @@ class QuantileSearch(NoiseLaw):
         return len(self.probabilities).bit_length()
 
     def expected_squared_error(self, weights: Any = None) -> float:
-        """The variance of each noisy count; what a cut is off by depends on the records."""
+        """The variance of each noisy count; the error of a cut depends on the records."""
         return steps_variance(1.0, self.scale)
 
     def sample(self, rng: np.random.Generator | None = None) -> Array:
