@@ -5,7 +5,7 @@ each feature mapped to [-1, 1]. Each step moves b by (M/4 + penalty)^-1 times th
 loss but for the noise. Let b and g be the means of the points and of the noisy gradients over the later half of the
 steps, and H the noisy Hessian at b. The result is b - H^-1 g, a Newton step from b.
 
-Error bars: near the minimum a gradient is H times the distance from it, so that the error of the result is H^-1 times the
+Error bars: near the minimum a gradient is H times the distance from it, so the error of the result is H^-1 times the
 mean of the gradients' noise, to first order. That is Gaussian with a known standard deviation. Its coverage is measured
 in the tests, not proven. `reliable` is false where the noise is not small beside the Hessian.
 
