@@ -9,7 +9,7 @@ from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 
 from hospital import domain, hospital
-from matrixdp import Budget, Ledger
+from matrixdp import Budget, Counts, Ledger
 from matrixdp.accounting.composition import Composition
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Table
@@ -116,7 +116,7 @@ def test_no_rows_are_no_error():
         ({"steps": 0}, BUDGET, InvalidInput, "steps"),
         ({}, Budget(1.0, 0.0), NotApplicable, "delta = 0"),
         ({}, 1.0, InvalidInput, "budget"),
-        ({}, BUDGET.shared(2), InvalidInput, "whole"),
+        ({}, BUDGET.shared(2, like=Counts(1)), InvalidInput, "shared reference"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(ask, budget, error, words, tmp_path):

@@ -25,10 +25,9 @@ from matrixdp._pages import (
     page,
 )
 from matrixdp._rounding import rounded_up
+from matrixdp.accounting.composition import saved
 from matrixdp.adjacency import ADD_REMOVE, REPLACE
-from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.records import digest
-from matrixdp.privacy.verification import written
 from matrixdp.tables.columns import MISSING_LABEL, Column
 from matrixdp.tables.kinds import Date, Numeric
 
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
 
 def statement(out: Labelled, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
-    certificate: Any = out.certificate  # or a composition
-    text = written(certificate)[0] if isinstance(certificate, Certificate) else certificate.to_json()
-    hashed = digest(text.encode())
+    hashed = digest(saved(out.certificate)[0].encode())
     closing = (
         "The certificate holds every number that the promise follows from. Anybody can check it without the data: "
         f"matrixdp verify FILE. SHA-256 of the certificate as saved: {hashed}"
