@@ -7,7 +7,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from matrixdp import Budget, Ledger
+from matrixdp import Budget, Certificate, Ledger, queries
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.sklearn import (
     PrivateCovariance,
@@ -162,6 +162,32 @@ def test_regression_is_near_least_squares_with_intervals_and_one_charge(records)
     assert fitted.certificate_.verify()
     shrunk = PrivateRidge(1e6, **bounds, budget=BUDGET).fit(records, y)
     assert np.all(np.abs(shrunk.coef_) < 0.01)
+
+
+def test_delta_0_is_kept_by_moments(records):
+    """By noise on products; the components of a record of norm 1 have the l1 norm that the set says, at most."""
+    pure = Budget(1.0, 0.0)
+    target = line(records)
+    fitted = [
+        PrivatePCA(2, budget=pure, norm=3.0).fit(records),
+        PrivatePCA(2, budget=pure, norm=3.0, adjacency="add/remove", size=4000).fit(records),
+        PrivateCovariance(budget=pure, norm=3.0, center=0.0).fit(records),
+        PrivateLinearRegression(low=-3, high=3, target_low=-3, target_high=3, budget=pure).fit(records, target),
+    ]
+    assert all(abs(pca.components_[0, 0]) > 0.99 for pca in fitted[:2])
+    np.testing.assert_allclose(fitted[2].covariance_, records.T @ records / 4000, atol=0.3)
+    np.testing.assert_allclose(fitted[3].coef_[0], 1.0, atol=0.5)
+    for each in fitted:
+        assert each.certificate_.meets(pure)
+        assert Certificate.from_json(each.certificate_.to_json()).verify()
+    with pytest.raises(InvalidInput, match="center"):
+        PrivateCovariance(budget=pure, norm=3.0).fit(records)
+    ends = np.eye(3)[:2]
+    worst = np.array([[1, 1, 1], [1, 1, -1]]) / np.sqrt(3)
+    for row in (*ends, *worst):
+        answer = queries.moment_entries(row[None], norm=1.0)
+        assert answer.sensitivity.contains(answer.value, 0.0)
+    assert np.sum(np.abs(answer.value)) > 0.99 * answer.sensitivity.radius
 
 
 def test_scaler_and_bins_are_near_those_of_the_records(records):

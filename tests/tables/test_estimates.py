@@ -192,12 +192,34 @@ def test_the_kinds_are_all_that_a_table_has():
     assert all(f"table.{name}(" in used for name in asked), asked
 
 
-@pytest.mark.parametrize("asked", ["regression", "components", "variances", "marginals"])
-def test_what_needs_a_delta_says_so_before_anything_is_spent(asked, tmp_path):
+def test_what_needs_a_delta_says_so_before_anything_is_spent(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
     with pytest.raises(NotApplicable, match="delta = 0"):
-        ASKED[asked](Table(VISITS, domain())).release(Budget(1.0, 0.0), ledger=ledger)
+        ASKED["marginals"](Table(VISITS, domain())).release(Budget(1.0, 0.0), ledger=ledger)
     assert not ledger.history()
+
+
+@pytest.mark.parametrize("unit", [{}, {"unit": "patient_id", "contributions": 3}], ids=["rows", "units"])
+@pytest.mark.parametrize("asked", ["regression", "components", "variances", "correlation"])
+def test_moments_keep_delta_0(asked, unit):
+    """Laplace noise on products, for a set that holds what a unit changes and is no larger than it must be."""
+    visits = VISITS.groupby("patient_id").head(3 if unit else 1)
+    patient = visits["patient_id"].value_counts().drop("", errors="ignore").index[0]
+    answers = [
+        ASKED[asked](Table(part, domain(), **unit)) for part in (visits, visits[visits["patient_id"] != patient])
+    ]
+    pure = answers[0].pure
+    assert pure.sensitivity.contains(pure.value - answers[1].pure.value)
+    out = answers[0].release(Budget(1.0, 0.0))
+    certificate = Certificate.from_json(out.certificate.to_json())
+    assert certificate.verify()
+    assert certificate.meets(Budget(1.0, 0.0))
+    assert out.certificate.epsilon(0.0) == pytest.approx(1.0)
+    assert np.all(np.isfinite(out.table()["value"]))
+    document = json.loads(out.certificate.to_json())
+    if unit:
+        document["query"]["parameters"]["contributions"] = 4
+        assert not Certificate.from_json(json.dumps(document)).verify()
 
 
 def test_sums_variances_and_components_are_those_of_the_rows():

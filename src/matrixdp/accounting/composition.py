@@ -288,7 +288,7 @@ class Composition:
 
 
 def saved(certificate: Certificate | Composition) -> tuple[str, bytes]:
-    """The text under which a certificate or a composition is saved, and the arrays beside it, empty if there are none."""
+    """The text of a certificate or a composition as saved, and the arrays beside it, empty if there are none."""
     return written(certificate) if isinstance(certificate, Certificate) else (certificate.to_json() + "\n", b"")
 
 

@@ -57,9 +57,6 @@ def _verification(file: Path, value: Path | None) -> Verification:
     text = file.read_bytes()
     if file.suffix == ".jsonl":
         return verify_export(text.decode("utf-8", errors="replace").splitlines())
-    found: Certificate | Composition
-    if parsed(text)["matrixdp"] == "composition":
-        found = Composition.from_json(text)
-    else:
-        found = Certificate.load(file)
+    composed = parsed(text)["matrixdp"] == "composition"
+    found = Composition.from_json(text) if composed else Certificate.load(file)
     return found.verify() if value is None else with_value(found.verify(), found.released, value.read_bytes())

@@ -34,12 +34,12 @@ from matrixdp.tables.estimates import (
     change_in_regression,
     features_of,
     is_indicated,
+    moments_of,
     terms_of,
 )
 from matrixdp.tables.kinds import Numeric
 from matrixdp.tables.logistic import STEPS, LogisticAnswer, check_two_classes
 from matrixdp.tables.means import bounded_totals
-from matrixdp.tables.moments import bounded_moments
 from matrixdp.tables.outputs import Axes
 from matrixdp.tables.quantiles import grid, in_bins, probabilities_in
 from matrixdp.tables.reading import source_of
@@ -234,13 +234,12 @@ class Table:
         _check.at_least_zero("ridge", ridge)
 
         rows = self._collected(columns, _terms(target, columns), len(low))
-        value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
         asked = query(
             "regression", target=target, columns=[list(item) for item in columns.items()], **self.parameters()
         )
-        sensitivity = change_in_regression(value.shape, **asked["parameters"])
+        moments, pure = moments_of(rows, low, high, change_in_regression, asked)
         computed = Regression(tuple(low), tuple(high), ridge)
-        return EstimateAnswer(value, sensitivity, asked, (("term", ("intercept", *names)),), computed)
+        return EstimateAnswer(*moments, asked, (("term", ("intercept", *names)),), computed, pure=pure)
 
     def logistic_regression(
         self, target: str, on: Sequence[str], *, ridge: float = 1.0, steps: int = STEPS
@@ -308,10 +307,9 @@ class Table:
             raise InvalidInput(f"name 1 to {MOST_TERMS - 1} columns, got {len(chosen)}")
         low, high = zip(*(bounds_of(name, column) for name, column in chosen.items()), strict=True)
         rows = self.numbers(*chosen)
-        value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
         asked = query("moments", of=what, columns=[list(item) for item in chosen.items()], **self.parameters())
-        sensitivity = change_in_moments(value.shape, **asked["parameters"])
-        return EstimateAnswer(value, sensitivity, asked, axes, OfMoments(low, high, what, arguments))
+        moments, pure = moments_of(rows, low, high, change_in_moments, asked)
+        return EstimateAnswer(*moments, asked, axes, OfMoments(low, high, what, arguments), pure=pure)
 
     def marginals(
         self, *tables: Sequence[str], up_to: int | None = None, ordered: Mapping[str, str] | None = None, **options: Any
