@@ -31,7 +31,7 @@ from matrixdp.tables.kinds import Boolean, Categorical, Numeric, Ordered
 from matrixdp.tables.means import Estimate, change_in_bounded_totals, means, sums
 from matrixdp.tables.moments import Moments, bounded_moments, bounded_products, change_in_bounded_moments
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
-from matrixdp.tables.quantiles import grid, quantiles, search_law
+from matrixdp.tables.quantiles import INTERVALS, grid, quantiles, search_law
 
 # The most numbers of a regression: its error bars take seconds for so many.
 MOST_TERMS = 64
@@ -190,6 +190,7 @@ class QuantilesOf:
     bins: Any
     probabilities: tuple[float, ...]
     sensitivity: Sensitivity
+    intervals: float = INTERVALS
 
     @property
     def edges(self) -> Array:
@@ -207,7 +208,7 @@ class QuantilesOf:
 
     def noise(self, budget: Budget) -> NoiseLaw:
         """The search for these quantiles."""
-        return search_law(len(self.edges) - 1, self.probabilities, self.sensitivity, budget)
+        return search_law((len(self.edges) - 1,), self.probabilities, self.sensitivity, budget, self.intervals)
 
 
 # --- regressions ---

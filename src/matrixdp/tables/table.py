@@ -41,7 +41,7 @@ from matrixdp.tables.kinds import Numeric
 from matrixdp.tables.logistic import STEPS, LogisticAnswer, check_two_classes
 from matrixdp.tables.means import bounded_totals
 from matrixdp.tables.outputs import Axes
-from matrixdp.tables.quantiles import grid, in_bins, probabilities_in
+from matrixdp.tables.quantiles import INTERVALS, grid, in_bins, probabilities_in
 from matrixdp.tables.reading import source_of
 from matrixdp.tables.sources import Cells, positions
 from matrixdp.tables.table_marginals import MarginalsAnswer, PlanOf, cells_in, change_in_table_marginals
@@ -189,7 +189,9 @@ class Table:
         sensitivity = change_in_means(value.shape, **asked["parameters"])
         return EstimateAnswer(value, sensitivity, asked, axes, OfTotals(low, high, summed=what == "sums"))
 
-    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 16) -> EstimateAnswer:
+    def quantiles(
+        self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 16, intervals: float = INTERVALS
+    ) -> EstimateAnswer:
         """Quantiles of a numeric column; rows without a number are out.
 
         Args:
@@ -198,6 +200,7 @@ class Table:
             bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width, or
                 "whole" for a column of whole numbers. Ends of intervals are as fine as the bins; those of the domain
                 are for counts.
+            intervals: the share of epsilon for the intervals, see `quantiles.search_law`; 0.01 for the best values.
 
         Guarantee: a unit changes the counts of the bins by at most `contributions` in all.
         """
@@ -211,7 +214,8 @@ class Table:
         asked = query("quantiles", columns=[[column, measured]], bins=bins, **self.parameters())
         sensitivity = change_in_quantiles(value.shape, **asked["parameters"])
         axes = (("quantile", tuple(f"{p:g}" for p in wanted.tolist())),)
-        computed = QuantilesOf(measured.low, measured.high, bins, tuple(wanted.tolist()), sensitivity)
+        share = _check.probability("intervals", intervals)
+        computed = QuantilesOf(measured.low, measured.high, bins, tuple(wanted.tolist()), sensitivity, share)
         return EstimateAnswer(value, sensitivity, asked, axes, computed, computed.noise)
 
     def regression(self, target: str, on: Sequence[str], *, ridge: float = 0.0) -> EstimateAnswer:
