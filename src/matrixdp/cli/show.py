@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +54,7 @@ def working(what: str) -> Iterator[None]:
 
 
 def error(message: str) -> None:
-    """Prints one red line on standard error."""
+    """Prints a message in red on standard error."""
     _line("error", message, "red")
 
 
@@ -68,4 +71,9 @@ def show_warnings() -> Iterator[None]:
 
 
 def _line(kind: str, message: str, colour: str) -> None:
-    typer.secho(f"{kind}: {' '.join(message.split())}", fg=None if os.environ.get("NO_COLOR") else colour, err=True)
+    """One line; on a terminal, as many as its width needs, broken between words."""
+    text = f"{kind}: {' '.join(message.split())}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    typer.secho(text, fg=None if os.environ.get("NO_COLOR") else colour, err=True)
