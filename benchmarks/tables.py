@@ -13,9 +13,9 @@ smaller error; its range is that of 90 % of 2,000 bootstrap draws of the repeats
 function, without its first one.
 
 The rank error of a quantile is 0 if p is between the shares of values below and not above. Answers for whole
-numbers are rounded. The others' quantiles have no intervals; matrixdp's get a hundredth of epsilon for theirs. diffprivlib's regression takes the lower bound of a feature for both when it sizes noise on
-squares. Only bounds that are symmetric about 0 are safe then, and its own intercept shifts them, so it gets a constant
-column instead.
+numbers are rounded. The others' quantiles have no intervals; matrixdp's get a hundredth of epsilon for theirs.
+diffprivlib's regression takes the lower bound of a feature for both when it sizes noise on squares. Only bounds that
+are symmetric about 0 are safe then, and its own intercept shifts them, so it gets a constant column instead.
 """
 
 import argparse

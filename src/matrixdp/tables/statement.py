@@ -84,7 +84,7 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
             f"the data say in{about} {level:.0%} of cases."
         )
         if not np.all(out.columns(level).get("reliable", True)):
-            yield "Here the noise is large beside what the data say: intervals marked as not reliable may hold less often."
+            yield "The noise is large here: intervals that are marked as not reliable may hold less often."
     alike: dict[str, list[str]] = {}
     for name, column in dict(asked.get("columns", [])).items():
         computed = out.query["name"] in ("quantiles", *FITTED) or name == asked.get("of")
