@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from hospital import DIAGNOSES, REGIONS, hospital
 
 PURE, APPROXIMATE = Budget(1.0, 0.0), Budget(1.0, 1e-6)
-REPEATS = {"counts": 40, "marginals": 4, "means": 60, "quantiles": 48, "regression": 30, "line": 8, "pca": 12}
+REPEATS = {"counts": 20, "marginals": 3, "means": 40, "quantiles": 24, "regression": 20, "line": 6, "pca": 10}
 MOST = 3000.0  # ratios beyond this are drawn there
 LABELS = {"matrixdp": "matrixdp", "opendp": "OpenDP", "diffprivlib": "diffprivlib"}
 LABELS["diffprivlib_sizes_public"] = "diffprivlib, sizes public"
@@ -229,7 +229,7 @@ def lines(path):
 
 def repeats_of(key):
     """Fewer for OpenDP's slowest task."""
-    return max(REPEATS[key.split()[0]] // (8 if key.endswith("gain") else 1), 1)
+    return max(REPEATS[key.split()[0]] // (4 if key.endswith("gain") else 1), 1)
 
 
 def measured(peer, only, more):
