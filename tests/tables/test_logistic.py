@@ -1,5 +1,6 @@
 """Logistic regression of a table: against scikit-learn, the coverage of its intervals, and what it costs."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -74,6 +75,8 @@ def test_it_is_labelled_certified_and_charged_once(tmp_path):
         assert "a logistic regression" in text
         assert "Everybody with an entry in the column patient" in text
     assert out.plot() is not None
+    out.certificate.save(tmp_path / "fit.json")
+    assert hashlib.sha256((tmp_path / "fit.json").read_bytes()).hexdigest() in out.statement()
     written = out.certificate.to_json()
     found = Composition.from_json(written)
     assert found.verify()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
@@ -223,6 +224,11 @@ class Composition:
     def to_json(self) -> str:
         """The composition as a JSON text, whole in itself."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the composition to a new file."""
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(saved(self)[0])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Composition:
