@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from hospital import DIAGNOSES, REGIONS, hospital
 
 PURE, APPROXIMATE = Budget(1.0, 0.0), Budget(1.0, 1e-6)
-REPEATS = {"counts": 20, "marginals": 3, "means": 40, "quantiles": 24, "regression": 20, "line": 6, "pca": 10}
+REPEATS = {"counts": 20, "marginals": 2, "means": 12, "quantiles": 24, "regression": 10, "line": 4, "pca": 6}
 MOST = 3000.0  # ratios beyond this are drawn there
 LABELS = {"matrixdp": "matrixdp", "opendp": "OpenDP", "diffprivlib": "diffprivlib"}
 LABELS["diffprivlib_sizes_public"] = "diffprivlib, sizes public"

@@ -53,3 +53,11 @@ def test_no_colour_where_none_is_wanted():
     wrong = ["compare", "--sensitivity", "nonsense:1", *ASKED]
     assert COLOUR.search(on_a_terminal(wrong, 80))
     assert not COLOUR.search(on_a_terminal(wrong, 80, NO_COLOR="1"))
+
+
+def test_errors_are_broken_between_words():
+    shown = on_a_terminal(["release", "x.csv", "--output", "x.csv", "--shared", "2"], 60)
+    lines = re.sub("\x1b\\[[0-9;]*m", "", shown).splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 60 for line in lines)
+    assert "error: --plan and --shared need --ledger: without one, nothing counts the releases" in " ".join(lines)
