@@ -56,7 +56,6 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"(hospital|second_moments|verify|daily_counts)",  # the others need data or minutes
-    "ignore_pattern": r"federated_adult",  # shown by its tutorial
     "image_scrapers": (generate.FigureScraper(),),
     "matplotlib_animations": False,
     "reset_modules": (),
