@@ -9,6 +9,7 @@ what is hidden is each of its records. ``federated_clients.py`` hides each clien
 
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,12 +29,13 @@ def model() -> nn.Module:
     return nn.Linear(105, 2)
 
 
-def adult(part: slice = slice(None), *, test: bool = False):
+@cache
+def adult(test: bool = False):
     """Records, with the cube root of what is zero for most and large for a few, and incomes."""
     records, income = load_adult(test=test)
     for name in ("capital-gain", "capital-loss"):
         records[:, ADULT_COLUMNS[name]] **= 1 / 3
-    return records[part], income[part]
+    return records, income
 
 
 def accuracy(network: nn.Module) -> dict[str, float]:
@@ -48,7 +50,7 @@ def apps(clients=5, rounds=10, folder=FOLDER):
     """The apps of the server and of every client."""
     privacy = RecordLevel(budget=Budget(3.0, 1e-5), rounds=rounds, clip=1.0)
     training = LocalTraining(epochs=4, batch_size=512, learning_rate=4.0)
-    shares = lambda client: adult(slice(client, None, clients))  # noqa: E731
+    shares = lambda client: [part[client::clients] for part in adult()]  # noqa: E731
     client = horizontal.client_app(model, shares, clients=clients, training=training, privacy=privacy, folder=folder)
     return horizontal.server_app(model, clients=clients, rounds=rounds, evaluate=accuracy), client
 

@@ -36,10 +36,11 @@ def apps(clients=200, rounds=20, sampling_rate=0.2, folder=None):
 
     @client.train()
     def train(message, context):
-        network, (x, y) = model(), adult(slice(context.node_config["partition-id"], None, clients))
+        network, number = model(), context.node_config["partition-id"]
+        x, y = (torch.from_numpy(part[number::clients]) for part in adult())
         load(network, parameters(message.content.array_records["arrays"]))
         training = LocalTraining(epochs=10, batch_size=len(x), learning_rate=2.0)
-        training.update(network, torch.from_numpy(x).float(), torch.from_numpy(y))
+        training.update(network, x.float(), y)
         arrays, metrics = ArrayRecord({"parameters": Array(flat(network).numpy())}), MetricRecord({"num-examples": 1})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
