@@ -97,10 +97,12 @@ def test_examples_are_short():
         assert script.read_text(encoding="utf-8").count("\n") <= 60, script.name
 
 
-def test_examples_of_the_gallery_have_a_heading():
+def test_examples_of_the_gallery_have_a_heading_and_a_picture():
+    pictures = (ROOT / "docs" / "thumbnails.py").read_text(encoding="utf-8")
     for script in (ROOT / "examples").glob("*.py"):
         title, line = script.read_text(encoding="utf-8").removeprefix('"""').splitlines()[:2]
         assert line == "=" * len(title), script.name
+        assert f"def {script.stem}(" in pictures, script.name
 
 
 @pytest.mark.slow

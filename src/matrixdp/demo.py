@@ -114,7 +114,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         raise BudgetExceeded(f"the releases spent more than {TOTAL}")
     console.print(
         f"epsilon = {rounded_up(spent.epsilon(TOTAL.delta), 5)} at delta = {TOTAL.delta:g} for both together: within "
-        f"the budget of {TOTAL.epsilon:g}. `matrixdp verify {PLAN}` computes the plan again."
+        f"the budget of {TOTAL.epsilon:g}. `matrixdp verify {out / PLAN}` computes the plan again."
     )
     (out / PLAN).write_text(plan.to_json() + "\n", encoding="utf-8")
 

@@ -143,8 +143,6 @@ def by_unit(
 ) -> Answer:
     """A query on records that have ids, with a set for units.
 
-        by_unit(queries.sum, visits, patients, 3, norm=1.0)
-
     Args:
         asked: a query of `matrixdp.queries`.
         records: an array, one record per row.

@@ -22,8 +22,6 @@ MOST_CELLS = 1 << 24
 class Domain(Mapping[str, Column]):
     """Columns by name. Cells that it does not list have a place too: see `matrixdp.tables.columns`.
 
-    Domain({"region": Categorical(["north", "south"]), "age": Numeric(0, 100, bins=[0, 18, 65, 100])})
-
     Example:
         >>> from matrixdp.tables import Categorical, Domain, Numeric
         >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
