@@ -74,7 +74,7 @@ def reserve(
     relation = checked(adjacency or opened.adjacency, "--adjacency")
     asked = Guarantee(GaussianProfile(_check.positive("--mu", mu)), relation)
     found = opened.reserve(name, asked, count=count, note=note, analyst=analyst, purpose=purpose)
-    show.text(f"Reserved: {name}, {found.count} releases")
+    show.text(f"Reserved: {name}, {found.count} release{'s' * (found.count != 1)}")
 
 
 @ledger.command(name="give-back")

@@ -154,7 +154,8 @@ def _show(answer: Answer, json: bool, with_value: bool = True) -> None:
     if with_value:
         import numpy as np
 
-        show.text(np.array2string(answer.value, precision=6, max_line_width=min(show.console().width, 100)))
+        width = min(show.console().width, 100)
+        show.text(np.array2string(answer.value, precision=6, suppress_small=True, max_line_width=width))
 
 
 def _write(output: Path, answer: Answer) -> None:
