@@ -1,7 +1,9 @@
 """release(): the certificate comes before the spend, the spend before the noise."""
 
 import io
+import os
 import sys
+import tracemalloc
 
 import dask.array
 import numpy as np
@@ -38,6 +40,25 @@ def test_release_carries_value_certificate_and_law():
     assert out.noise.shape == (4, 3)
     assert str(BUDGET) in str(out)
     assert not np.any(out.value == value)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.int16])
+@pytest.mark.parametrize("sensitivity", [Counts(1), Frobenius(1.0)], ids=str)
+def test_a_release_keeps_no_array_beside_the_value_and_the_output(sensitivity, kind, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)  # each thread keeps a few blocks
+    value = np.arange(1 << 20).reshape(1024, 1024).astype(kind)
+    kept = value.copy()
+    release(value[:2], sensitivity, BUDGET)  # compiles, and builds tables
+    tracemalloc.start()
+    try:
+        out = release(value, sensitivity, BUDGET)
+        extra = tracemalloc.get_traced_memory()[1] - out.value.nbytes
+    finally:
+        tracemalloc.stop()
+    assert out.value.dtype == np.float64
+    assert extra < 0.5 * out.value.nbytes
+    assert np.array_equal(value, kept)
+    assert not np.may_share_memory(out.value, value)
 
 
 def test_noise_has_the_calibrated_std():
