@@ -16,8 +16,6 @@ import numpy as np
 
 from matrixdp import bootstrap, intervals
 from matrixdp._check import Array
-from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
-from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.backends import backend_of
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
@@ -256,9 +254,15 @@ class Prepared:
         if ledger is not None:
             spend: Callable[..., object] = ledger.spend
             unit = ((self.certificate.query or {}).get("parameters") or {}).get("unit")
-            protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
+            protected = {"unit": unit} if unit is not None and _takes_units(ledger) else {}
             spend(self.certificate, note=note, **self._terms, **protected)
         return Release(draw(), self.certificate, self.certificate.law, self._on_grid)
+
+
+def _takes_units(ledger: Spends) -> bool:
+    from matrixdp.accounting.ledger.ledger import Ledger  # when it is needed
+
+    return isinstance(ledger, Ledger)
 
 
 def _is_on_grid(value: Any, law: NoiseLaw, query: Mapping[str, Any] | None) -> bool:
@@ -377,6 +381,8 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
     if sampling_rate == 1.0:
         mu = float(gaussian.mu(budget.epsilon, delta)) / math.sqrt(releases)
     else:
+        from matrixdp.accounting.accountant import noise_multiplier_for  # when it is needed
+
         mu = 1 / noise_multiplier_for(budget.epsilon, delta, sampling_rate, int(releases))
     return mu * (1 - 1e-12)  # slightly less, for the total is rounded up when it is added up
 
@@ -388,6 +394,7 @@ def sized_together(
 
     Guarantee: an Accountant finds that all of them together keep the budget.
     """
+    from matrixdp.accounting.accountant import Accountant  # when it is needed
 
     def fits(certificate: Certificate) -> bool:
         total = Accountant()

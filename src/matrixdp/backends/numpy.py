@@ -89,7 +89,7 @@ def prepared(
 
 
 def _output(value: Array, original: Any) -> Array:
-    """Where the result goes: the value itself if it is a converted copy that only this release holds, or a new array."""
+    """Where the result goes: the value itself if it is a converted copy, which only this release holds; or new."""
     copied = isinstance(original, np.ndarray) and not np.may_share_memory(value, original)
     return value if copied else np.empty(value.shape)
 
