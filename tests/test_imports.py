@@ -18,8 +18,6 @@ ROOMS = [
     "postprocess",
     "adjacency",
     "budget",
-    "_sensitivity",
-    "participation",
     "sensitivity",
     "residuals",
     "secure",
