@@ -29,6 +29,7 @@ ROOMS = [
     "backends",
     "intervals",
     "bootstrap",
+    "released",
     "pipeline",
     "planning",
     "comparison",

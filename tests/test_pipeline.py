@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
+import matrixdp
 from matrixdp import Budget, calibrate, certify, compare, release
 from matrixdp.distributions import Gaussian
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, MatrixDPError, NumericalFailure
@@ -59,6 +60,25 @@ def test_a_release_keeps_no_array_beside_the_value_and_the_output(sensitivity, k
     assert extra < 0.5 * out.value.nbytes
     assert np.array_equal(value, kept)
     assert not np.may_share_memory(out.value, value)
+
+
+@pytest.mark.parametrize(("sensitivity", "most"), [(Counts(1), 17), (Frobenius(1.0), 19)], ids=str)
+def test_a_release_is_read_in_few_files(sensitivity, most):
+    release(np.zeros((3, 4)), sensitivity, BUDGET)  # "auto" decides, and tables are built, once
+    package, files = os.path.dirname(matrixdp.__file__), set()
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            files.add(os.path.relpath(frame.f_code.co_filename, package))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        release(np.zeros((3, 4)), sensitivity, BUDGET)
+    finally:
+        sys.setprofile(before)
+    assert "pipeline.py" in files
+    assert len(files) <= most, sorted(files)
 
 
 def test_noise_has_the_calibrated_std():
