@@ -62,7 +62,7 @@ def test_a_release_keeps_no_array_beside_the_value_and_the_output(sensitivity, k
     assert not np.may_share_memory(out.value, value)
 
 
-@pytest.mark.parametrize(("sensitivity", "most"), [(Counts(1), 17), (Frobenius(1.0), 19)], ids=str)
+@pytest.mark.parametrize(("sensitivity", "most"), [(Counts(1), 16), (Frobenius(1.0), 18)], ids=str)
 def test_a_release_is_read_in_few_files(sensitivity, most):
     release(np.zeros((3, 4)), sensitivity, BUDGET)  # "auto" decides, and tables are built, once
     package, files = os.path.dirname(matrixdp.__file__), set()
