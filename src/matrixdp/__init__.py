@@ -43,7 +43,7 @@ _MODULES = {
     "Plan": "matrixdp.planning",
     "compare": "matrixdp.comparison",
 }
-_ROOMS = ("accounting", "comparison", "planning", "queries", "tables")
+_ROOMS = ("queries", "tables")
 
 
 def __getattr__(name: str) -> Any:
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS, *__all__})
+    return sorted({*globals(), *__all__})
 
 
 def _planner(name: str) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def _planner(name: str) -> Callable[..., Any]:
 
 
 register_planners(plan=_planner("plan"), shared=_planner("shared"))
-LATER.append(lambda: import_module("matrixdp.tables"))  # and its certificates can be verified
+LATER.append(lambda: import_module("matrixdp.tables"))  # so that its certificates, and those of queries, are verified
 
 __all__ = [
     "ADD_REMOVE",
