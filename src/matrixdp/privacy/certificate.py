@@ -269,7 +269,7 @@ def certify(
     found = claim(noise, sensitivity)
     undrawn = Certificate(
         profile=found.profile,
-        adjacency=cast(Adjacency, sensitivity.adjacency),  # which is checked there
+        adjacency=cast(Adjacency, sensitivity.adjacency),  # a Guarantee checks it
         law=noise,
         sensitivity=sensitivity,
         exact=found.exact,
