@@ -39,7 +39,6 @@ from matrixdp.distributions import Gaussian, time_workloads
 from matrixdp.distributions.covariance import Isotropic, OverTime
 from matrixdp.errors import InvalidInput, NumericalFailure, StreamError
 from matrixdp.mechanisms import RECIPES, calibrate
-from matrixdp.participation import Participation
 from matrixdp.pipeline import SAMPLER_SHARE, sized_for_budget, sized_for_mu
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate, check_releasable
@@ -47,6 +46,7 @@ from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 from matrixdp.privacy.records import decode, encode
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
+from matrixdp.sensitivity import Participation
 from matrixdp.streams.state import State, checked_path
 
 FIRST_PART = 32
