@@ -35,6 +35,15 @@ class MarginalRelease:
         plan: what was asked for.
         release: the noisy residuals, with the certificate.
         total: the number of records, where it is public (replace); NaN otherwise.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import plan_marginals
+        >>> plan = plan_marginals({"region": 2, "age": 3}, budget=Budget(1.0, 1e-6), up_to=2)
+        >>> out = plan.release(np.array([[0, 1], [1, 2], [1, 0]]))  # each record by the places of its values
+        >>> out.table(["region"]).shape, out.table(["region", "age"]).shape
+        ((2,), (2, 3))
     """
 
     plan: MarginalPlan

@@ -45,6 +45,17 @@ class Table(Rows):
     """Rows from any source, with a public domain and a unit of privacy, and the queries on them.
 
     Each query reads the rows anew, and gives an answer that is private until it is released.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import Categorical, Domain, Numeric, Table
+        >>> frame = pandas.DataFrame({"region": ["north", "south", "north"], "age": [31, 45, 28]})
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> table = Table(frame, Domain({"region": Categorical(["north", "south"]), "age": ages}))
+        >>> out = table.counts("region").release(Budget(1.0, 1e-6))
+        >>> out.value.shape  # north, south, and one cell each for what is missing or unexpected
+        (4,)
     """
 
     def counts(self, *by: str) -> TableAnswer:
