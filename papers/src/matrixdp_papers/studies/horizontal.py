@@ -92,7 +92,7 @@ EXPERIMENTS = (
     Experiment("Adult", "MLP", 0.015, 64, 10, 2, (64, 10, 2), 0.1, True, (*ALL, "udn", "matrix-mechanism"),
                (1, 10, 1e2, 1e3, 1e4, 1e5, 1e6), record_lot=1024),
     Experiment("IMDB", "LSTM", 0.3, 256, 10, 2, (256, 10, 2), 2e-2, False, LARGE, (1, 100, 1e7)),
-    Experiment("CIFAR-10", "ResNet18", 0.05, 64, 20, 1, (16, 50, 3), 3e-4, False, LARGE, (1, 100, 1e7), repeats=1),
+    Experiment("CIFAR-10", "ResNet18", 0.05, 64, 50, 1, (16, 50, 3), 3e-4, False, LARGE, (1, 100, 1e7), repeats=1),
 )  # fmt: skip
 
 

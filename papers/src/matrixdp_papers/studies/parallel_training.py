@@ -170,6 +170,9 @@ class OneByOne(Clients):
     ) -> None:
         self.network, self.records, self.label = network, records, label
         self.epochs, self.lot, self.learning_rate = epochs, lot, learning_rate
+        self.recorded: Any = network
+        if records.is_cuda and records.is_floating_point():  # a recurrent layer has few kernels to launch
+            self.recorded = torch.cuda.make_graphed_callables(nn.Sequential(network), (records[0, :lot].clone(),))
 
     def updates(self, weights: Tensor, turn: int) -> Tensor:
         repeats, configurations, size = weights.shape
@@ -187,11 +190,13 @@ class OneByOne(Clients):
         return found
 
     def _train(self, client: int, passes: Tensor) -> None:
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.learning_rate)
+        fused = self.records.is_cuda
+        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.learning_rate, fused=fused)
         for order in passes:
             for batch in torch.split(order, self.lot):
                 optimizer.zero_grad()
-                outputs = self.network(self.records[client, batch])
+                forward = self.recorded if len(batch) == self.lot else self.network
+                outputs = forward(self.records[client, batch])
                 loss: Any = nn.functional.cross_entropy(outputs, self.label[client, batch])
                 loss.backward()
                 optimizer.step()

@@ -109,9 +109,9 @@ def accuracy(network: nn.Module, data: TensorDataset) -> float:
     return int(torch.stack(right).sum()) / len(label)
 
 
-def by_epoch(networks: Iterable[nn.Module], data: TensorDataset) -> list[float]:
-    """The accuracy of a network after each pass."""
-    return [accuracy(network, data) for network in networks]
+def by_epoch(networks: Iterable[nn.Module], *parts: TensorDataset) -> list[list[float]]:
+    """The accuracy of a network after each pass, on each part of the data."""
+    return [[accuracy(network, part) for part in parts] for network in networks]
 
 
 def at_end(networks: Iterable[nn.Module], data: TensorDataset) -> float:
