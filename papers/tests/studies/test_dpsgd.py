@@ -16,7 +16,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition
 from matrixdp_papers.datasets import Graph, Labelled
-from matrixdp_papers.studies import dpsgd, gradients, splits
+from matrixdp_papers.studies import dpsgd, gradients, noise_per_step, rank_one_sgd, splits
 from matrixdp_papers.studies.base import Mean, plain, silent
 from matrixdp_papers.studies.splits import Split
 
@@ -179,7 +179,7 @@ def test_the_truth_of_gaussian_and_rank_one_noise():
 def test_rank_one_noise_that_is_enough_for_one_step_and_no_less():
     rate, total = 256 / 60_000, Budget(1.795, 1e-5)
     rank_one = dpsgd.calibrate("r1smg", shape=(26_010,), sensitivity=Frobenius(1.0), budget=Budget(0.71, 3.33e-7))
-    enough = dpsgd.true_for_one_step(rank_one, total, rate)
+    enough = rank_one_sgd.true_for_one_step(rank_one, total, rate)
     assert 1e-5 * (1 - 1e-3) <= gradients.truth(enough, total.epsilon, 1, rate).delta <= 1e-5 * (1 + 1e-9)
     # a planted fault: 5 % less of it
     assert gradients.truth(replace(enough, scale=0.95 * enough.scale), total.epsilon, 1, rate).delta > 1.04e-5
@@ -241,7 +241,7 @@ def test_accuracy_counts_all_records_and_takes_overflow_for_class_0():
 
 def test_the_theorems_of_composition():
     """By six theorems, for 1,180 steps at (1, 1e-5): Theorem 4 has 128 times the clip, KOV 3.4 has 681."""
-    (row,) = gradients.composition_table((1180,)).records()
+    (row,) = noise_per_step.composition_table((1180,)).records()
     assert row["Theorem 4"] == pytest.approx(128.15, abs=0.1)
     assert row["KOV 3.4"] == pytest.approx(681.4, abs=0.1)
     assert row["exact, sampled"] < row["Theorem 4"] < row["Rényi"] < row["KOV 3.3"] < row["KOV 3.4"] < row["strong"]
@@ -256,7 +256,7 @@ def test_the_theorems_of_composition():
 
 
 def test_the_papers_renyi_divergence_is_vacuous():
-    order, paper, true = gradients.renyi_table().rows[2]
+    order, paper, true = noise_per_step.renyi_table().rows[2]
     assert order == 10
     assert paper == pytest.approx(7.9e5, rel=1e-2)
     law = dpsgd.calibrate("analytic", shape=(2,), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-5))

@@ -5,30 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from matrixdp import plots
 from matrixdp_papers.studies.base import Mean
 
-# The colour-blind can tell them apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-
-
-# One colour and mark for each mechanism, in every picture.
-STYLES = {
-    "no noise": ("#000000", "o"),
-    "gaussian": ("#7F7F7F", "s"),
-    "classic": ("#56B4E9", "v"),
-    "analytic": ("#0072B2", "s"),
-    "mvg": ("#CC79A7", "*"),
-    "mgm": ("#009E73", "D"),
-    "udn": ("#8C6D31", "^"),
-    "idn": ("#E69F00", "P"),
-    "r1smg": ("#D55E00", "X"),
-    "matrix-mechanism": ("#999999", "<"),
-    "optimal": ("#5E3C99", ">"),
-}
-OTHERS = (("#B2182B", "p"), ("#01665E", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
+# Colours by number, for bars and histograms.
+COLOURS = (plots.COLOURS["analytic"], plots.COLOURS["r1smg"])
+# Series that are no mechanism by name; those of one study take the colours in OTHERS in turn.
+NAMED = {"no noise": plots.OTHER, "gaussian": "#7F7F7F", "dp-sgd": "#01665E"}
+MARKS = {"no noise": "o", "gaussian": "s", "dp-sgd": "h", "classic": "v", "analytic": "s", "mvg": "*", "mgm": "D",
+         "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">"}  # fmt: skip
+OTHERS = (("#B2182B", "p"), ("#35978F", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
           ("#762A83", ">"))  # fmt: skip
 LINES = ("-", "--", ":", "-.")
 
@@ -41,9 +31,11 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     for name in names:
         key = name.split(",")[0].lower()
         variant = seen.setdefault(key, 0)
-        if key not in STYLES and key not in others:
-            others[key] = OTHERS[len(others) % len(OTHERS)]
-        colour, mark = (STYLES | others)[key]
+        known = NAMED.get(key) or plots.COLOURS.get(key)
+        if known is None:
+            colour, mark = others.setdefault(key, OTHERS[len(others) % len(OTHERS)])
+        else:
+            colour, mark = known, MARKS.get(key, "o")
         found[name], seen[key] = (colour, mark, LINES[variant % len(LINES)]), variant + 1
     return found
 
@@ -91,3 +83,20 @@ def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, sca
     panel.set(xscale=scale, xlabel=label)
     panel.set_xlim(start, most * (most / start) ** 0.6 if scale == "log" else 1.6 * most)
     panel.set_title(title, fontsize=10)
+
+
+def legend_below(figure: Figure, panels: Iterable[Axes], *, columns: int, title: str | None = None) -> None:
+    """One legend for all panels, below them and off the data."""
+    handles: dict[str, Artist] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=columns, fontsize=9, title=title
+    )
+
+
+def mark_constant(panel: Axes, least: float) -> None:
+    """A dotted line at the accuracy of the most frequent class, and the accuracy from 0 to 1."""
+    panel.axhline(least, color="#999999", linestyle=":", linewidth=1, label="most frequent class")
+    panel.set_ylim(0, 1)

@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from matrixdp.budget import Budget
-from matrixdp.plots import figure_of
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Labelled
-from matrixdp_papers.studies import figures, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beaten, beside, titled
+from matrixdp_papers.studies import federated_report, splits
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.federated_report import CONSTANT, NO_NOISE, Found
 from matrixdp_papers.studies.splits import CENTRED, Split
 
 if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install can list the study
@@ -33,7 +32,6 @@ HOPELESS, NEGLIGIBLE = 100.0, 0.01
 RECORD_CLIP, RECORD_EPSILONS = 1.0, (1.0, 10.0)
 # Of a smoke run: records of a client, records to test, and rounds.
 SMOKE_TRAIN, SMOKE_TEST, SMOKE_ROUNDS = 8, 16, 2
-NO_NOISE, CONSTANT = "no noise", "most frequent class"
 PAPER, EQUAL, RECORD = (
     ": the paper's accounting",
     ": equal true client-level guarantees",
@@ -290,57 +288,19 @@ def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
 # --- the report ---
 
 
-class Found(NamedTuple):
-    """The tables of one data set, read again."""
-
-    name: str
-    without: Mean
-    least: float
-    paper: dict[str, dict[float, dict[str, Any]]]
-    equal: dict[str, dict[float, dict[str, Any]]]
-    records: dict[float, Mean]
-
-    def learned(self, score: Mean) -> bool:
-        """Whether at least half of what can be learned was learned."""
-        return score.mean >= (self.without.mean + self.least) / 2
-
-    def least_epsilon(self, at: dict[float, dict[str, Any]]) -> str:
-        """The least epsilon of those tried at which the task is learned."""
-        good = [epsilon for epsilon, row in at.items() if self.learned(row["test accuracy"])]
-        return f"{min(good):g}" if good else "none"
-
-
-def _series(table: Table) -> dict[str, dict[float, dict[str, Any]]]:
-    """Rows by mechanism and epsilon."""
-    found: dict[str, dict[float, dict[str, Any]]] = {}
-    for row in table.records():
-        if row["mechanism"] not in (NO_NOISE, CONSTANT):
-            found.setdefault(row["mechanism"], {})[row[table.columns[1]]] = row
-    return found
-
-
 def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     """The report of what was measured."""
     measured = []
     for paper in titled(tables, PAPER):
         about = paper.title.removesuffix(PAPER)
         (equal,) = titled(tables, about + EQUAL)
-        accuracy = paper["test accuracy"]
         singles = {
             r["epsilon of a record"]: r["test accuracy"] for t in titled(tables, about + RECORD) for r in t.records()
         }
-        measured.append(
-            Found(
-                about.split(",")[0],
-                accuracy[NO_NOISE],
-                accuracy[CONSTANT].mean,
-                _series(paper),
-                _series(equal),
-                singles,
-            )
-        )
+        measured.append(Found.read(paper, equal, singles))
     found = beside(line for entry in measured for line in _beside(entry))
-    return Results(dict(setting), tables, found, "\n".join(DIFFERENCE), {"figure-2": _picture(measured)})
+    figure = federated_report.picture(measured, of=" of a client")
+    return Results(dict(setting), tables, found, "\n".join(DIFFERENCE), {"figure-2": figure})
 
 
 def _beside(found: Found) -> list[tuple[str, str, str, str]]:
@@ -363,33 +323,7 @@ def _beside(found: Found) -> list[tuple[str, str, str, str]]:
     if found.records:
         told = ", ".join(f"{score} at {epsilon:g}" for epsilon, score in found.records.items())
         rows.append((f"{found.name}: DP-SGD in the clients", "", told, "hides a record, not a client: another unit"))
-    scores = ((name, row["test accuracy"]) for name, at in found.paper.items() for row in at.values())
-    if better := beaten(found.without, scores):
-        rows.append((f"{found.name}: training without noise", "the upper bound", f"{found.without}, below {better}",
-                     "its learning rate was not tuned: no upper bound"))  # fmt: skip
-    return rows
-
-
-def _picture(measured: list[Found]) -> Figure:
-    """Figure 2: accuracy against the claimed epsilon; below, against the true one."""
-    figure = figure_of(4.0 * len(measured), 8.0)
-    grid = figure.subplots(2, len(measured), squeeze=False)
-    handles: dict[str, Any] = {}
-    for column, found in zip(grid.T, measured, strict=True):
-        for panel, series, word in zip(column, (found.paper, found.equal), ("claimed", "true"), strict=True):
-            x = sorted({epsilon for at in series.values() for epsilon in at} | set(found.records))
-            curves: dict[str, list[float | Mean]] = {NO_NOISE: [found.without] * len(x)}
-            for name, at in series.items():
-                curves[name] = [at[epsilon]["test accuracy"] if epsilon in at else math.nan for epsilon in x]
-            if word == "true" and found.records:
-                curves["DP-SGD (hides a record only)"] = [found.records.get(epsilon, math.nan) for epsilon in x]
-            labels = (f"{word} epsilon of a client", "test accuracy")
-            figures.curves(panel, x, curves, title=found.name, labels=labels, scales=("log", "linear"))
-            panel.axhline(found.least, color="#999999", linestyle=":", linewidth=1)
-            panel.set_ylim(0, 1)
-            handles |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=10)
-    return figure
+    return rows + found.flag()
 
 
 DIFFERENCE = (
