@@ -50,7 +50,7 @@ def study(
     chosen = STUDIES[name]
 
     def progress(steps: Sequence[Item], label: str) -> Iterable[Item]:
-        return track(steps, label, console=console, transient=True)
+        return track(steps, label, console=console, transient=True, disable=not console.is_terminal)
 
     if results is not None:
         found = chosen.told_again(results)
