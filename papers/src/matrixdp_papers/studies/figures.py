@@ -15,12 +15,22 @@ from matrixdp_papers.studies.base import Mean
 # Colours by number, for bars and histograms.
 COLOURS = (plots.COLOURS["analytic"], plots.COLOURS["r1smg"])
 # Series that are no mechanism by name; those of one study take the colours in OTHERS in turn.
-NAMED = {"no noise": plots.OTHER, "gaussian": "#7F7F7F", "dp-sgd": "#01665E"}
+NAMED = {"no noise": plots.OTHER, "gaussian": "#8FBC3F", "dp-sgd": "#01665E", "i.i.d.": plots.COLOURS["analytic"]}
 MARKS = {"no noise": "o", "gaussian": "s", "dp-sgd": "h", "classic": "v", "analytic": "s", "mvg": "*", "mgm": "D",
          "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">"}  # fmt: skip
 OTHERS = (("#B2182B", "p"), ("#35978F", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
           ("#762A83", ">"))  # fmt: skip
+UNNAMED = "#BBBBBB"
 LINES = ("-", "--", ":", "-.")
+# So many values on a log axis are written out, each at its tick.
+FEW = 7
+
+
+def mechanism(name: str) -> str:
+    """The part of a label that has a colour of its own, such as "mvg" in "mvg, binary"; else its first part."""
+    parts = name.lower().split(", ")
+    known = (part for part in (*parts, parts[0].split()[0]) if part in NAMED or part in plots.COLOURS)
+    return next(known, parts[0])
 
 
 def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
@@ -29,7 +39,7 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     seen: dict[str, int] = {}
     others: dict[str, tuple[str, str]] = {}
     for name in names:
-        key = name.split(",")[0].lower()
+        key = mechanism(name)
         variant = seen.setdefault(key, 0)
         known = NAMED.get(key) or plots.COLOURS.get(key)
         if known is None:
@@ -40,10 +50,15 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def panels(count: int, width: float = 4.6, height: float = 3.8) -> tuple[Figure, list[Axes]]:
-    """A figure with a row of panels."""
-    figure = Figure(figsize=(width * count, height), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+def panels(count: int, width: float = 4.8, height: float = 3.6, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, some in each row."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = plots.figure_of(width * columns, height * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in grid[count:]:
+        unused.set_axis_off()
+    return figure, grid[:count]
 
 
 def curves(
@@ -55,27 +70,36 @@ def curves(
     labels: tuple[str, str],
     scales: tuple[str, str] = ("log", "log"),
 ) -> None:
-    """Draws one curve per name, with confidence intervals where there are any."""
+    """Draws one curve per name, with confidence intervals where there are any.
+
+    Later curves are thinner, so that those that lie on each other can all be seen.
+    """
     style = styles(series)
-    for name, points in series.items():
+    for order, (name, points) in enumerate(series.items()):
         heights = [point.mean if isinstance(point, Mean) else point for point in points]
         spread = [point.half_width if isinstance(point, Mean) else math.nan for point in points]
         colour, mark, line = style[name]
-        panel.errorbar(x, heights, yerr=spread, label=name, color=colour, marker=mark, linestyle=line, linewidth=1.2,
-                       markersize=4, capsize=2)  # fmt: skip
+        thick = 1 - order / len(series)
+        panel.errorbar(x, heights, yerr=spread, label=name, color=colour, marker=mark, linestyle=line,
+                       linewidth=1.0 + 2 * thick, markersize=4.5 + 4 * thick, elinewidth=1.0, capsize=2)  # fmt: skip
     panel.set(xscale=scales[0], yscale=scales[1], xlabel=labels[0], ylabel=labels[1])
+    if scales[0] == "log" and len(x) <= FEW:
+        panel.set_xticks(x, [f"{value:g}" if value < 1e4 else f"{value:.2g}".replace("e+0", "e") for value in x])
+        panel.set_xticks([], minor=True)
     panel.set_title(title, fontsize=10)
     panel.grid(alpha=0.3)
 
 
 def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, scale: str = "linear") -> None:
-    """Draws one horizontal bar per name, with its confidence interval and its number."""
-    for place, value in enumerate(values.values()):
+    """Draws one horizontal bar per name in its mechanism's colour, with its confidence interval and its number."""
+    for place, (name, value) in enumerate(values.items()):
+        key = mechanism(name)
+        colour = NAMED.get(key) or plots.COLOURS.get(key, UNNAMED)
         spread = None if math.isnan(value.half_width) else value.half_width
-        panel.barh(place, value.mean, xerr=spread, color=COLOURS[0], height=0.7, capsize=2)
+        panel.barh(place, value.mean, xerr=spread, color=colour, height=0.7, capsize=2)
         end = value.mean + (spread or 0.0)
         panel.annotate(f" {value}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    panel.set_yticks(range(len(values)), list(values), fontsize=8)
+    panel.set_yticks(range(len(values)), list(values), fontsize=9)
     panel.invert_yaxis()
     least, most = (extreme(value.mean for value in values.values()) for extreme in (min, max))
     # The right third is room for the numbers; bars on a log scale start at a whole decade.

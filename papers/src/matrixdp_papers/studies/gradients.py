@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms import calibrate
 from matrixdp.mechanisms.matrix_mechanism import workload_error
-from matrixdp.plots import figure_of
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Counts, Frobenius
@@ -300,12 +298,8 @@ def _flag(table: Table) -> str:
 
 def _picture(tables: list[Table]) -> Figure:
     """Accuracy against epsilon by accounting, two data sets in a row; where no network was trained there is no mark."""
-    figure = figure_of(9.6, 3.6 * -(-len(tables) // 2) + 0.8)
-    grid = figure.subplots(-(-len(tables) // 2), 2, squeeze=False, sharey=True)
-    for panel, table in zip_longest(grid.flat, tables):
-        if table is None:
-            panel.set_axis_off()
-            continue
+    figure, panels = figures.panels(len(tables))
+    for panel, table in zip(panels, tables, strict=True):
         rows = table.records()
         epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"] is not None})
         found = {(row["noise"], row["accounting"], row["epsilon"]): row["accuracy"] for row in rows}
@@ -319,7 +313,7 @@ def _picture(tables: list[Table]) -> Figure:
         figures.mark_constant(panel, found["the most frequent class", None, None].mean)
     absent = [lots.name for lots in EXPERIMENTS if lots.name not in {table.title.split(",")[0] for table in tables}]
     title = f"did not run: {', '.join(absent)}; no mark: not trained" if absent else "no mark: not trained"
-    figures.legend_below(figure, grid.flat, columns=3, title=title)
+    figures.legend_below(figure, panels, columns=3, title=title)
     return figure
 
 

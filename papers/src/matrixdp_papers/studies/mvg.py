@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -271,15 +271,18 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     runs = 3 if smoke else 100
     experiments = (regression(data.liver, rng), component(data.movement, rng), covariance(data.cardiotocography))
     tables = tuple(measure(experiment, runs, rng, progress) for experiment in experiments)
-    figure, panels = figures.panels(3, width=5.6)
-    for panel, table, experiment in zip(panels, tables, experiments, strict=True):
+    return tell({"epsilon": 1.0, "delta": "1/N", "runs": runs, "seed": SEED, "smoke": smoke}, tables)
+
+
+def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
+    """The report of what was measured."""
+    figure, panels = figures.panels(3, width=8.0, columns=1)
+    for panel, table in zip(panels, tables, strict=True):
         scores = {row[0]: row[4] if isinstance(row[4], Mean) else Mean(row[4], math.nan, 0) for row in table.rows}
         shown = {name: score for name, score in scores.items() if score.mean > 0}
         scale = "linear" if panel is panels[0] else "log"
-        figures.bars(panel, shown, title=table.title.split(",")[0], label=experiment.metric, scale=scale)
-    found = beside(_beside(*tables))
-    setting = {"epsilon": 1.0, "delta": "1/N", "runs": runs, "seed": SEED, "smoke": smoke}
-    return Results(setting, tables, found, DIFFERENCE, {"experiments": figure})
+        figures.bars(panel, shown, title=table.title.split(",")[0], label=table.columns[4], scale=scale)
+    return Results(dict(setting), tables, beside(_beside(*tables)), DIFFERENCE, {"experiments": figure})
 
 
 def _beside(first: Table, second: Table, third: Table) -> list[tuple[str, str, str, str]]:
@@ -345,4 +348,5 @@ STUDY = Study(
     ),
     load=load,
     run=run,
+    tell=tell,
 )

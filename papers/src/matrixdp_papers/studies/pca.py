@@ -292,9 +292,8 @@ def _picture(found: Mapping[str, list[Table]]) -> Figure:
             labels = ("epsilon (R1SMG claims 1e-7 of it)", metric)
             figures.curves(panel, epsilons, curves, title=name, labels=labels, scales=scales)
         row[1].set_ylim(0, 1)
-    handles = grid[0, 1].get_legend_handles_labels()
     title = None if "Swarm" in found else "did not run: Swarm"
-    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=9, title=title)
+    figures.legend_below(figure, grid.flat, columns=6, title=title)
     return figure
 
 
