@@ -86,7 +86,7 @@ def test_they_run_on_small_data(study, pictures, measured, small_data, tmp_path)
     assert "MNIST" in found.found
     study.STUDY.write(found, tmp_path)
     assert (tmp_path / "report.md").stat().st_size > 3000
-    again = study.STUDY.told_again(tmp_path / "results.json")
+    again = study.STUDY.remake(tmp_path / "results.json")
     assert again.found == found.found
 
 

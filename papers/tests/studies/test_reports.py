@@ -46,6 +46,4 @@ def test_a_long_sentence_would_be_seen():
 @pytest.mark.parametrize("name", ["features", "horizontal", "vertical", "pca"])
 def test_a_stored_run_gives_the_report_in_docs(name):
     study = STUDIES[name]
-    assert study.report(study.told_again(DOCS / name / "results.json")) == (DOCS / name / "report.md").read_text(
-        "utf-8"
-    )
+    assert study.report(study.remake(DOCS / name / "results.json")) == (DOCS / name / "report.md").read_text("utf-8")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 Item = TypeVar("Item")
-# Of an accuracy.
+# Differences of accuracies below this are not reported.
 NOTABLE = 0.005
 
 
@@ -162,8 +162,8 @@ class Study:
     run: Callable[[Any, bool, Progress], Results]
     tell: Callable[[Mapping[str, Any], tuple[Table, ...]], Results] | None = None
 
-    def told_again(self, path: Path) -> Results:
-        """The words and pictures of stored results, made anew; nothing is measured again."""
+    def remake(self, path: Path) -> Results:
+        """The report and pictures of stored results; nothing is measured again."""
         if self.tell is None:
             raise InvalidInput(f"the study {self.name} has to be run: leave --results out")
         try:

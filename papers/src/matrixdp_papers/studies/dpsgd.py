@@ -185,9 +185,9 @@ def _records(published: Published, table: Table) -> list[str]:
     if held == published.records:
         return []
     return [
-        f"- {published.name}: {held:,} of the paper's {published.records:,} records are at hand, so a record is in a "
+        f"- {published.name}: {held:,} of the paper's {published.records:,} records are available, so a record is in a "
         f"lot with probability {LOT / held:.3g}, not {LOT / published.records:.3g}. True epsilons are those of the "
-        "records at hand. Tested on 2,000 records."
+        "records available. Tested on 2,000 records."
     ]
 
 

@@ -276,7 +276,7 @@ def _beside(
 
 DIFFERENCE = (
     "- The Gaussian baseline of table 4 gives every entry its share of epsilon and delta and adds the shares up. "
-    "Against one analytic Gaussian on the whole matrix the order of the mechanisms turns round.\n"
+    "Against one analytic Gaussian on the whole matrix the order of the mechanisms is reversed.\n"
     "- MVG and MGM bound the loss by the norm of the whole noise. Its radius zeta is of order sqrt(mn); MVG's theorem "
     "has the square of it. That is one power of m and n more in the error, and where H_r^2 is wrong by as much.\n"
     "- The time of MVG is its SVD. Times are of one busy machine; their ratios and powers are what to read.\n"

@@ -237,7 +237,7 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
         for mvg, iid in zip(_row(stds, "mvg"), _row(stds, "analytic"), strict=True)
     ]
     missing = [network.name for network in NETWORKS if network not in measured]
-    lines = [f"- Did not run, as the data are not at hand: {', '.join(missing)}."] if missing else []
+    lines = [f"- Did not run, as the data are not available: {', '.join(missing)}."] if missing else []
     lines += [
         "- Of the training records a fifth is public here, and the rest is released: "
         + ", ".join(f"{n.name} {_size(parts[0])[0]:,} of {n.records:,}" for n, parts in measured.items())

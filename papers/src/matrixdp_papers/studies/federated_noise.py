@@ -44,7 +44,7 @@ SAME = 1e-6
 
 
 def round_budget(epsilon: float, delta: float, rounds: int) -> Budget:
-    """What each of so many releases may spend by the paper's composition; half of delta is its slack.
+    """What each of `rounds` releases may spend by the paper's composition; half of delta is its slack.
 
     Source: kairouz2017composition, Theorem 3.4; yang2023matrix, section 8.2.
     """
@@ -102,7 +102,7 @@ def layered(shapes: Iterable[Shape], of_layer: Callable[[Shape], Gaussian]) -> G
 
 
 def composed(certificate: Certificate, releases: float, delta: float) -> float:
-    """The epsilon of so many releases together; where noise is not Gaussian, that of the first of them alone."""
+    """The epsilon of a number of releases together; where noise is not Gaussian, that of the first of them alone."""
     if certificate.mu is None:
         return certificate.epsilon(delta)
     return float(gaussian.epsilon(certificate.mu * math.sqrt(releases), delta))

@@ -51,7 +51,7 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
 
 
 def panels(count: int, width: float = 4.8, height: float = 3.6, columns: int = 2) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, some in each row."""
+    """A figure with `count` panels, `columns` in each row."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = plots.figure_of(width * columns, height * rows)

@@ -45,8 +45,8 @@ BY_LAYER: dict[str, dict[str, Any]] = {
     "udn": {},
     "idn": {},
 }
-# Above so many times the clip, noise leaves nothing to learn from, and no network is trained.
-TOO_LOUD = 1000.0
+# Noise above this many times the clip leaves nothing to learn from, and no network is trained.
+LARGEST_NOISE = 1000.0
 KOV, THEOREM_4, EXACT = "KOV 3.4", "Theorem 4", "exact"
 
 
@@ -107,7 +107,7 @@ def published_laws(shapes: list[Shape], step: Budget) -> dict[str, NoiseLaw | No
 
 
 def theorem_4(shapes: list[Shape], budget: Budget, steps: int) -> Gaussian:
-    """IMGM's noise for so many steps, by its own composition; it takes no account of sampling.
+    """IMGM's noise for a number of steps, by its own composition; it takes no account of sampling.
 
     Source: yang2021improved, Theorem 4.
     """
@@ -202,12 +202,12 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Table:
     def row(name: str, accounting: str, epsilon: float, law: NoiseLaw | NotApplicable) -> tuple[Any, ...]:
         if isinstance(law, NotApplicable):
             return (name, accounting, epsilon, None, None, "refused", None)
-        true, loudness, score = truth(law, epsilon, steps, rate), law.root_mean_square / CLIP, None
-        if loudness <= TOO_LOUD:
+        true, relative, score = truth(law, epsilon, steps, rate), law.root_mean_square / CLIP, None
+        if relative <= LARGEST_NOISE:
             budget = Budget(epsilon, DELTA)
             passes = (training.with_noise(task, law, budget, lots.trained, seed) for seed in seeds)
             score = Mean.of(training.at_end(networks, task.test) for networks in passes)
-        return (name, accounting, epsilon, loudness, true.epsilon, "kept" if true.kept else "violated", score)
+        return (name, accounting, epsilon, relative, true.epsilon, "kept" if true.kept else "violated", score)
 
     plain = (training.without_noise(task, lots.trained, seed, lots.plain_rate) for seed in seeds)
     without = Mean.of(training.at_end(networks, task.test) for networks in plain)
@@ -226,7 +226,7 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Table:
     about = f"{lots.name}, {lots.model}, {len(task.train):,} records, lots of {task.lot}, {steps} steps"
     note = (
         f"Tested on {len(label):,} records; {lots.trained} of the paper's {lots.epochs} epochs, runs: {lots.repeats}. "
-        f"No network was trained where the noise is above {TOO_LOUD:g} times the clip."
+        f"No network was trained where the noise is above {LARGEST_NOISE:g} times the clip."
     )
     return Table(f"{about}: test accuracy", COLUMNS, tuple(rows), note)
 
@@ -292,8 +292,8 @@ def _flag(table: Table) -> str:
     (_, without), *noisy = rows
     better = beaten(without, noisy)
     where = table.title.split(",")[0]
-    told = f"- {where}: training without noise ({without}) did worse than {better}. Its learning rate was not tuned."
-    return told if better else ""
+    words = f"- {where}: training without noise ({without}) did worse than {better}. Its learning rate was not tuned."
+    return words if better else ""
 
 
 def _picture(tables: list[Table]) -> Figure:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 SEED = 2023
 DELTA, CLIENTS = 1e-5, 5
 # In clip values per entry: with noise above the first nothing is learned, so only one round is run; noise below the
-# second cannot be told from none, and is not run.
-HOPELESS, NEGLIGIBLE = 100.0, 0.01
+# second makes no difference, and is not run.
+LARGEST, NEGLIGIBLE = 100.0, 0.01
 # DP-SGD in the clients, another unit of privacy: the norm of a record's gradient.
 RECORD_CLIP, RECORD_EPSILONS = 1.0, (1.0, 10.0)
 # Of a smoke run: records of a client, records to test, and rounds.
@@ -76,7 +76,7 @@ class Experiment(NamedTuple):
     record_lot: int | None = None
     record_rate: float = 1.0
 
-    def told(self) -> str:
+    def settings(self) -> str:
         """How it differs from the paper's."""
         pairs = zip(
             ("batches of", "rounds", "local epochs"), (self.lot, self.rounds, self.epochs), self.paper, strict=True
@@ -110,11 +110,11 @@ def load(folder: datasets.Folder) -> dict[str, Split]:
 
 
 def rounds_run(point: Point, experiment: Experiment) -> int:
-    """All rounds, or one where the noise leaves nothing to train, or none where it is as good as no noise."""
+    """All rounds, or one where the noise leaves nothing to train, or none where it is negligible."""
     if point.noise is None:
         return experiment.rounds
     relative = point.noise.law.root_mean_square / experiment.clip
-    if not relative <= HOPELESS:
+    if not relative <= LARGEST:
         return 1
     return experiment.rounds if relative >= NEGLIGIBLE else 0
 
@@ -194,7 +194,7 @@ def measure(experiment: Experiment, split: Split, smoke: bool, progress: Progres
     if smoke:
         experiment = experiment._replace(rounds=SMOKE_ROUNDS, epochs=1, lot=share // 2, repeats=1, epsilons=(1.0, 1e7))
     make = getattr(networks, experiment.model)
-    if smoke and not experiment.side_by_side:  # millions of parameters take minutes on a processor
+    if smoke and not experiment.side_by_side:  # millions of parameters take minutes on a CPU
         make = {"LSTM": partial(networks.LSTM, embedding=4, hidden=8), "ResNet18": networks.TutorialCIFAR}[
             experiment.model
         ]
@@ -233,9 +233,8 @@ def measure(experiment: Experiment, split: Split, smoke: bool, progress: Progres
 def _tables(found: Measured, share: int, size: int) -> tuple[Table, ...]:
     experiment = found.experiment
     about = f"{experiment.name}, {experiment.model}, {CLIENTS} clients of {share:,} records"
-    note = (
-        f"Tested on {found.tested:,} records. {size:,} parameters, clip value {experiment.clip:g}, {experiment.told()}."
-    )
+    note = f"Tested on {found.tested:,} records. {size:,} parameters, clip value {experiment.clip:g}, "
+    note += f"{experiment.settings()}."
     constant = Mean(found.least, math.nan, 1)
     plain = (
         (NO_NOISE, None, None, 0.0, None, experiment.rounds, found.points[0][1]),
@@ -279,7 +278,7 @@ def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
             tables += measure(experiment, split.some(*most, rng), smoke, progress)
     setting = {"delta": DELTA, "clients": CLIENTS, "seed": SEED, "smoke": smoke, "device": str(training.pick_device()),
                "rounds run where the noise is above 100 clip values": 1, "below a hundredth of one": 0,
-               **{f"{e.name} {e.model}": f"{e.told()}, {e.repeats} runs" for e in EXPERIMENTS},
+               **{f"{e.name} {e.model}": f"{e.settings()}, {e.repeats} runs" for e in EXPERIMENTS},
                "CIFAR-10": "10,000 of 50,000 pictures",
                "optimizer of the clients": "SGD; IMDB and CIFAR-10 Adam"}  # fmt: skip
     return tell(setting, tuple(tables))
@@ -307,12 +306,12 @@ def _beside(found: Found) -> list[tuple[str, str, str, str]]:
     first = min(next(iter(found.paper.values())))
     names = {"gaussian, per element": "Gaussian", "idn": "IDN", "mvg": "MVG"}
     at = {word: found.paper[name][first] for name, word in names.items()}
-    told = ", ".join(f"{word} {row['test accuracy']}" for word, row in at.items())
+    scores = ", ".join(f"{word} {row['test accuracy']}" for word, row in at.items())
     loud = ", ".join(f"{word} {row['std / clip']:.2g}" for word, row in at.items())
     needed = ", ".join(f"{word} {found.least_epsilon(found.paper[name])}" for name, word in names.items())
     true = ", ".join(f"{name} {found.least_epsilon(rows)}" for name, rows in found.equal.items())
     rows = [
-        (f"{found.name}: accuracy, claimed {first:g}", "IDN > Gaussian > MVG", told,
+        (f"{found.name}: accuracy, claimed {first:g}", "IDN > Gaussian > MVG", scores,
          f"std / clip: {loud}; no noise {found.without}"),
         (f"{found.name}: least epsilon at which half is learned", "IDN's is the least", needed,
          "the Gaussian's epsilon is on each element; in truth it is "
@@ -321,16 +320,16 @@ def _beside(found: Found) -> list[tuple[str, str, str, str]]:
          "can send"),
     ]  # fmt: skip
     if found.records:
-        told = ", ".join(f"{score} at {epsilon:g}" for epsilon, score in found.records.items())
-        rows.append((f"{found.name}: DP-SGD in the clients", "", told, "hides a record, not a client: another unit"))
+        scores = ", ".join(f"{score} at {epsilon:g}" for epsilon, score in found.records.items())
+        rows.append((f"{found.name}: DP-SGD in the clients", "", scores, "hides a record, not a client: another unit"))
     return rows + found.flag()
 
 
 DIFFERENCE = (
     '- The paper\'s epsilon for Gaussian noise is the one "on each element", its own words. With epsilon divided by '
     "the number of elements ('added up'), as in its table 4, IDN has less noise, as the paper says.",
-    "- Theorem 6 is used for batches. But a client uploads what it has made of all its records, so sampling hides "
-    "nothing. It is also stated for delta = 0. Layers are not composed in the paper; in the true epsilon they are.",
+    "- Theorem 6 is used for batches. But a client's upload depends on all its records, so sampling hides nothing. "
+    " It is also stated for delta = 0. Layers are not composed in the paper; in the true epsilon they are.",
     "- At a true guarantee the classic noise, MGM, UDN and IDN are the analytic Gaussian, and have no rows.",
     "- The matrix mechanism with the identity as its task is the analytic Gaussian on each element. It is run where "
     "the paper does, on Adult.",

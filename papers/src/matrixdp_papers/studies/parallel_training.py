@@ -19,7 +19,7 @@ from matrixdp.distributions import NoiseLaw
 from matrixdp.federated.tensors import flat, load
 from matrixdp_papers.studies import training
 
-# Records x networks that are judged at a time.
+# Records x networks in one forward pass of an evaluation.
 _JUDGED = 2**16
 
 
@@ -117,7 +117,7 @@ class Clients(Protocol):
 
 
 def orders(count: int, seeds: Iterable[int], device: torch.device) -> Tensor:
-    """A random order of so many records for each seed."""
+    """A random order of `count` records for each seed."""
     made = (torch.randperm(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds)
     return torch.stack(list(made)).to(device)
 
@@ -160,7 +160,7 @@ class SideBySide(Clients):
 
 
 class OneByOne(Clients):
-    """Clients with large networks, trained one after the other by Adam, which starts anew in every round.
+    """Clients with large networks, trained one after the other by Adam, which starts again in every round.
 
     The arguments are those of SideBySide.
     """

@@ -129,7 +129,7 @@ def _part(data: Labelled, rows: npt.NDArray[np.int64]) -> Labelled:
 
 
 def score(found: Features, law: NoiseLaw | None, epochs: int, seed: int) -> float:
-    """Draws the noise of every batch once, trains a new top on the noisy features, and judges it by clean ones."""
+    """Draws the noise of every batch once, trains a new top on the noisy features, and tests it on clean ones."""
     import torch
     from torch.utils.data import TensorDataset
 

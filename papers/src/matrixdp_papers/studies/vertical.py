@@ -106,8 +106,8 @@ class Point(NamedTuple):
         epsilon: what is claimed.
         release: how it is done.
         each: the epsilon that the mechanism was given for a matrix, or an element.
-        record: the epsilon of a record at a participant, as far as its own rows tell it; with networks that learn in
-            the clear the truth is more. Of R1SMG that of one release.
+        record: the epsilon of a record at a participant, as far as its own rows tell it; with networks that learn
+            without noise the truth is more. Of R1SMG that of one release.
         participant: the epsilon of all that a participant sends, if any change of its data may change everything; None
             where nothing is known.
         exact: whether the noise was sized by its certificate.
@@ -255,8 +255,8 @@ def _tables(
         Table(f"{about}{PAPER} {experiment.rows} x {experiment.features}",
               ("mechanism", "claimed epsilon", "epsilon of a release", "std", "epsilon of a record's own rows",
                "true participant-level epsilon", "test accuracy"), tuple(rows[False]),
-              f"{note} A record's own rows are not all that tells of it, for the networks learn from it in the clear; "
-              "what holds is the epsilon of the participant, for all that it sends. R1SMG: that of one release."),
+              f"{note} A record's own rows are not its only trace: the networks learn from it without noise; "
+              "the epsilon of the participant covers all that it sends. R1SMG: that of one release."),
         Table(f"{about}{EQUAL}",
               ("training", "epsilon", "std", "true record-level epsilon", "true participant-level epsilon",
                "test accuracy"), tuple(rows[True]),
@@ -288,7 +288,7 @@ def run(data: dict[str, Task], smoke: bool, progress: Progress) -> Results:
                 tables.append(corrected(task, smoke, progress))
     setting = {"delta": DELTA, "participants": 2, "repeats": 1 if smoke else REPEATS, "seed": SEED, "smoke": smoke,
                "clip of a record's gradient": CLIP, "share of private training": UPDATE_SHARE,
-               "device": str(training.pick_device()), "not run for want of data": ", ".join(
+               "device": str(training.pick_device()), "not run, data not available": ", ".join(
                    experiment.name for experiment in EXPERIMENTS if experiment.name not in data) or "none"}  # fmt: skip
     return tell(setting, tuple(tables))
 
@@ -301,7 +301,7 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     papers = [table for table in tables if PAPER in table.title]
     measured = [Found.read(*pair) for pair in zip(papers, titled(tables, EQUAL), strict=True)]
     missing = [experiment.name for experiment in EXPERIMENTS if experiment.name not in {f.name for f in measured}]
-    lines = [f"- Did not run, as the data are not at hand: {', '.join(missing)}."] if missing else []
+    lines = [f"- Did not run, as the data are not available: {', '.join(missing)}."] if missing else []
     found = beside([line for entry in measured for line in _beside(entry)] + _beside_corrected(tables, measured))
     figure = federated_report.picture(measured, absent=missing)
     return Results(dict(setting), tables, found, "\n".join([*lines, *DIFFERENCE]), {"figure-3": figure})
@@ -342,10 +342,10 @@ DIFFERENCE = (
     "- Theorem 6 is stated for delta = 0 and for batches that nobody knows. Server and participants must agree on the "
     "records of a batch, so that sampling hides nothing. Over the batches the paper composes nothing here.",
     "- One record changes one row of a batch, not all of it, which the paper's sensitivity allows for. But a local "
-    "network that learns from a record in the clear carries it into the rows of others. A record is hidden only if "
+    "network that learns from a record without noise carries it into the rows of others. A record is hidden only if "
     "the local training is private too, or left out.",
     "- At a true guarantee the classic noise, MGM, UDN and IDN are the analytic Gaussian, and have no rows.",
-    "- With local networks left as they were made, features can be released once and trained on for ever.",
+    "- With local networks left as they were made, features can be released once and used in every epoch.",
     "- One feature of each half, released twice, has far less noise than ten, released five times. The discriminant is "
     "corrected for it, where a network that is trained on noisy features shrinks their weights.",
     "- The server scales what it gets by 1/sqrt(1 + std^2), so that training is stable. The features of the test "
