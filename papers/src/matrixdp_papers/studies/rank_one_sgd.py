@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
@@ -27,8 +25,6 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 
 REPEATS = 3
 LOT, LEARNING_RATE = 256, 0.15
-# The paper does not state its learning rate, so the epochs to its goal are counted at others too.
-RATES, RATE_EPOCHS = (0.5, 1.5), 15
 
 
 class Case(NamedTuple):
@@ -48,6 +44,7 @@ class Published(NamedTuple):
         records: how many the paper has.
         epochs: how many the paper has, for which the noise is sized.
         trained: how many of them are run here.
+        first_epochs: how many are run with TensorFlow's first weights, and tested on the training records too.
         goal: an accuracy whose epoch is reported.
         cases: its settings.
     """
@@ -57,17 +54,18 @@ class Published(NamedTuple):
     records: int
     epochs: int
     trained: int
+    first_epochs: int
     goal: float
     cases: tuple[Case, ...]
 
 
 PUBLISHED = (
     Published(
-        "MNIST", "TutorialCNN", 60_000, 30, 30, 0.95,
+        "MNIST", "TutorialCNN", 60_000, 30, 30, 15, 0.95,
         (Case(1.1, 1.795, Budget(0.71, 3.33e-7)), Case(0.5, 16.983, Budget(5.42, 3.33e-7))),
     ),
     Published(
-        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 100, 0.45,
+        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 100, 10, 0.45,
         (Case(1.1, 2.673, Budget(0.54, 1e-7)), Case(0.5, 20.713, Budget(3.52, 1e-7))),
     ),
 )  # fmt: skip
@@ -103,39 +101,28 @@ def series(task: Task, published: Published, case: Case, trained: int) -> tuple[
     )
 
 
-class Curve(NamedTuple):
-    """The accuracy after each epoch, on the test records and on the training records."""
-
-    test: list[Mean]
-    training: list[Mean]
-
-    def first(self, goal: float) -> int | None:
-        """The first epoch with this test accuracy."""
-        return next((epoch for epoch, mean in enumerate(self.test, 1) if mean.mean >= goal), None)
-
-
 class Outcome(NamedTuple):
-    """What came of a series: its accuracy, and what it guarantees."""
+    """What came of a series: its test accuracy after each epoch, and what it guarantees."""
 
     series: Series
-    curve: Curve
+    means: list[Mean]
     truth: Truth
 
 
 class Measured(NamedTuple):
-    """What came out for a data set: without noise, the series of each case, and the epochs needed by learning rate."""
+    """What came out for a data set: without noise, the series of each case, and accuracy on the training records."""
 
     published: Published
     task: Task
-    without: Curve
+    without: list[Mean]
     cases: dict[Case, list[Outcome]]
-    rates: Table | None
+    training: Table
 
     @property
-    def curves(self) -> dict[str, Curve]:
-        """The accuracies by series."""
+    def curves(self) -> dict[str, list[Mean]]:
+        """The test accuracy after each epoch by series."""
         outcomes = (outcome for case in self.cases.values() for outcome in case)
-        return {"no noise": self.without, **{outcome.series.name: outcome.curve for outcome in outcomes}}
+        return {"no noise": self.without, **{outcome.series.name: outcome.means for outcome in outcomes}}
 
 
 def measure(published: Published, split: Split, smoke: bool, progress: Progress) -> Measured:
@@ -148,92 +135,96 @@ def measure(published: Published, split: Split, smoke: bool, progress: Progress)
         lot, trained, repeats = len(split.train.label) // 2, 1, 1
     train, test = training.on_device(split.train), training.on_device(split.test)
     make = getattr(networks, published.model)
-    task = training.Task(published.name, lambda: networks.as_tensorflow(make()), train, test, lot, LEARNING_RATE, CLIP)
+    task = training.Task(published.name, make, train, test, lot, LEARNING_RATE, CLIP)
     steps, seeds = task.steps(published.epochs), range(SEED, SEED + repeats)
-    without = _curve(task, (training.without_noise(task, trained, seed) for seed in seeds))
+    without = _means([training.by_epoch(training.without_noise(task, trained, seed), test) for seed in seeds])
     cases: dict[Case, list[Outcome]] = {}
     for case in published.cases:
         for each in progress(series(task, published, case, trained), published.name):
-            curve = _trained(task, published, case, each, seeds)
+            passes = (_with_noise(task, published, case, each, seed) for seed in seeds)
+            means = _means([training.by_epoch(trained, test) for trained in passes])
             true = truth(each.law, case.total, steps, task.sampling_rate)
-            cases.setdefault(case, []).append(Outcome(each, curve, true))
-    rates = None
-    if published.name == "MNIST":
-        variants = {f"rate {rate:g}": replace(task, learning_rate=rate) for rate in RATES}
-        variants["PyTorch's weights"] = replace(task, network=make)
-        rates = by_rate(variants, published, min(trained, RATE_EPOCHS), seeds, progress)
-    return Measured(published, task, without, cases, rates)
+            cases.setdefault(case, []).append(Outcome(each, means, true))
+    tutorial = replace(task, network=lambda: networks.as_tensorflow(make()))
+    return Measured(published, task, without, cases, on_training(tutorial, published, 1 if smoke else None, progress))
 
 
-def _trained(task: Task, published: Published, case: Case, each: Series, seeds: range) -> Curve:
+def _with_noise(task: Task, published: Published, case: Case, each: Series, seed: int) -> Iterator[nn.Module]:
     from matrixdp_papers.studies import training
 
-    budget, planned = Budget(case.total, DELTA), published.epochs
-    return _curve(
-        task, (training.with_noise(task, each.law, budget, planned, seed, epochs=each.epochs) for seed in seeds)
-    )
+    budget = Budget(case.total, DELTA)
+    return training.with_noise(task, each.law, budget, published.epochs, seed, epochs=each.epochs)
 
 
-def _curve(task: Task, runs: Iterable[Iterable[nn.Module]]) -> Curve:
-    """The means over runs; each yields its network after each epoch."""
+def _means(runs: list[list[list[float]]]) -> list[Mean]:
+    """By epoch, from the test accuracy of each run."""
+    return [Mean.of(score for (score,) in scores) for scores in zip(*runs, strict=True)]
+
+
+CLAIMS, BY_EPOCH, ON_TRAINING = (
+    ": claims and accuracy",
+    ": test accuracy by epoch",
+    ": with TensorFlow's first weights",
+)
+
+
+def on_training(task: Task, published: Published, epochs: int | None, progress: Progress) -> Table:
+    """Test and training accuracy in the first epochs, one run with the larger budget."""
     from matrixdp_papers.studies import training
 
-    scores = np.array([training.by_epoch(networks, task.test, task.train) for networks in runs])
-    test, train = ([Mean.of(column) for column in part] for part in scores.transpose(2, 1, 0))
-    return Curve(test, train)
+    count, case = epochs or published.first_epochs, published.cases[-1]
+    noisy = series(task, published, case, count)[:2]
+    runs = {
+        "no noise": training.without_noise(task, count, SEED),
+        **{each.name: _with_noise(task, published, case, each, SEED) for each in noisy},
+    }
+    rows: list[tuple[Any, ...]] = []
+    for name in progress(list(runs), f"{published.name}, first epochs"):
+        scores = training.by_epoch(runs[name], task.test, task.train)
+        rows += [(f"{name}, {kind}", *found) for kind, found in zip(KINDS, zip(*scores, strict=True), strict=True)]
+    columns = ("accuracy", *(f"epoch {epoch}" for epoch in range(1, count + 1)))
+    note = f"One run, claimed epsilon {case.total}. The other tables are of PyTorch's first weights."
+    return Table(f"{_about(published, task)}{ON_TRAINING}", columns, tuple(rows), note)
 
 
-def by_rate(variants: Mapping[str, Task], published: Published, epochs: int, seeds: range, progress: Progress) -> Table:
-    """How many epochs are needed to the goal in variants of a task, with the larger budget."""
-    case, rows = published.cases[-1], []
-    for name in progress(list(variants), f"{published.name}, learning rates"):
-        task = variants[name]
-        for each in series(task, published, case, epochs)[:2]:
-            curve = _trained(task, published, case, each, seeds)
-            rows.append((f"{each.name}, {name}", curve.first(published.goal), curve.test[-1]))
-    columns = ("series", f"epochs to {published.goal:.0%}", f"test accuracy, epoch {epochs}")
-    note = (
-        f"Elsewhere the learning rate is {LEARNING_RATE:g} and the first weights are TensorFlow's. PyTorch's are here "
-        "at that rate."
-    )
-    return Table(f"{published.name}, claimed epsilon {case.total}{BY_RATE}", columns, tuple(rows), note)
+KINDS = ("test", "training")
 
 
-CLAIMS, BY_RATE = ": claims and accuracy", ": epochs needed, by learning rate"
-TEST, TRAINING = ": test accuracy by epoch", ": training accuracy by epoch"
+def _about(published: Published, task: Task) -> str:
+    return f"{published.name}, {published.model}, {len(task.train):,} records, lots of {task.lot}"
 
 
 def tables(found: Measured) -> list[Table]:
-    """Claims and accuracy, accuracy by epoch, and where measured the epochs needed by learning rate."""
-    published, task, goal = found.published, found.task, found.published.goal
-    trained, plain = len(found.without.test), found.without
+    """Claims and accuracy, test accuracy by epoch, and accuracy on the training records."""
+    published, task = found.published, found.task
+    trained = len(found.without)
     rows: list[tuple[Any, ...]] = [
-        ("no noise", None, None, None, None, plain.test[-1], plain.training[-1], plain.first(goal))
+        ("no noise", None, None, None, None, found.without[-1], _first(found.without, published))
     ]
     for case, outcomes in found.cases.items():
-        for each, curve, true in outcomes:
-            last = curve.test[-1], curve.training[-1], curve.first(goal)
-            rows.append((each.name, each.law.root_mean_square, case.total, true.epsilon, true.delta, *last))
+        for each, means, true in outcomes:
+            first = _first(means, published)
+            rows.append((each.name, each.law.root_mean_square, case.total, true.epsilon, true.delta, means[-1], first))
     columns = ("series", "std of the noise", "claimed epsilon", "true epsilon", "true delta of a step", "test accuracy",
-               "training accuracy", f"epochs to {goal:.0%}")  # fmt: skip
+               f"epochs to {published.goal:.0%}")  # fmt: skip
     note = (
         f"Claims and truths are for {published.epochs} epochs, at delta {DELTA:g} and at the claimed epsilon; "
         f"{trained} were run, and a single one with noise that is enough for one step. The true delta of R1SMG is that "
         "of one step, a lower bound. The noise is that on the sum of the clipped gradients."
     )
     marks = [mark for mark in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 100) if mark <= trained]
-    about = f"{published.name}, {published.model}, {len(task.train):,} records, lots of {task.lot}"
-
-    def by_epoch(title: str, curves: dict[str, list[Mean]]) -> Table:
-        lines = tuple(
-            (name, *(means[mark - 1] if mark <= len(means) else None for mark in marks))
-            for name, means in curves.items()
-        )
-        return Table(f"{about}{title}", ("series", *(f"epoch {mark}" for mark in marks)), lines)
-
+    by_epoch = tuple(
+        (name, *(means[mark - 1] if mark <= len(means) else None for mark in marks))
+        for name, means in found.curves.items()
+    )
+    about = _about(published, task)
     return [
         Table(f"{about}{CLAIMS}", columns, tuple(rows), note),
-        by_epoch(TEST, {name: curve.test for name, curve in found.curves.items()}),
-        by_epoch(TRAINING, {name: curve.training for name, curve in found.curves.items()}),
-        *([] if found.rates is None else [found.rates]),
+        Table(f"{about}{BY_EPOCH}", ("series", *(f"epoch {mark}" for mark in marks)), by_epoch),
+        found.training,
     ]
+
+
+def _first(means: list[Mean], published: Published) -> int | None:
+    """The first epoch with the accuracy that is the goal."""
+    return next((epoch for epoch, mean in enumerate(means, 1) if mean.mean >= published.goal), None)
