@@ -260,30 +260,41 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     composed, renyi = noise_per_step.composition_table(), noise_per_step.renyi_table()
     pictures = {"composition": noise_per_step.picture(composed), "lots": _picture(measured)}
     found = beside([*noise_per_step.rows(composed, renyi), *(line for table in measured for line in _beside(table))])
-    flags = [warning for table in measured if (warning := _flag(table))]
+    flags = [warning for table in measured for warning in (_flag(table), _unrun(table)) if warning]
     lines = [*flags, *DIFFERENCE, MATRIX_MECHANISM.format(matrix_mechanism_ratio(Budget(1.0, DELTA)))]
     return Results(dict(setting), (*measured, composed, renyi), found, "\n".join(lines), pictures)
 
 
 def _beside(table: Table) -> list[tuple[str, str, str, str]]:
-    """The last epsilon of a data set: what each accounting leaves of the accuracy."""
+    """What each accounting leaves of the accuracy: the exact one at every epsilon, the others at the last."""
     rows, name = table.records(), table.title.split(",")[0]
-    last = max(row["epsilon"] for row in rows if row["epsilon"] is not None)
+    epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"] is not None})
 
-    def of(noise: str, accounting: str | None) -> str:
-        row = next(
-            r for r in rows if r["noise"] == noise and r["accounting"] == accounting and r["epsilon"] in (None, last)
-        )
-        return str(row["accuracy"]) if row["accuracy"] is not None else "not trained"
+    def of(noise: str, accounting: str | None, epsilon: float | None = epsilons[-1]) -> str:
+        key = noise, accounting, epsilon if accounting else None
+        found = next(r["accuracy"] for r in rows if (r["noise"], r["accounting"], r["epsilon"]) == key)
+        return "not trained" if found is None else str(found)
 
+    sweep = ", ".join(f"{of('analytic', EXACT, epsilon)} at {epsilon:g}" for epsilon in epsilons)
     ours = (
-        f"analytic by KOV 3.4 {of('analytic', KOV)}; Theorem 4 {of('imgm', THEOREM_4)}; exact {of('analytic', EXACT)}; "
-        f"no noise {of('none', None)}"
+        f"exact accounting {sweep}; at {epsilons[-1]:g} by KOV 3.4 {of('analytic', KOV)}, by Theorem 4 "
+        f"{of('imgm', THEOREM_4)}; no noise {of('none', None)}"
     )
-    why = (
-        f"most frequent class {of('the most frequent class', None)}; R1SMG, which protects nothing, {of('r1smg', KOV)}"
-    )
-    return [(f"{name}, accuracy at epsilon {last:g}", "in progress", ours, why)]
+    constant = of("the most frequent class", None)
+    why = f"most frequent class {constant}; R1SMG, which protects nothing, {of('r1smg', KOV)}"
+    return [(f"{name}, accuracy of IMGM by epsilon", "in progress", ours, why)]
+
+
+def _unrun(table: Table) -> str:
+    """A warning where networks were not trained although their noise is not too large."""
+    name = table.title.split(",")[0]
+    rows = [row for row in table.records() if row["epsilon"] is not None]
+    missing = [row for row in rows if row["accuracy"] is None and (row["std / clip"] or math.inf) <= LARGEST_NOISE]
+    planned = next(lots.epsilons for lots in EXPERIMENTS if lots.name == name)
+    absent = [f"{epsilon:g}" for epsilon in planned if epsilon not in {row["epsilon"] for row in rows}]
+    words = [f"{len(missing)} settings"] if missing else []
+    words += [f"epsilon {' and '.join(absent)}"] if absent else []
+    return f"- {name}: {' and '.join(words)} did not run for lack of device time." if words else ""
 
 
 def _flag(table: Table) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.queries import Answer
 from matrixdp_papers import datasets
+from matrixdp_papers.rivals.laplace import l1_radius, laplace
+from matrixdp_papers.rivals.ppca import ppca
 from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.recalibrated import recalibrated
@@ -72,14 +74,28 @@ class Trial:
     Attributes:
         name: for the table.
         answer: the query's value and set.
-        law: the noise.
+        law: the noise; a pure mechanism that has none of ours gives `draw` instead.
         score: the task's error from a noisy value.
+        draw: a noisy value.
+        std: of the noise, for `draw`.
     """
 
     name: str
     answer: Answer
-    law: NoiseLaw
+    law: NoiseLaw | None
     score: Callable[[Array], float]
+    draw: Callable[[np.random.Generator], Array] | None = None
+    std: float | None = None
+
+
+def laplace_trial(answer: Answer, budget: Budget, score: Callable[[Array], float]) -> Trial:
+    """Independent Laplace noise, which ignores delta."""
+
+    def draw(rng: np.random.Generator) -> Array:
+        return laplace(answer.value, answer.sensitivity, budget.epsilon, rng=rng)
+
+    std = math.sqrt(2) * l1_radius(answer.sensitivity, answer.value.shape) / budget.epsilon
+    return Trial("laplace", answer, None, score, draw, std)
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,7 @@ def regression(liver: Array, rng: np.random.Generator) -> Experiment:
     laws = identity_laws(answer, budget, important=[liver.shape[1] - 1])
     moment = queries.second_moment(np.c_[train, np.ones(size)], norm=LIVER_NORM, adjacency="replace")
     moment_law = calibrate("optimal", shape=moment.value.shape, sensitivity=moment.sensitivity, budget=budget)
-    trials = [Trial(name, answer, law, fitted) for name, law in laws.items()]
+    trials = [*(Trial(name, answer, law, fitted) for name, law in laws.items()), laplace_trial(answer, budget, fitted)]
     trials.append(Trial("second moment, optimal", moment, moment_law, from_moment))
     references = {"no noise": fitted(answer.value), "0.5 without data": score(lambda tests: np.full(len(tests), 0.5))}
     title = f"I. Regression on Liver, identity query {answer.value.shape[0]} x {size}"
@@ -207,10 +223,16 @@ def component(movement: Array, rng: np.random.Generator) -> Experiment:
         "optimal": calibrate("optimal", **given),
         "spherical": calibrate("spherical", **given),
     }
-    trials = tuple(Trial(name, answer, law, score) for name, law in laws.items())
+    trials = [*(Trial(name, answer, law, score) for name, law in laws.items()), laplace_trial(answer, budget, score)]
+
+    def exponential(rng: np.random.Generator) -> Array:
+        vector = ppca(movement, 1, budget.epsilon, norm=math.sqrt(columns), rng=rng)
+        return vector @ vector.T
+
+    trials.append(Trial("exponential (PPCA)", answer, None, score, exponential))
     references = {"no noise": 0.0, "a random direction": float(captured - np.trace(answer.value) / columns)}
     title = f"II. First principal component on Movement, second moment of {columns} x {size}"
-    return Experiment(title, f"variance missed, of {captured:.3g}", budget, trials, references)
+    return Experiment(title, f"variance missed, of {captured:.3g}", budget, tuple(trials), references)
 
 
 def _left(budget: Budget, spent: float | None) -> float:
@@ -230,13 +252,17 @@ def covariance(heart: Array) -> Experiment:
     def distance(estimate: Array) -> float:
         return float(np.sum((estimate - truth) ** 2))
 
-    def from_records(law: NoiseLaw) -> Callable[[Array], float]:
+    def from_records(added: Sequence[float]) -> Callable[[Array], float]:
         # The noise adds its known variance to the diagonal; taking it off is free.
-        added = [law.expected_squared_error(np.outer(row, np.full(size, 1 / size))) for row in np.eye(columns)]
         return lambda noisy: distance(postprocess.nearest_psd(np.cov(noisy, bias=True) - np.diag(added)))
 
+    def variances(law: NoiseLaw) -> list[float]:
+        return [law.expected_squared_error(np.outer(row, np.full(size, 1 / size))) for row in np.eye(columns)]
+
     laws = identity_laws(answer, budget, important=list(range(columns // 2)))
-    trials = [Trial(name, answer, law, from_records(law)) for name, law in laws.items()]
+    trials = [Trial(name, answer, law, from_records(variances(law))) for name, law in laws.items()]
+    independent = laplace_trial(answer, budget, distance)
+    trials.append(replace(independent, score=from_records([(independent.std or 0.0) ** 2] * columns)))
     moved = heart - CARDIOTOCOGRAPHY_CENTER[:columns]
     direct = queries.covariance(moved, norm=CARDIOTOCOGRAPHY_NORM, adjacency="replace")
     for name in ("analytic", "optimal"):
@@ -251,10 +277,13 @@ def measure(experiment: Experiment, runs: int, rng: np.random.Generator, progres
     """Runs every trial many times."""
     rows: list[tuple[Any, ...]] = [(name, None, None, None, error, "") for name, error in experiment.references.items()]
     for trial in progress(experiment.trials, experiment.title.split(".")[0]):
+        noisy = trial.draw or _adds(trial)
+        scores = Mean.of(trial.score(noisy(rng)) for _ in range(runs))
+        if trial.law is None:
+            rows.append((trial.name, trial.std, None, 0.0, scores, "pure"))
+            continue
         certificate = certify(trial.law, trial.answer.sensitivity)
-        scores = Mean.of(trial.score(trial.answer.value + trial.law.sample(rng)) for _ in range(runs))
-        epsilon, delta = experiment.budget.epsilon, experiment.budget.delta
-        truth = certificate.epsilon(delta), certificate.delta(epsilon)
+        truth = certificate.epsilon(experiment.budget.delta), certificate.delta(experiment.budget.epsilon)
         word = verdict(certificate, experiment.budget)
         rows.append((trial.name, trial.law.root_mean_square, *truth, scores, word))
     columns = ("trial", "std of the noise", "true epsilon", "true delta", experiment.metric, "verdict")
@@ -263,6 +292,12 @@ def measure(experiment: Experiment, runs: int, rng: np.random.Generator, progres
         "The intervals are over the noise alone."
     )
     return Table(experiment.title, columns, tuple(rows), note)
+
+
+def _adds(trial: Trial) -> Callable[[np.random.Generator], Array]:
+    law = trial.law
+    assert law is not None
+    return lambda rng: trial.answer.value + law.sample(rng)
 
 
 def run(data: Data, smoke: bool, progress: Progress) -> Results:
@@ -294,6 +329,10 @@ def _beside(first: Table, second: Table, third: Table) -> list[tuple[str, str, s
         ("Liver, directions at equal guarantee", better, f"binary {liver['mvg, binary, rescaled']}, rows and columns "
          f"{liver['imgm, rows and columns']}, i.i.d. {liver['analytic']}, classic {liver['classic']}",
          "directions help once the noise is sized exactly"),
+        ("Liver, Movement, CTG: Laplace noise", "worse than MVG", f"{liver['laplace']}, {movement['laplace']}, "
+         f"{heart['laplace']}", "pure epsilon-DP, and still less noise than MVG's"),
+        ("Movement, exponential mechanism", "worse than MVG", f"{movement['exponential (PPCA)']}",
+         "made for this task; pure epsilon-DP"),
         ("Liver, the second moment as query", "not tried", f"{liver['second moment, optimal']}",
          "one record moves it little"),
         ("Movement, variance missed", close, f"MVG {movement['mvg, uniform']}; i.i.d. {movement['analytic']}",
@@ -332,6 +371,8 @@ DIFFERENCE = (
     "sqrt(21)/2, which clips nothing, the covariance query on CTG had 0.185, worse than no data.\n"
     "- Appendix C of R1SMG takes gamma out of MVG's proof. That helps where the value is large beside its "
     "sensitivity, as on Movement. Otherwise the radius of the noise decides, times H_r and (mn)^(1/4).\n"
+    "- Of the four basic mechanisms that the paper compares with, the Johnson-Lindenstrauss transform did not run. The "
+    "exponential mechanism needs a set of candidates, which is clear for a principal component alone.\n"
     "- The features are scaled by fixed ends and the regression is linear, so the exact figures of the paper are not "
     "comparable."
 )
