@@ -145,17 +145,17 @@ def test_the_papers_step_budgets_solve_its_equation():
 
 
 def test_one_step_has_its_whole_budget_and_the_kov_step_of_many_is_the_closed_form():
-    assert gradients.step_budget(0.7, 1e-5, 1).epsilon == pytest.approx(0.7)
+    assert noise_per_step.step_budget(0.7, 1e-5, 1).epsilon == pytest.approx(0.7)
     # by hand: T = 10,000 and slack 5e-6 for epsilon 10: x sqrt(2 T log 2e5) + T x^2 / 2 = 10, as tanh(x/2) is x/2 and
     # log(e + 100 x / 5e-6), the other term, is larger at x = 0.0172; sqrt(2e4 * 12.20607) = 494.087
     by_hand = (-494.087 + math.sqrt(494.087**2 + 4 * 5000 * 10)) / 10_000
-    step = gradients.step_budget(10.0, 1e-5, 10_000)
+    step = noise_per_step.step_budget(10.0, 1e-5, 10_000)
     assert step.epsilon == pytest.approx(by_hand, rel=1e-4)
     assert step.delta == pytest.approx(5e-6 / 10_000, rel=1e-4)
 
 
 def test_the_steps_compose_to_the_budget_and_not_beyond():
-    step = gradients.step_budget(1.0, 1e-5, 295)
+    step = noise_per_step.step_budget(1.0, 1e-5, 295)
     epsilon, delta = composition.kov(step.epsilon, step.delta, 295, 5e-6)
     assert 1.0 * (1 - 1e-6) <= epsilon <= 1.0
     assert 1e-5 * (1 - 1e-6) <= delta <= 1e-5

@@ -20,7 +20,8 @@ from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition, datasets
 from matrixdp_papers.studies import figures, rank_one_sgd, splits
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
-from matrixdp_papers.studies.gradients import CLIP, DELTA, SEED
+from matrixdp_papers.studies.gradients import CLIP, SEED
+from matrixdp_papers.studies.noise_per_step import DELTA
 from matrixdp_papers.studies.rank_one_sgd import (
     BY_EPOCH,
     CLAIMS,

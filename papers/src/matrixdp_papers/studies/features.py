@@ -309,8 +309,8 @@ def _picture(measured: Mapping[Network, Sequence[Table]]) -> Figure:
 
 
 MVG = (
-    "- At equal guarantees MVG's allocation has up to {:.3g} times the std of i.i.d. noise; the rest of its distance in "
-    "the paper is its theorem."
+    "- At equal guarantees MVG's allocation has up to {:.3g} times the std of i.i.d. noise; the rest of its distance "
+    "in the paper is its theorem."
 )
 DIFFERENCE = (
     "- The paper does not state a sensitivity for features. Here all entries of a batch may change by 2, as in MGM's "

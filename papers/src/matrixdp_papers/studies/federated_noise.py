@@ -24,7 +24,7 @@ from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.sensitivity import Counts, Entrywise
 from matrixdp_papers import composition
-from matrixdp_papers.studies import gradients
+from matrixdp_papers.studies import noise_per_step
 from matrixdp_papers.studies.recalibrated import recalibrated
 
 PER_ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
@@ -49,8 +49,8 @@ def round_budget(epsilon: float, delta: float, rounds: int) -> Budget:
     Source: kairouz2017composition, Theorem 3.4; yang2023matrix, section 8.2.
     """
     if not epsilon / rounds > _ADDS_UP:
-        return gradients.step_budget(epsilon, delta, rounds)
-    return Budget(epsilon / rounds, gradients.step_budget(1.0, delta, rounds).delta)
+        return noise_per_step.step_budget(epsilon, delta, rounds)
+    return Budget(epsilon / rounds, noise_per_step.step_budget(1.0, delta, rounds).delta)
 
 
 def before_sampling(budget: Budget, sampling_rate: float) -> Budget:

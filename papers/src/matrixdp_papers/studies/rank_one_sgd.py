@@ -14,7 +14,8 @@ from matrixdp.mechanisms import calibrate
 from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition
 from matrixdp_papers.studies.base import Mean, Progress, Table
-from matrixdp_papers.studies.gradients import CLIP, DELTA, SEED, Truth, truth
+from matrixdp_papers.studies.gradients import CLIP, SEED, Truth, truth
+from matrixdp_papers.studies.noise_per_step import DELTA
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.splits import Split
 
