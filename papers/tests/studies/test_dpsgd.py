@@ -69,7 +69,7 @@ def numbers(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("study", "pictures", "measured"), [(dpsgd, {"figures-7-and-8"}, 4),
+@pytest.mark.parametrize(("study", "pictures", "measured"), [(dpsgd, {"figures-7-and-8"}, 6),
                                                              (gradients, {"composition", "lots"}, 3)])  # fmt: skip
 def test_they_run_on_small_data(study, pictures, measured, small_data, tmp_path):
     found = study.run(small_data, True, silent)
