@@ -209,6 +209,7 @@ def _picture(curves: list[Table], firsts: list[Table]) -> Figure:
         title, labels = f"{table.title.split(',')[0]}, TensorFlow's first weights", ("epoch", "accuracy")
         epochs = list(range(1, len(table.columns)))
         figures.curves(panel, epochs, series, title=title, labels=labels, scales=("linear", "linear"))
+        panel.set_xticks(epochs)
     for panel in grid.flat:
         panel.set_ylim(0, 1)
     figures.legend_below(figure, grid.flat, columns=3)

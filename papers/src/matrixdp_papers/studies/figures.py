@@ -22,7 +22,7 @@ OTHERS = (("#B2182B", "p"), ("#35978F", "h"), ("#A6761D", "d"), ("#3288BD", "H")
           ("#762A83", ">"))  # fmt: skip
 UNNAMED = "#BBBBBB"
 LINES = ("-", "--", ":", "-.")
-# So many values on a log axis are written out, each at its tick.
+# Up to this many values on a log axis have a tick each.
 FEW = 7
 
 
