@@ -62,11 +62,11 @@ class Published(NamedTuple):
 
 PUBLISHED = (
     Published(
-        "MNIST", "TutorialCNN", 60_000, 30, 30, 1, 0.95,
+        "MNIST", "TutorialCNN", 60_000, 30, 30, 3, 0.95,
         (Case(1.1, 1.795, Budget(0.71, 3.33e-7)), Case(0.5, 16.983, Budget(5.42, 3.33e-7))),
     ),
     Published(
-        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 100, 1, 0.45,
+        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 100, 3, 0.45,
         (Case(1.1, 2.673, Budget(0.54, 1e-7)), Case(0.5, 20.713, Budget(3.52, 1e-7))),
     ),
 )  # fmt: skip
