@@ -10,6 +10,7 @@ from matrixdp import _check
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.privacy.certificate import Certificate
 
 
@@ -88,3 +89,27 @@ class Charges:
         if owed and not paid:
             self._owed[name] = owed
         return self._paid
+
+    def load_over_time(self, state: Mapping[str, Any], taken: int, noise: CorrelatedNoise) -> int:
+        """The same where noise is correlated over time: one run is charged as a whole, and `noise` continues it.
+
+        A checkpoint without a step has nothing to continue. Its coins are left there: two trainings with the same
+        coins, under two ledgers, would be charged as if their batches were independent.
+        """
+        over_time = state.get("over_time")
+        if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
+            raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
+        if self._ledger is not None and over_time["step"]:
+            raise InvalidInput(
+                "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
+                "been released already, and the charge was for one run. Keep the process that trains, or start a "
+                "new training, which has a charge of its own"
+            )
+        noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
+        series = self._series
+        self.load(state, taken)
+        if over_time["step"]:
+            noise.load_state_dict(over_time)
+        else:
+            self._series = series
+        return noise.step
