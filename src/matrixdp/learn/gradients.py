@@ -197,7 +197,10 @@ class ClippedGradients:
     def _accumulate(self, arguments: Any, targets: Any) -> int:
         found, finite = self._pass(arguments, targets)
         with torch.no_grad():
-            dropped = int((~finite).sum())  # the one wait for the device
+            if finite.is_cuda:  # which goes on while the sum is prepared
+                self._add(found, finite)
+                return int((~finite).sum())
+            dropped = int((~finite).sum())
             self._add(found, finite if dropped else None)
         return dropped
 
@@ -338,11 +341,11 @@ class ClippedGradients:
                 below = below if kept is None else below.masked_fill_(~kept, 0.0)
                 self._count.add_(below.sum() * (self._quantile.weight * self.clip))
             weights = weights.double()
-            if kept is not None:
-                weights = weights.masked_fill_(~kept, 0.0)
         else:
             weights = torch.ones_like(squared_norm, dtype=torch.float64)
             bound = _rounded_down(self.clip, self._trained.wide)
+        if kept is not None:
+            weights = weights.masked_fill_(~kept, 0.0)
         for parameter, gradients in found.gradients.items():
             usable = gradients if kept is None else gradients.masked(kept)
             if self.norm == "linf":
@@ -386,11 +389,11 @@ def _kinds(arguments: Any) -> list[Any]:
 
 
 def _most_numbers(device: torch.device) -> int:
-    """A quarter of a GPU's free memory holds so many in float32; passes are few then."""
+    """Half of a GPU's free memory holds so many in float32; passes are few then."""
     if device.type != "cuda":
         return _MOST_NUMBERS
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 16)
+    return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 8)
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:

@@ -46,7 +46,7 @@ class RecordGradients(ABC):
 
     @abstractmethod
     def masked(self, kept: Tensor) -> RecordGradients:
-        """The same with zeros for the records that are not kept, even where they were not finite."""
+        """The same for a sum in which the others have weight zero: it is as without them, even if not finite."""
 
     def smaller(self) -> RecordGradients:
         """Explicit gradients, if they are smaller than the factors they come from."""
@@ -84,8 +84,8 @@ class ExplicitGradients(RecordGradients):
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Products of a matrix and a vector."""
         values = self.values.flatten(1)
-        if (kernels := cuda_kernels(values)) is not None and values.is_contiguous():
-            found = kernels.weighted_sum(values, weights)
+        if (kernels := cuda_kernels(values)) is not None:
+            found = kernels.weighted_sum(values.contiguous(), weights)
             total += self._as_parameter(found.view(self.values.shape[1:]))
             return
         found = total.view(-1) if self.order is None else total.new_zeros(values.shape[1])
@@ -96,7 +96,9 @@ class ExplicitGradients(RecordGradients):
             total += self._as_parameter(found.view(self.values.shape[1:]))
 
     def masked(self, kept: Tensor) -> ExplicitGradients:
-        """Zeros in the rows of the others."""
+        """Zeros in the rows of the others; kernels leave out rows of weight zero."""
+        if cuda_kernels(self.values) is not None:
+            return self
         return ExplicitGradients(masked(self.values, kept), self.shape, self.order)
 
 

@@ -112,8 +112,8 @@ class ShortenedGradients(ConvolutionGradients):
         total += cuda_kernels(self.inputs).convolution_sum(self.layer, self.inputs, self.outputs, weights)
 
     def masked(self, kept: Tensor) -> ShortenedGradients:
-        """Zeros in both factors."""
-        return ShortenedGradients(self.layer, masked(self.inputs, kept), masked(self.outputs, kept))
+        """The kernel leaves out records of weight zero."""
+        return self
 
 
 def _kernels(layer: Any, inputs: Tensor) -> Any:

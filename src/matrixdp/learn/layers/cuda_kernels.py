@@ -41,18 +41,23 @@ def _sum_rows(values, weights, sums, records, size, RECORDS: tl.constexpr, COLUM
     part = (tl.program_id(0) // blocks).to(tl.int64)
     total = tl.zeros((COLUMNS,), tl.float64)
     for record in range(part * RECORDS, tl.minimum((part + 1) * RECORDS, records)):
+        weight = tl.load(weights + record)
         value = tl.load(values + record * size + column, mask=column < size, other=0.0)
-        total += value.to(tl.float64) * tl.load(weights + record)
+        total += tl.where(weight != 0, value, 0.0).to(tl.float64) * weight
     tl.store(sums + part * size + column, total, mask=column < size)
 
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """The sum of the rows of a contiguous matrix in float32, each times its weight; in float64."""
+    """The sum of the rows of a contiguous matrix in float32, each times its weight; in float64.
+
+    Rows with weight zero add exactly zero, also where they are not finite.
+    """
     records, size = values.shape
-    parts = triton.cdiv(records, _RECORDS)
+    each = _RECORDS if size > 1 << 15 else _RECORDS // 8
+    parts = triton.cdiv(records, each)
     sums = weights.new_empty(parts, size)
     grid = (triton.cdiv(size, _COLUMNS) * parts,)
-    _sum_rows[grid](values, weights, sums, records, size, RECORDS=_RECORDS, COLUMNS=_COLUMNS)
+    _sum_rows[grid](values, weights, sums, records, size, RECORDS=each, COLUMNS=_COLUMNS)
     return sums.sum(0)
 
 
@@ -108,7 +113,8 @@ def _convolution(
             )  # fmt: skip
             gradient = tl.dot(left, tl.trans(right), gradient, input_precision="tf32")
         if SUM:
-            total += gradient.to(tl.float64) * tl.load(weights + record)
+            weight = tl.load(weights + record)
+            total += tl.where(weight != 0, gradient, 0.0).to(tl.float64) * weight
         else:
             tl.store(found + record * size + place, gradient, mask=there)
     if SUM:
@@ -159,7 +165,7 @@ def convolution_gradients(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor
 
 
 def convolution_sum(layer: Any, inputs: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Their sum, each times its weight, in float64: (filters, channels, *kernel)."""
+    """Their sum, each times its weight, in float64: (filters, channels, *kernel); zero for weight zero."""
     return _run(layer, inputs, outputs, weights).sum(0).permute(2, 3, 0, 1)
 
 
