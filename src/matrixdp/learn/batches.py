@@ -45,6 +45,14 @@ class BatchSource:
     device: torch.device
     generator: torch.Generator | None
 
+    @property
+    def sampling(self) -> str:
+        """How batches are made, in words."""
+        words = f"Poisson, each record with probability {self.rate:.4g}"
+        if isinstance(self.noise, CorrelatedNoise):
+            words = self.noise.sampling
+        return words if self.units is None else f"{words}; by units of {self.units.contributions} records"
+
     def draw(self, trainer: Any, steps: int) -> Iterator[tuple[Any, Turn]]:
         """Batches on the device, in the structure of the data, with the turn of each."""
         trainer.check_process()
@@ -63,6 +71,20 @@ class BatchSource:
             turn = Turn(trainer, turn, step, run)
             step = None if step is None else step + 1
             yield trees.tree_map_only(torch.Tensor, lambda part: part.to(self.device, non_blocking=True), found), turn
+
+    def check_turn(self, turn: Turn) -> None:
+        """Raises InvalidInput if a batch is not the next one."""
+        if turn.before is not None and not turn.before.used:
+            raise InvalidInput(
+                "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
+                "there is a step must not depend on the records. To stop early, leave the loop"
+            )
+        if isinstance(self.noise, CorrelatedNoise) and (turn.step, turn.run) != (self.noise.step, self.noise.run):
+            raise InvalidInput(
+                f"the batch was drawn for another step than the next one, {self.noise.step + 1}, or before a "
+                "checkpoint was loaded: where noise is correlated over time, a record takes part at its own steps "
+                "alone. Draw batches anew"
+            )
 
     def _sampler(self, steps: int) -> Sampler[list[int]]:
         sampler: Sampler[list[int]]

@@ -13,6 +13,9 @@ from matrixdp.errors import InvalidInput
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.privacy.certificate import Certificate
 
+RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
+"""What the guarantee of noise over time leaves out."""
+
 
 class Charges:
     """Charges the steps of a training to a ledger, if there is one, and writes down in checkpoints what was charged.
@@ -27,6 +30,7 @@ class Charges:
     ) -> None:
         self._ledger, self._certificate, self._rate = ledger, certificate, rate
         self._planned, self._epoch = planned, epoch
+        self._what = "private SGD" if certificate.remark == "" else f"private SGD ({certificate.remark})"
         # What must not change between checkpoints.
         self._setting = {
             "budget": (budget.epsilon, budget.delta),
@@ -48,12 +52,12 @@ class Charges:
         if self._ledger is None or taken < self._paid:
             return
         for name, steps in list(self._owed.items()):
-            self._spend(self._ledger, steps, f"private SGD, {steps} steps before the checkpoint {name}")
+            self._spend(self._ledger, steps, f"{self._what}, {steps} steps before the checkpoint {name}")
             del self._owed[name]
         count = min(self._epoch, self._planned - taken)
         if not count:  # noise over time is charged as a whole
             return
-        self._spend(self._ledger, count, f"private SGD, steps {taken + 1} to {taken + count}")
+        self._spend(self._ledger, count, f"{self._what}, steps {taken + 1} to {taken + count}")
         self._paid = taken + count
 
     def _spend(self, ledger: Ledger, count: int, note: str) -> None:

@@ -24,7 +24,7 @@ from matrixdp.learn.backward import BackwardPass, Gradients
 from matrixdp.learn.clipping import QuantileClip
 from matrixdp.learn.independence.one_record import each_record, record_gradients
 from matrixdp.learn.independence.rules import NoRule, require
-from matrixdp.learn.independence.traced import TracedModel
+from matrixdp.learn.independence.traced import TracedModel, autocast
 from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.rounding import factor_roundoff, roundoff
 from matrixdp.learn.layers.trainable import Layer, TrainableModel
@@ -247,7 +247,6 @@ class ClippedGradients:
             view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
-            require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
             layers = TrainableModel(graph.model).layers()
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
             return _Fast(graph, layers or (), _kinds(view))
@@ -263,7 +262,7 @@ class ClippedGradients:
         shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         parts = [part for part in (self.model, self.loss) if isinstance(part, nn.Module)]
         modes = tuple(module.training for part in parts for module in part.modules())
-        return shapes, str(structure), modes, torch.is_autocast_enabled(self._trained.device.type)
+        return shapes, str(structure), modes, autocast()
 
     def _parts(self, arguments: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
@@ -301,7 +300,8 @@ class ClippedGradients:
         with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
             each = [_one_each(fast.graph(view, targets), batch) for view in views]
             losses = each[0] if len(each) == 1 else torch.stack(each).mean(0)
-            found.backward(losses)
+            with torch.autocast(self._trained.device.type, enabled=False):
+                found.backward(losses)
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses.detach())
 
     def _one_by_one(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:

@@ -17,14 +17,13 @@ from torch import nn
 
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
-from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.learn.batches import BatchSource, in_parts
-from matrixdp.learn.checkpoints import Charges
+from matrixdp.learn.checkpoints import RESUMED, Charges
 from matrixdp.learn.clipping import QuantileClip, largest_change
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
@@ -39,11 +38,9 @@ from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
 # Attributes that the guarantee rests on, which cannot be changed.
 FIXED = frozenset(
     {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
-     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges", "_source", "_costs", "collate"}
+     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges", "_source",
+     "_costs", "_units", "collate"}
 )  # fmt: skip
-
-RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
-"""What the guarantee of noise over time leaves out."""
 
 
 class PrivateSGD:
@@ -147,12 +144,10 @@ class PrivateSGD:
             warnings.warn("training with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
         # batches
         self.data, self._records, self.collate = data, count_records(data), collate
-        units = None if ids is None else Units(ids, _check.count("contributions", contributions), self._records)
-        if units is None and contributions != 1:
-            raise InvalidInput("contributions are those of a unit: give ids=, whose each record is, or leave both out")
-        count = self._records if units is None else len(units)
+        self._units = Units.of(ids, contributions, self._records)
+        count = self._records if self._units is None else len(self._units)
         if not _check.count("batch_size", batch_size) <= count:
-            whose = "records" if units is None else "units"
+            whose = "records" if self._units is None else "units"
             raise InvalidInput(f"batch_size must be at most the number of {whose}, {count}, got {batch_size}")
         self.batch_size = batch_size
         self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
@@ -196,7 +191,7 @@ class PrivateSGD:
             data=data,
             collate=collate,
             records=self._records,
-            units=units,
+            units=self._units,
             rate=self.rate,
             noise=self.noise,
             device=self.gradients.flat.device,
@@ -214,16 +209,17 @@ class PrivateSGD:
 
         Of noise over time: what all steps guarantee in a fixed order, or one turn of a record where it is sampled.
         """
-        found = self.noise.certificate
-        return replace(found, remark=self._remark) if self._remark else found
+        units = "" if self._units is None else self._units.remark
+        remark = "; ".join(part for part in (self._remark, units) if part)
+        return replace(self.noise.certificate, remark=remark) if remark else self.noise.certificate
 
     def epsilon(self, delta: float | None = None) -> float:
         """What the steps so far guarantee together, at this delta, or at the budget's."""
-        return self._accounts(self.steps).epsilon(self.budget.delta if delta is None else delta)
+        return self._costs.after(self.steps).epsilon(self.budget.delta if delta is None else delta)
 
     def composition(self) -> Composition:
         """The steps so far, as a record that verifies; before the first step, all that are planned."""
-        return self._accounts(self.steps or self.affordable).composition(self.budget)
+        return self._costs.after(self.steps or self.affordable).composition(self.budget)
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many epochs, on the model's device; an epoch has records / batch_size steps."""
@@ -273,16 +269,13 @@ class PrivateSGD:
         if not self._stepping.acquire(blocking=False):  # two sums would get the noise of one
             raise InvalidInput("another step of this trainer is under way; take one after the other")
         try:
-            self._step(batch)
+            check_batch(batch, self)
+            self.check_turn(batch.turn)
+            self._prepare(batch)
+            self.take(batch.turn, functools.partial(self._sum, batch))
+            self.optimizer.step()
         finally:
             self._stepping.release()
-
-    def _step(self, batch: PoissonBatch) -> None:
-        check_batch(batch, self)
-        self.check_turn(batch.turn)
-        self._prepare(batch)
-        self.take(batch.turn, functools.partial(self._sum, batch))
-        self.optimizer.step()
 
     def _sum(self, batch: PoissonBatch) -> None:
         """Adds the gradients of a batch."""
@@ -296,17 +289,7 @@ class PrivateSGD:
             raise BudgetExceeded(
                 f"all {self.affordable} steps planned for the budget ({self.budget}) are taken; this one was refused"
             )
-        if turn.before is not None and not turn.before.used:
-            raise InvalidInput(
-                "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
-                "there is a step must not depend on the records. To stop early, leave the loop"
-            )
-        if isinstance(self.noise, CorrelatedNoise) and (turn.step, turn.run) != (self.noise.step, self.noise.run):
-            raise InvalidInput(
-                f"the batch was drawn for another step than the next one, {self.noise.step + 1}, or before a "
-                "checkpoint was loaded: where noise is correlated over time, a record takes part at its own steps "
-                "alone. Draw batches anew"
-            )
+        self._source.check_turn(turn)
         check_optimizer(self.optimizer, self.model)
 
     def take(self, turn: Turn, add_gradients: Callable[[], None]) -> None:
@@ -388,29 +371,20 @@ class PrivateSGD:
         raise TypeError("a PrivateSGD cannot be copied or pickled: its steps are paid for once; use state_dict()")
 
     def __str__(self) -> str:
-        epsilon = rounded_up(self.epsilon())
+        epsilon, certificate = rounded_up(self.epsilon()), self.certificate
         spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
         lines = [
             f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
-            f"  adjacency  {self.certificate.adjacency} ({self.certificate.adjacency.neighbours})",
-            f"  change     {self.certificate.sensitivity}, in each gradient",
+            f"  adjacency  {certificate.adjacency} ({certificate.adjacency.neighbours})",
+            f"  change     {certificate.sensitivity}, in each gradient",
             f"  budget     {self.budget}",
-            f"  sampling   {self._sampling()}",
-            f"  noise      {self.certificate.law.describe()}",
-            f"  source     {self.certificate.source}",
+            f"  sampling   {self._source.sampling}",
+            f"  noise      {certificate.law.describe()}",
+            f"  source     {certificate.source}",
             f"  drawn with {self.noise.drawing}",
+            *([f"  resumed    {RESUMED}"] if isinstance(self.noise, CorrelatedNoise) else []),
         ]
-        if isinstance(self.noise, CorrelatedNoise):
-            lines.append(f"  resumed    {RESUMED}")
         return "\n".join(lines)
-
-    def _sampling(self) -> str:
-        if not isinstance(self.noise, CorrelatedNoise):
-            return f"Poisson, each record with probability {self.rate:.4g}"
-        return self.noise.sampling
-
-    def _accounts(self, steps: int) -> Accountant:
-        return self._costs.after(steps)
 
     @property
     def _charged(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from matrixdp.errors import InvalidInput
-from matrixdp.queries.units import Numbering, chosen_rows
+from matrixdp.queries.units import Numbering, checked_contributions, chosen_rows
 
 
 class Units:
@@ -36,6 +36,20 @@ class Units:
         starts = np.flatnonzero(np.diff(owners[order], prepend=-1))
         self._rows = [part.tolist() for part in np.split(rows[order], starts[1:])] if len(rows) else []
         self.contributions = contributions
+
+    @classmethod
+    def of(cls, ids: Sequence[Any] | Tensor | None, contributions: int, records: int) -> Units | None:
+        """The units of these ids; None where every record is a unit."""
+        if ids is not None:
+            return cls(ids, checked_contributions(contributions), records)
+        if contributions != 1:
+            raise InvalidInput("contributions are those of a unit: give ids=, whose each record is, or leave both out")
+        return None
+
+    @property
+    def remark(self) -> str:
+        """What the certificate must say: that its neighbours are not those of one record."""
+        return f"a record stands for a unit: all records of one id, of which {self.contributions} count"
 
     def __len__(self) -> int:
         return len(self._rows)
