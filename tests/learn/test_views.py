@@ -1,6 +1,7 @@
 """Several views of a record are averaged before they are clipped, and count as one."""
 
 import contextlib
+import gc
 import threading
 
 import pytest
@@ -252,10 +253,11 @@ def test_what_kept_a_record_never_runs_again():
         assert not gradients.flat.any()
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(0.05, False), (30.0, True)])
+@pytest.mark.parametrize(("seconds", "kept"), [(0.3, False), (30.0, True)])
 def test_a_thread_that_lets_go_late_keeps_nothing(seconds, kept, monkeypatch):
     """As that of a CUDA device's backward pass, which lets go of its tensors after it has answered."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # which may take as long
     over = threading.Event()
 
     def hold(box):
