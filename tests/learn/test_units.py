@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from matrixdp import Budget, Ledger
 from matrixdp.errors import InvalidInput
-from matrixdp.learn import make_private
+from matrixdp.learn import QuantileClip, make_private
 from matrixdp.learn.units import Units
 from matrixdp.sensitivity import Frobenius
 from training_cases import BUDGET, DATA, LOSS, RECORDS, network, parameters, silent, trainer
@@ -126,6 +126,7 @@ def test_make_private_takes_them_too():
         ({"ids": IDS, "contributions": 0}, "contributions"),
         ({"ids": IDS, "contributions": 1.5}, "contributions"),
         ({"contributions": 2}, "give ids="),
+        ({"ids": IDS, "contributions": 2, "clip": QuantileClip()}, "clip must be a number"),
         ({"ids": IDS, "batch_size": 11}, "at most the number of units, 10"),
     ],
 )

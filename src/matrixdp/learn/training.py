@@ -145,6 +145,10 @@ class PrivateSGD:
         # batches
         self.data, self._records, self.collate = data, count_records(data), collate
         self._units = Units.of(ids, contributions, self._records)
+        if contributions > 1 and isinstance(clip, QuantileClip):
+            raise InvalidInput(
+                "clip must be a number where several records of a unit count: a QuantileClip counts units"
+            )
         count = self._records if self._units is None else len(self._units)
         if not _check.count("batch_size", batch_size) <= count:
             whose = "records" if self._units is None else "units"

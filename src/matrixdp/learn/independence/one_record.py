@@ -179,7 +179,8 @@ class _Watch(TorchFunctionMode):
 
     def survivors(self, results: set[int]) -> bool:
         """Whether anything outlived the pass but its results."""
-        for pause in _PAUSES if torch.cuda.is_initialized() else (0.0,):
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        for pause in _PAUSES if started else (0.0,):
             if not self._alive(results):
                 return False
             gc.collect()  # what only a reference cycle holds is not kept
@@ -283,7 +284,8 @@ def _scratch(part: Any) -> Any:
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """`copy.deepcopy`, which takes longer than a small model; most of a module are numbers and empty dictionaries."""
     kind = type(module)
-    if id(module) in memo or any(getattr(kind, name, None) not in usual for name, usual in _USUAL.items()):
+    usual = all(getattr(kind, name, None) in ways for name, ways in _USUAL.items())
+    if id(module) in memo or not usual or any("__slots__" in vars(base) for base in kind.__mro__):
         found: nn.Module = copy.deepcopy(module, memo)
         return found
     new = memo[id(module)] = kind.__new__(kind)
