@@ -95,7 +95,7 @@ def _prepared_discrete(value: Array, law: Product, drawing: Drawing) -> Callable
     source = discrete_sampler(law, drawing)
     if not kernels.largest(value) < discrete.LIMIT * law.step:
         raise InvalidInput(TOO_LARGE)
-    return lambda: np.asarray(np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64))
+    return lambda: discrete.add_noise(value, law.step, source, out=np.empty(value.shape))
 
 
 def discrete_sampler(law: Product, drawing: Drawing) -> Sampler:
@@ -103,7 +103,7 @@ def discrete_sampler(law: Product, drawing: Drawing) -> Sampler:
     from matrixdp.secure import discrete  # numba, when it is needed
 
     source = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(drawing.exact))
-    discrete.add_noise(np.zeros(1), law.step, source)
+    discrete.add_noise(np.zeros(1), law.step, source, out=np.empty(1))
     return source
 
 
