@@ -102,11 +102,8 @@ def display(
     # rounded to the private side: what was spent up, what is left down
     number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
     console.print(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}", markup=False)
-    console.print(
-        f"Left for one Gaussian release: mu {rounded_down(remaining.mu)}, "
-        f"which is epsilon {rounded_down(remaining.epsilon)}",
-        markup=False,
-    )
+    gaussian = f"Gaussian release: mu {rounded_down(remaining.mu)}, which is" if opened.budget.delta > 0 else "release:"
+    console.print(f"Left for one {gaussian} epsilon {rounded_down(remaining.epsilon)}", markup=False)
     for entry in entries:
         console.print(described(entry), markup=False, soft_wrap=True)
 
@@ -261,7 +258,7 @@ def described(entry: Entry | Change) -> str:
     names = {"data set": entry.dataset, "analyst": entry.analyst, "purpose": entry.purpose, "unit": entry.unit}
     given = ", ".join(f"{name} {value}" for name, value in names.items() if value not in (None, "record"))
     origin = entry.source or ("stated" if entry.stated else "by a law that is not known here")
-    guarantee = ", ".join(part for part in (str(entry.profile), uses, rate) if part)
+    guarantee = ", ".join(part for part in (entry.in_words, uses, rate) if part)
     held = "" if entry.reservation is None else f"reservation {entry.reservation}"
     lines = [first, *(f"      {line}" for line in (given, held, guarantee, _charged(entry), origin) if line)]
     return "\n".join(fill(line, WIDTH, subsequent_indent=" " * 8) for line in lines)

@@ -220,7 +220,7 @@ def add_noise(
 def _draw(
     source: Sampler, values: Array | None, step: float, out: npt.NDArray[Any], key: Key | None, workers: int
 ) -> None:
-    """Noise for all blocks, on top of the values or of zeros: whole steps, or multiples of the step where out is float."""
+    """Noise for all blocks, on top of the values or of zeros: in steps, or in the units of values if out is float."""
     stream, add = (Key() if key is None else key).stream(), kernels._compiled(_add)
     room, unit = min(BLOCK, out.size), 1.0 if out.dtype == np.int64 else step
     given = kernels._read_only(np.zeros(room) if values is None else values)

@@ -61,12 +61,10 @@ BASE = 1 << BASE_BITS
 TOTAL = 1 << 127
 """Probabilities of a table are whole multiples of 1 / TOTAL."""
 
-_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = (
-    BASE_BITS,
-    16,
-    13,
-)  # of a column; beyond 2^13 columns, laws are split if they can be
 TIE_BITS = 64
+"""Of the second word, which breaks ties."""
+
+_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = BASE_BITS, 16, 13  # of a column; larger laws are split if they can be
 _DEEP = 50.0  # a table ends where probabilities are below e^-50 of the largest
 _DIGITS = Context(prec=70)  # 232 bits
 _REFINEMENT, _SMOOTH = 128, Fraction(13, 8)  # of a discrete Gaussian that is split
