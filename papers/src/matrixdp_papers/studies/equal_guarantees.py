@@ -226,14 +226,33 @@ def repeated(
     return choice._replace(error=Mean.of(float(np.mean(sums(result, rectangles) ** 2)) for result in results))
 
 
-def choose(other: Table, table: Table, names: list[str]) -> Choice:
-    """The method and post-processing with the least error on other data, with its error on these."""
+def finalists(other: Table, names: list[str], count: int) -> list[Choice]:
+    """The methods and post-processings with the least errors on other data."""
     choices = [
         Choice(row[0], column, cell)
         for row in other.rows
         if row[0] in names
         for column, cell in zip(other.columns[1:], row[1:], strict=True)
     ]
-    method, post, _ = min(choices, key=lambda choice: choice.error.mean)
-    row = next(row for row in table.rows if row[0] == method)
-    return Choice(method, post, row[table.columns.index(post)])
+    return sorted(choices, key=lambda choice: choice.error.mean)[:count]
+
+
+def settled(
+    tried: Mapping[str, Method],
+    among: Sequence[Choice],
+    maps: Sequence[Array],
+    valid: Mask,
+    rectangles: Rectangles | None,
+    runs: int,
+    seed: int,
+) -> Choice:
+    """The finalist with the least error over more runs on other maps; all of them have the same seed.
+
+    So post-processings of one method see the same noise, and their difference is known better than their errors.
+    """
+
+    def error(choice: Choice) -> float:
+        rng, method = np.random.default_rng(seed), tried[choice.method]
+        return sum(repeated(choice, method, counts, valid, rectangles, runs, rng).error.mean for counts in maps)
+
+    return min(among, key=error)
