@@ -17,7 +17,7 @@ from rich.table import Table
 from matrixdp import L1, Budget, Counts, Entrywise, calibrate
 from matrixdp.mechanisms.solvers import discrete_scales
 from matrixdp.pipeline import prepare
-from matrixdp.privacy import cells, discrete
+from matrixdp.privacy import cell_sums, cells, discrete
 
 SIDE = 2048
 BUDGET, PURE = Budget(1.0, 1e-6), Budget(1.0, 0)
@@ -70,6 +70,9 @@ def milliseconds(mechanism, sensitivity, budget, calls, cached=False):
                 discrete_scales._best_exponent,
                 discrete.delta_of,
                 cells.cell_loss,
+                cell_sums._total,
+                cell_sums._tilt,
+                cell_sums._on_grid,
             ):
                 function.cache_clear()
         shape = (10,) if isinstance(sensitivity, Entrywise) else (8, 8)

@@ -220,10 +220,8 @@ def repeated(
 ) -> Choice:
     """The same choice with its error on fresh draws: of sums over rectangles, or of the map where there are none."""
     noisy = (method.draw(together(counts, method.block), rng) for _ in range(runs))
-    results = (finished(one, valid, method, choice.post) - counts for one in noisy)
-    if rectangles is None:
-        return choice._replace(error=Mean.of(float(np.sum(result**2)) for result in results))
-    return choice._replace(error=Mean.of(float(np.mean(sums(result, rectangles) ** 2)) for result in results))
+    errors = (_error(finished(one, valid, method, choice.post) - counts, rectangles) for one in noisy)
+    return choice._replace(error=Mean.of(errors))
 
 
 def finalists(other: Table, names: list[str], count: int) -> list[Choice]:
@@ -246,13 +244,23 @@ def settled(
     runs: int,
     seed: int,
 ) -> Choice:
-    """The finalist with the least error over more runs on other maps; all of them have the same seed.
+    """The finalist with the least error over more runs on other maps.
 
-    So post-processings of one method see the same noise, and their difference is known better than their errors.
+    All methods have the same seed, and post-processings of one method the same noise, so that their difference is known
+    better than their errors.
     """
+    errors = dict.fromkeys(among, 0.0)
+    for name in dict.fromkeys(choice.method for choice in among):
+        rng, method = np.random.default_rng(seed), tried[name]
+        of_method = [choice for choice in among if choice.method == name]
+        for counts in maps:
+            for _ in range(runs):
+                noisy = method.draw(together(counts, method.block), rng)
+                for choice in of_method:
+                    errors[choice] += _error(finished(noisy, valid, method, choice.post) - counts, rectangles)
+    return min(among, key=errors.__getitem__)
 
-    def error(choice: Choice) -> float:
-        rng, method = np.random.default_rng(seed), tried[choice.method]
-        return sum(repeated(choice, method, counts, valid, rectangles, runs, rng).error.mean for counts in maps)
 
-    return min(among, key=error)
+def _error(difference: Array, rectangles: Rectangles | None) -> float:
+    """Of sums over rectangles, or of the map where there are none."""
+    return float(np.sum(difference**2) if rectangles is None else np.mean(sums(difference, rectangles) ** 2))
