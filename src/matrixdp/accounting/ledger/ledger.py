@@ -412,8 +412,8 @@ class Ledger(Account):
         if not after.fits():
             if self.budget.delta == 0 and after.epsilon() == math.inf:
                 raise BudgetExceeded(
-                    f"the budget of {self.name} is {self.budget}, which only pure releases keep, drawn exactly; "
-                    "nothing was spent. Release with Budget(epsilon, 0), which has discrete Laplace noise"
+                    f"the budget of {self.name} is {self.budget}, which only pure releases keep, drawn exactly, "
+                    "and not all would be; nothing was spent. Release with Budget(epsilon, 0), which has discrete Laplace noise"
                 )
             raise BudgetExceeded(
                 f"after this spend, epsilon at delta {self.budget.delta:g} would be {after.epsilon():.4g}, "
