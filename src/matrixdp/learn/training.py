@@ -29,13 +29,7 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
 from matrixdp.learn.checkpoints import Charges
 from matrixdp.learn.clipping import QuantileClip, largest_change
-from matrixdp.learn.correlated_noise import (
-    CorrelatedNoise,
-    Training,
-    is_over_time,
-    momentum_workload,
-    noise_over_time,
-)
+from matrixdp.learn.correlated_noise import CorrelatedNoise, noise_over_time
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
@@ -51,6 +45,7 @@ from matrixdp.learn.sampling import (
     loader_of,
     split,
 )
+from matrixdp.learn.time_plan import Training, is_over_time, momentum_workload
 from matrixdp.mechanisms import RECIPES
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
@@ -63,7 +58,7 @@ FIXED = frozenset(
 )  # fmt: skip
 
 RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
-"""What the guarantee of noise over time leaves out."""
+"""What the guarantee of noise over time leaves out, unless a file has the steps that were released."""
 
 
 class PrivateSGD:
@@ -95,7 +90,8 @@ class PrivateSGD:
         noise: a mechanism's name, which gives the noise its shape while budget and steps give it its size; or a
             NoiseLaw on the vector of all parameters, which stays as it is, and then steps may be left out.
             "banded", "toeplitz" and "inverse-banded" are correlated over the steps (docs/over-time.md); their options
-            are bands= (a number or "auto", the default) and workload= (by default that of the optimizer's momentum).
+            are bands= (a number or "auto", the default), workload= (by default that of the optimizer's momentum) and
+            memory= ("kept", or "redrawn" for "inverse-banded": old noise is drawn again instead of kept).
         order: "sampled" (Poisson sampling), or "fixed" for noise over time: the same batches in every epoch, nothing is
             sampled, and the adjacency is zero-out.
         groups: for noise over time with sampling: records are put into so many groups at random, which take turns; as
@@ -103,6 +99,9 @@ class PrivateSGD:
         by_layer: calls the mechanism for each parameter as a matrix.
         ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
+        state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
+            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`).
+        moved: the state was moved here on purpose, and the original is gone for good.
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
             networks; the model must not wait for the device as it runs.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
@@ -140,6 +139,8 @@ class PrivateSGD:
         groups: int | None = None,
         by_layer: bool = False,
         ledger: Ledger | None = None,
+        state: Any = None,
+        moved: bool = False,
         capture: bool = False,
         largest_batch: int | None = None,
         collate: Collate | None = None,
@@ -176,6 +177,8 @@ class PrivateSGD:
         # noise, and how many steps it allows
         self.sensitivity: Sensitivity
         self.noise: ParameterNoise | CorrelatedNoise
+        if state is not None and (generator is not None or not is_over_time(noise)):
+            raise InvalidInput("state is for noise over time, without a generator; other noise needs no such file")
         if is_over_time(noise):
             if by_layer or clipping != "l2" or planned is None or isinstance(clip, QuantileClip):
                 raise InvalidInput(
@@ -206,7 +209,11 @@ class PrivateSGD:
         # steps so far
         charged, _ = self._releases(self.affordable)
         block = charged if isinstance(self.noise, CorrelatedNoise) else self.epoch_steps
-        self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block)
+        run = None
+        if state is not None and isinstance(self.noise, CorrelatedNoise):
+            origin = None if ledger is None else str(ledger.origin)
+            run = self.noise.record_in(state, origin, moved=moved)
+        self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block, run)
         self._ready = False
         self.steps = 0
         """Steps taken."""
@@ -398,22 +405,21 @@ class PrivateSGD:
         ledger. Steps before the checkpoint that this trainer's ledger was not charged for are charged before the next
         step. Steps that are taken again use up what was planned.
 
-        Noise over time is charged as a whole, for one run. With a ledger, a checkpoint of its steps is refused: steps
-        after it may have been released, and would be so once more for the same charge. Without one, a step that is
-        taken again is the same step: its batch, dropout and, if the sum of gradients is the same in every bit, its
-        noise. With another sum, as on CUDA devices, it is a second release of the same records, with the same coins,
-        which nobody counts; so do not publish models of steps that will be taken again.
+        Noise over time is charged as a whole, for one run. A step that is taken again is the same step: its batch,
+        dropout and, if the sum of gradients is the same in every bit, its noise. With another sum it would be a second
+        release, for the same charge. A `state` knows the sums, and refuses it. So with a ledger, checkpoints need a
+        `state`. With neither, nobody counts a second release: do not publish models of steps that will be taken again.
         """
         self.check_process()
         if isinstance(self.noise, CorrelatedNoise):
             over_time = state.get("over_time")
             if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
                 raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
-            if self.ledger is not None and over_time["step"]:
+            if self.ledger is not None and over_time["step"] and not self.noise.recorded:
                 raise InvalidInput(
-                    "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
-                    "been released already, and the charge was for one run. Keep the process that trains, or start a "
-                    "new training, which has a charge of its own"
+                    "with a ledger, a checkpoint of noise over time needs state=, the file of the steps that were "
+                    "released: the steps after it may have been released already, and the charge was for one run. "
+                    "Without that file, start a new training, which has a charge of its own"
                 )
             self.noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
             self._charges.load(state, self._charged)
@@ -447,7 +453,7 @@ class PrivateSGD:
             f"  source     {self.certificate.source}",
             f"  drawn with {self.noise.drawing}",
         ]
-        if isinstance(self.noise, CorrelatedNoise):
+        if isinstance(self.noise, CorrelatedNoise) and not self.noise.recorded:
             lines.append(f"  resumed    {RESUMED}")
         return "\n".join(lines)
 

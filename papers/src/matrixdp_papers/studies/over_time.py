@@ -144,11 +144,11 @@ def measure(name: str, split: Split, smoke: bool, progress: Progress) -> list[di
 
 def plan(task: Any, epochs: int, budget: Budget, batches: str, noise: str) -> tuple[Gaussian, int, int]:
     """The law for clip 1, its groups and its steps: independent noise, or the best over time."""
-    from matrixdp.learn import correlated_noise
+    from matrixdp.learn import time_plan
     from matrixdp.learn.layers.rounding import sum_error
 
     records = len(task.train)
-    public = correlated_noise.Training(
+    public = time_plan.Training(
         records=records,
         batch_size=task.lot,
         steps=epochs * math.ceil(records / task.lot),
@@ -159,7 +159,7 @@ def plan(task: Any, epochs: int, budget: Budget, batches: str, noise: str) -> tu
     names = ("toeplitz",) if noise == INDEPENDENT else ("toeplitz", "inverse-banded")
     bands = 1 if noise == INDEPENDENT else "auto"
     usable = names if batches == FIXED else names[:1]
-    found = [correlated_noise.plan(public, name, budget, bands=bands) for name in usable]
+    found = [time_plan.plan(public, name, budget, bands=bands) for name in usable]
     certificate, groups = min(found, key=lambda each: each[0].law.expected_squared_error(workload="prefix"))  # type: ignore[call-arg]
     assert isinstance(certificate.law, Gaussian)
     return certificate.law, groups, public.steps
