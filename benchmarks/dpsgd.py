@@ -65,6 +65,8 @@ NOISES = {
     "mgm, by layer": {"by_layer": True},
     "analytic, captured": {"capture": True},  # on CUDA alone
     "toeplitz, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "inverse-banded, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "inverse-banded, 16 bands over time, redrawn": {"bands": 16, "order": "fixed", "memory": "redrawn"},
 }
 
 
@@ -130,8 +132,8 @@ def ours(noise):
 
         # Batches of one size, so that all rows do the same work.
         def step():
-            at = trainer.noise.step if "over time" in noise else None
-            trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer, step=at)))
+            at = (trainer.noise.step, trainer.noise.run) if "over time" in noise else (None, None)
+            trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer, None, *at)))
 
         return step
 
