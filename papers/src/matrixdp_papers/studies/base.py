@@ -103,7 +103,7 @@ class Table:
 
         cells = [tuple(map(shown, row)) for row in self.rows]
         widths = [
-            max([max(map(len, column.split())), *(len(row[place]) for row in cells)]) + 3
+            max([*map(len, column.split()), *(len(row[place]) for row in cells)]) + 3
             for place, column in enumerate(self.columns)
         ]
         parts: list[list[int]] = [[]]
