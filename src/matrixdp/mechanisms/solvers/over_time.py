@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from matrixdp._check import Array
 from matrixdp.mechanisms.solvers.workload_error import Error, dual_diagonal, error_of
@@ -117,7 +118,8 @@ def banded(
                 raise StopIteration
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-15, "gtol": 1e-10}
-    last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
+    with ThreadpoolController().limit(limits=1):  # threads would wait for each other longer than they work
+        last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
     return _better(best, found(last.x))
 
 
