@@ -1,6 +1,7 @@
 """release(): the certificate comes before the spend, the spend before the noise."""
 
 import io
+import re
 import sys
 
 import dask.array
@@ -280,10 +281,12 @@ def test_the_verdicts_can_be_read_on_a_narrow_terminal(wide):
     text = io.StringIO()
     Console(file=text, width=wide).print(table)
     lines = text.getvalue().splitlines()
+    assert "…" not in text.getvalue()
     for row in table:
-        line = next(line for line in lines if row.mechanism in line.replace(":", " ").replace("│", " ").split())
-        assert (row.note or row.verdict) in line
-        assert "…" not in line
+        if row.note:  # once for all mechanisms that have the same reason
+            assert re.search(rf"{row.mechanism}[a-z, -]*: {re.escape(row.note)}", " ".join(text.getvalue().split()))
+        else:
+            assert row.verdict in next(line for line in lines if row.mechanism in line.split())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from matrixdp.sensitivity import (
     Vertices,
 )
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ADD_REMOVE",

@@ -101,6 +101,13 @@ class CentralPrivacy:
             correlated over the rounds, and there is no sampling.
         times: with `separation`, how often a client is asked at most; by default as often as it fits.
         mechanism: with `separation`, "auto" or the name of a mechanism over time, such as "banded" or "toeplitz".
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import CentralPrivacy
+        >>> privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=10, clients=200, clip=1.0, sampling_rate=0.2)
+        >>> privacy.rounds
+        10
     """
 
     budget: Budget
@@ -176,6 +183,17 @@ class TrustedServer:
         state: for separated rounds, a file, secret and on this machine. A server that is made again with it goes on
             after the last round that was finished; `published` has the means so far.
         moved: the state was moved here on purpose, and the original is gone for good.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import CentralPrivacy, TrustedServer
+        >>> privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=10, clients=5, clip=1.0)
+        >>> server = TrustedServer(privacy, size=3)
+        >>> asked = server.choose(range(5))
+        >>> mean, report = server.finish({client: np.full(3, 0.1) for client in asked})
+        >>> mean.shape
+        (3,)
     """
 
     def __init__(

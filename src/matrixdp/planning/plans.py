@@ -52,6 +52,12 @@ class PlannedRelease(Allotment):
         guarantee: what the plan counts it as.
         composition: the composition that it is a part of.
         shaped: whether the shape was planned.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, release
+        >>> part = Budget(1.0, 1e-6).plan([Counts(1)] * 3)[0]
+        >>> release([12, 3], part.sensitivity, part).value.shape
+        (2,)
     """
 
     sensitivity: Sensitivity = field(kw_only=True)
@@ -155,6 +161,12 @@ class Shared(Allotment):
         releases: how many there are at most.
         reference: what each of them may have at most.
         composition: the composition of as many references, which keeps the whole budget.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, release
+        >>> each = Budget(1.0, 1e-6).shared(12, like=Counts(1))
+        >>> each.releases, release([12, 3], Counts(1), each).value.shape
+        (12, (2,))
     """
 
     releases: int = field(kw_only=True)

@@ -30,6 +30,12 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
 
     Guarantee: a neighbour changes one cell by 1 (replace: two cells).
+
+    Example:
+        >>> from matrixdp.queries import histogram
+        >>> ages = [[3], [17], [18], [44], [90]]
+        >>> histogram(ages, edges=[0, 18, 65, 100])
+        Answer(value: private, shape (3,); add/remove: one cell changes, by at most 1)
     """
     asked = query("histogram", columns=columns, edges=edges, adjacency=checked(adjacency))
     rows = load(records, columns)

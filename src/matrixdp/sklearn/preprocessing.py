@@ -47,6 +47,14 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `transform` is a function of the records given to it.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateStandardScaler
+        >>> scaler = PrivateStandardScaler(low=-1, high=1, epsilon=1.0, delta=1e-6).fit(records)
+        >>> scaler.transform(records).shape
+        (2000, 3)
     """
 
     def __init__(
@@ -130,6 +138,14 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `transform` is a function of the records given to it.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateKBins
+        >>> fit = PrivateKBins(4, low=-1, high=1, epsilon=1.0, delta=1e-6).fit(records)
+        >>> fit.transform(records).shape, [len(edges) for edges in fit.bin_edges_]
+        ((2000, 3), [5, 5, 5])
     """
 
     def __init__(

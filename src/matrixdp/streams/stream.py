@@ -52,6 +52,14 @@ class Answer:
         step: the day, from 1.
         value: the private answer of the workload, in the shape of the day's value.
         standard_error: of the noise, the same in every cell.
+
+    Example:
+        >>> from matrixdp import Budget, Participation
+        >>> from matrixdp.streams import Stream
+        >>> stream = Stream(steps=30, sensitivity=Participation(1.0), budget=Budget(1.0, 1e-6))
+        >>> answer = stream.add(500.0)
+        >>> answer.step, answer.value.shape
+        (1, (1,))
     """
 
     step: int
@@ -90,6 +98,17 @@ class Stream:
     Raises:
         InvalidInput: if the state has other settings.
         StreamError: if the state is a copy, was put back, is readable by others, or cannot be used.
+
+    Example:
+        >>> from matrixdp import Budget, Participation
+        >>> from matrixdp.streams import Stream
+        >>> weekly = Participation(1.0, separation=7, times=4)
+        >>> stream = Stream(steps=28, sensitivity=weekly, budget=Budget(1.0, 1e-6), workload="prefix")
+        >>> for visitors in (510.0, 480.0, 530.0):
+        ...     answer = stream.add(visitors)
+        ...
+        >>> answer.step, stream.certificate.meets(Budget(1.0, 1e-6))
+        (3, True)
     """
 
     def __init__(
