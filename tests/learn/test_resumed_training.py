@@ -13,7 +13,7 @@ from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.errors import BudgetExceeded, InvalidInput, StreamError
 from matrixdp.learn import correlated_noise
 from matrixdp.learn.correlated_noise import CorrelatedNoise
-from matrixdp.participation import Participation
+from matrixdp.sensitivity import Participation
 from matrixdp.streams import Stream
 from time_cases import correlated, over_time, public
 from training_cases import BUDGET, SIZE, parameters, saved, seeds, trainer

@@ -16,8 +16,8 @@ from matrixdp.distributions.time_workloads import schedule
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.learn import QuantileClip, make_private
 from matrixdp.learn.time_plan import plan
-from matrixdp.participation import Participation
 from matrixdp.privacy.certificate import certify
+from matrixdp.sensitivity import Participation
 from time_cases import correlated, over_time, public
 from training_cases import BUDGET, DATA, LOSS, SIZE, network, trainer
 

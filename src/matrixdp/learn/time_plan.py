@@ -35,9 +35,9 @@ from matrixdp.distributions.covariance import OverTime
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.noise import ANY_BUDGET
 from matrixdp.mechanisms import calibrate
-from matrixdp.participation import Participation
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate
+from matrixdp.sensitivity import Participation
 
 MECHANISMS = ("banded", "toeplitz", "inverse-banded")
 """Mechanisms over time that training can use."""

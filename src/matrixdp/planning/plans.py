@@ -22,7 +22,7 @@ from matrixdp.accounting.composition import Composition, Part
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.methods import Use
 from matrixdp.adjacency import ADD_REMOVE, checked
-from matrixdp.budget import Allotment, Budget, register_planners
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, MatrixDPError, NotApplicable, NumericalFailure
@@ -253,9 +253,6 @@ def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Sh
     composition = Composition((Part(reference, releases),), budget)
     alone = _alone(reference, budget)
     return Shared(alone.epsilon, alone.delta, releases=releases, reference=reference, composition=composition)
-
-
-register_planners(plan=plan, shared=shared)
 
 
 # --- from laws to parts ---

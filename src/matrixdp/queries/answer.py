@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from matrixdp._check import Array, Shape
-from matrixdp.privacy.verification import QUERIES
+from matrixdp.privacy.records import QUERIES
 from matrixdp.sensitivity import Sensitivity
 
 C = TypeVar("C", bound=Callable[..., Sensitivity])

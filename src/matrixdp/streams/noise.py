@@ -20,11 +20,11 @@ from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Isotropic, OverTime
 from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
-from matrixdp.participation import Participation
 from matrixdp.pipeline import SAMPLER_SHARE, sized_for_budget, sized_for_mu
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate, check_releasable
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
+from matrixdp.sensitivity import Participation
 
 FIRST_PART = 32
 """Days of the first part of a stream without an end; each part is twice as long as the one before."""

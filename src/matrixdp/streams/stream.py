@@ -31,12 +31,12 @@ from matrixdp.backends.numpy import TOO_LARGE
 from matrixdp.budget import Budget
 from matrixdp.distributions import time_workloads
 from matrixdp.errors import InvalidInput, StreamError
-from matrixdp.participation import Participation
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.privacy.records import decode, encode
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
+from matrixdp.sensitivity import Participation
 from matrixdp.streams import noise
 from matrixdp.streams.noise import FIRST_PART
 from matrixdp.streams.state import State, checked_path

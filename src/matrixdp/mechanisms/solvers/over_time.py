@@ -36,7 +36,7 @@ from threadpoolctl import ThreadpoolController
 
 from matrixdp._check import Array
 from matrixdp.mechanisms.solvers.workload_error import Error, dual_diagonal, error_of
-from matrixdp.participation import Participation
+from matrixdp.sensitivity import Participation
 
 
 @dataclass(frozen=True, eq=False)
