@@ -65,6 +65,8 @@ NOISES = {
     "mgm, by layer": {"by_layer": True},
     "analytic, captured": {"capture": True},  # on CUDA alone
     "toeplitz, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "inverse-banded, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "inverse-banded, 16 bands over time, redrawn": {"bands": 16, "order": "fixed", "memory": "redrawn"},
 }
 
 

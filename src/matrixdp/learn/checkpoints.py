@@ -22,11 +22,18 @@ class Charges:
 
     The first charge covers all planned steps as one block; each epoch is then marked as used before its first step.
     Steps before a checkpoint that the ledger was not charged for, as they were taken without one or under another, are
-    charged before the next step.
+    charged before the next step. A `run` that a file knows (`released_steps`) is charged once by all of its processes.
     """
 
     def __init__(
-        self, ledger: Ledger | None, certificate: Certificate, budget: Budget, rate: float, planned: int, epoch: int
+        self,
+        ledger: Ledger | None,
+        certificate: Certificate,
+        budget: Budget,
+        rate: float,
+        planned: int,
+        epoch: int,
+        run: str | None = None,
     ) -> None:
         self._ledger, self._certificate, self._rate = ledger, certificate, rate
         self._planned, self._epoch = planned, epoch
@@ -40,7 +47,7 @@ class Charges:
             "noise": certificate.law.describe(),
             "mu": certificate.mu,
         }
-        self._series = secrets.token_hex(8)
+        self._run, self._series = run, secrets.token_hex(8) if run is None else run
         self._paid = 0
         self._owed: dict[str, int] = {}  # steps before checkpoints, by their names, that are not charged yet
         self._origin = None if ledger is None else str(ledger.origin)
@@ -61,9 +68,9 @@ class Charges:
         self._paid = taken + count
 
     def _spend(self, ledger: Ledger, count: int, note: str) -> None:
-        ledger.spend(
-            self._certificate, note, count=count, sampling_rate=self._rate, series=self._series, planned=self._planned
-        )
+        key = None if self._run is None else f"training-{self._run}"
+        rate, series, planned = self._rate, self._series, self._planned
+        ledger.spend(self._certificate, note, count=count, sampling_rate=rate, series=series, planned=planned, key=key)
 
     def state(self, taken: int) -> dict[str, Any]:
         """What a checkpoint after so many steps says about them."""

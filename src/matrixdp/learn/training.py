@@ -32,6 +32,7 @@ from matrixdp.learn.optimizers import check_optimizer
 from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, check_batch, count_records, example, split
 from matrixdp.learn.step_costs import StepCosts, planned_steps
 from matrixdp.learn.step_noise import noise_of_steps
+from matrixdp.learn.time_plan import is_over_time
 from matrixdp.learn.units import Units
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
 
@@ -72,7 +73,8 @@ class PrivateSGD:
         noise: a mechanism's name, which gives the noise its shape while budget and steps give it its size; or a
             NoiseLaw on the vector of all parameters, which stays as it is, and then steps may be left out.
             "banded", "toeplitz" and "inverse-banded" are correlated over the steps (docs/over-time.md); their options
-            are bands= (a number or "auto", the default) and workload= (by default that of the optimizer's momentum).
+            are bands= (a number or "auto", the default), workload= (by default that of the optimizer's momentum) and
+            memory= ("kept", or "redrawn" for "inverse-banded": old noise is drawn again instead of kept).
         order: "sampled" (Poisson sampling), or "fixed" for noise over time: the same batches in every epoch, nothing is
             sampled, and the adjacency is zero-out.
         groups: for noise over time with sampling: records are put into so many groups at random, which take turns; as
@@ -84,6 +86,9 @@ class PrivateSGD:
             Each is clipped, so noise grows with this number: choose it small, or make one item of a unit's records.
         ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
+        state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
+            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`).
+        moved: the state was moved here on purpose, and the original is gone for good.
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
             networks; the model must not wait for the device as it runs.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
@@ -137,6 +142,8 @@ class PrivateSGD:
         ids: Sequence[Any] | None = None,
         contributions: int = 1,
         ledger: Ledger | None = None,
+        state: Any = None,
+        moved: bool = False,
         capture: bool = False,
         largest_batch: int | None = None,
         collate: Collate | None = None,
@@ -178,6 +185,8 @@ class PrivateSGD:
         check_optimizer(optimizer, model)
         change = contributions * largest_change(self.gradients.radius, contributions * count)
         # noise, and how many steps it allows
+        if state is not None and (generator is not None or not is_over_time(noise)):
+            raise InvalidInput("state is for noise over time, without a generator; other noise needs no such file")
         self.noise, self.sensitivity, self.rate = noise_of_steps(
             noise,
             self.gradients,
@@ -204,7 +213,11 @@ class PrivateSGD:
         # steps so far
         charged, _ = self._costs.releases(self.affordable)
         block = charged if isinstance(self.noise, CorrelatedNoise) else self.epoch_steps
-        self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block)
+        run = None
+        if state is not None and isinstance(self.noise, CorrelatedNoise):
+            origin = None if ledger is None else str(ledger.origin)
+            run = self.noise.record_in(state, origin, moved=moved)
+        self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block, run)
         self._source = BatchSource(
             data=data,
             collate=collate,
@@ -362,12 +375,11 @@ class PrivateSGD:
         ledger. Steps before the checkpoint that this trainer's ledger was not charged for are charged before the next
         step. Steps that are taken again use up what was planned.
 
-        Noise over time is charged as a whole, for one run. With a ledger, a checkpoint of its steps is refused: steps
-        after it may have been released, and would be so once more for the same charge. Without one, a step that is
-        taken again is the same step: its batch, dropout and, if the sum of gradients is the same in every bit, its
-        noise. With another sum, as on CUDA devices, it is a second release of the same records, with the same coins,
-        which nobody counts; so do not publish models of steps that will be taken again. From a checkpoint without a
-        step the training begins anew, with coins of its own.
+        Noise over time is charged as a whole, for one run. A step that is taken again is the same step: its batch,
+        dropout and, if the sum of gradients is the same in every bit, its noise. With another sum it would be a second
+        release, for the same charge. A `state` knows the sums, and refuses it. So with a ledger, checkpoints need a
+        `state`. With neither, nobody counts a second release: do not publish models of steps that will be taken again.
+        From a checkpoint without a step the training begins anew, with coins of its own, or those of its `state`.
         """
         self.check_process()
         # What a checkpoint says of charges comes first: a model that is loaded only in part has spent as much.
@@ -391,6 +403,7 @@ class PrivateSGD:
     def __str__(self) -> str:
         epsilon, certificate = rounded_up(self.epsilon()), self.certificate
         spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
+        resumed = isinstance(self.noise, CorrelatedNoise) and not self.noise.recorded  # no file has the released steps
         lines = [
             f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
             f"  adjacency  {certificate.adjacency} ({certificate.adjacency.neighbours})",
@@ -400,7 +413,7 @@ class PrivateSGD:
             f"  noise      {certificate.law.describe()}",
             f"  source     {certificate.source}",
             f"  drawn with {self.noise.drawing}",
-            *([f"  resumed    {RESUMED}"] if isinstance(self.noise, CorrelatedNoise) else []),
+            *([f"  resumed    {RESUMED}"] if resumed else []),
         ]
         return "\n".join(lines)
 
