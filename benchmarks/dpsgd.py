@@ -65,6 +65,8 @@ NOISES = {
     "mgm, by layer": {"by_layer": True},
     "analytic, captured": {"capture": True},  # on CUDA alone
     "toeplitz, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "inverse-banded, 16 bands over time": {"bands": 16, "order": "fixed"},
+    "inverse-banded, 16 bands over time, redrawn": {"bands": 16, "order": "fixed", "memory": "redrawn"},
 }
 
 
@@ -130,8 +132,9 @@ def ours(noise):
 
         # Batches of one size, so that all rows do the same work.
         def step():
-            at = trainer.noise.step if "over time" in noise else None
-            trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer, step=at)))
+            of = trainer.noise if "over time" in noise else None
+            turn = Turn(trainer) if of is None else Turn(trainer, step=of.step, run=of.run)
+            trainer.step(PoissonBatch(inputs, targets, turn=turn))
 
         return step
 

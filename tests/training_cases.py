@@ -1,6 +1,7 @@
 """A small training that the tests of PrivateSGD share."""
 
 import io
+import os
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from matrixdp.distributions.covariance import Isotropic
 from matrixdp.learn import PoissonBatch, PrivateSGD
 from matrixdp.learn.sampling import Turn
 
-RECORDS, SIZE = 40, 42
+RECORDS, SIZE = 40, 40
 BUDGET = Budget(3.0, 1e-5)
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -86,3 +87,21 @@ def saved(run):
     torch.save(run.state_dict(), file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def in_a_child(function):
+    """What a forked process says."""
+    pipe, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+            said = "nothing"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(end, said.encode())
+        os._exit(0)
+    os.close(end)
+    os.waitpid(child, 0)
+    with os.fdopen(pipe, "rb") as file:
+        return file.read().decode()

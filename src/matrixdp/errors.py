@@ -42,4 +42,4 @@ class LedgerError(MatrixDPError):
 
 
 class StreamError(MatrixDPError):
-    """The state of a stream cannot be read, written or trusted; nothing was released."""
+    """The state of a stream, a training or federated rounds cannot be used or trusted; nothing was released."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from matrixdp import Accountant, Budget, Ledger
-from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.errors import BudgetExceeded, InvalidInput, StreamError
 from matrixdp.federated import CentralPrivacy, TrustedServer, trusted_server
 
 BUDGET = Budget(3.0, 1e-5)
@@ -252,3 +252,68 @@ def test_an_update_beyond_doubles_counts_as_zero(no_noise):
     mean, refused = server.finish({0: np.full(SIZE, np.longdouble(10) ** 4000), 1: np.full(SIZE, 0.1)})
     assert refused == {0: "sent an update that is not finite"}
     np.testing.assert_allclose(mean * server.privacy.cohort, 0.1)
+
+
+# --- separated rounds with a state ---
+
+
+def durable(folder, **changes):
+    settings = {"rounds": 6, "separation": 3, "mechanism": "toeplitz", **changes}
+    ledger = settings.pop("ledger", None) or Ledger(folder / "ledger", Budget(3.5, 1e-5))
+    return TrustedServer(privacy(**settings), SIZE, ledger=ledger, state=folder / "rounds")
+
+
+def one_round(server):
+    asked = server.choose(range(10))
+    return asked, server.finish({n: updates(n, server.round) for n in asked})[0]
+
+
+def test_a_server_that_dies_goes_on_with_the_next_round(tmp_path):
+    """Nobody is asked too early, no round is released twice, and all are charged once."""
+    asked, means = zip(*(one_round(durable(tmp_path)) for _ in range(6)), strict=True)
+    last = durable(tmp_path)
+    for number, mean in enumerate(means, start=1):
+        np.testing.assert_array_equal(last.published(number), mean)
+    with pytest.raises(BudgetExceeded):
+        last.choose(range(10))
+    assert len(Ledger(tmp_path / "ledger").history()) == 1
+    for first in range(4):
+        three = [client for clients in asked[first : first + 3] for client in clients]
+        assert len(three) == len(set(three))
+
+
+def test_a_round_that_was_asked_but_not_finished_is_begun_again(tmp_path):
+    first = durable(tmp_path)
+    asked = first.choose(range(10))
+    again = durable(tmp_path)
+    assert again.round == 0
+    assert again.choose(range(10)) == asked
+    again.finish({n: updates(n, 1) for n in asked})
+    with pytest.raises(InvalidInput, match="step 1 was released with another value"):
+        first.finish({n: updates(n, 2) for n in asked})
+    third = durable(tmp_path)
+    third._asked.write(2, [7])
+    assert 7 not in third._asked_at
+    third.choose(set(range(10)) - {7})
+    assert 7 in third._asked.rounds()[1]
+
+
+def test_states_of_rounds_that_do_not_fit_are_refused(tmp_path):
+    one_round(durable(tmp_path))
+    earlier = (tmp_path / "rounds.asked").read_bytes()
+    one_round(durable(tmp_path))
+    for changes in ({"clip": 0.25}, {"clients": 11}, {"rounds": 7}, {"separation": 2}, {"mechanism": "banded"}):
+        with pytest.raises(InvalidInput, match="other settings"):
+            durable(tmp_path, **changes)
+    with pytest.raises(InvalidInput, match="another ledger"):
+        durable(tmp_path, ledger=Ledger(tmp_path / "second", BUDGET))
+    (tmp_path / "rounds.asked").write_bytes(earlier)
+    with pytest.raises(StreamError, match="put back"):
+        durable(tmp_path)
+    (tmp_path / "rounds.asked.mark").unlink()
+    with pytest.raises(StreamError, match="fewer rounds than were released"):
+        durable(tmp_path)
+    with pytest.raises(InvalidInput, match="state is for separated rounds"):
+        TrustedServer(privacy(), SIZE, state=tmp_path / "others")
+    with pytest.raises(InvalidInput, match="separated round that was finished"):
+        TrustedServer(privacy(separation=2), SIZE).published(1)

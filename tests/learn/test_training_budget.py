@@ -9,7 +9,7 @@ import torch
 from matrixdp import Budget
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.errors import BudgetExceeded, InvalidInput
-from training_cases import BUDGET, parameters, saved, seeded, seeds, silent, step, trainer
+from training_cases import BUDGET, in_a_child, parameters, saved, seeded, seeds, silent, step, trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,7 +68,7 @@ def test_the_ledger_is_charged_for_all_steps_before_the_first_and_knows_of_each_
     monkeypatch.setattr(run.gradients, "zero", lambda: (seen.append(sum(e.count for e in ledger.history())), real()))
     run.train(1)
     assert seen == [4, 4, 4, 4]
-    assert ledger.spent() >= run._accounts(12).epsilon(1e-5)
+    assert ledger.spent() >= run._costs.after(12).epsilon(1e-5)
     step(run, 0, 3)
     assert seen[4] == 8
     assert [(e.count, e.planned, e.sampling_rate) for e in ledger.history()] == [(4, 12, 0.25), (4, 12, 0.25)]
@@ -97,24 +97,6 @@ def test_noise_that_cannot_be_drawn_costs_nothing(tmp_path, monkeypatch):
     with pytest.raises(ImportError):
         on_ledger(ledger).train(1)
     assert ledger.history() == []
-
-
-def in_a_child(function):
-    """What a forked process says."""
-    pipe, end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-            said = "nothing"
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(end, said.encode())
-        os._exit(0)
-    os.close(end)
-    os.waitpid(child, 0)
-    with os.fdopen(pipe, "rb") as file:
-        return file.read().decode()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -11,7 +11,8 @@ from matrixdp import Budget, Participation, calibrate, certify, compare, release
 from matrixdp.distributions import Gaussian, time_workloads
 from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, OverTime
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms.solvers import over_time
+from matrixdp.mechanisms.solvers import over_time, workload_error
+from matrixdp.mechanisms.solvers.workload_error import error_of
 from matrixdp.sensitivity import Counts
 
 BUDGET = Budget(1.0, 1e-6)
@@ -48,7 +49,7 @@ def test_error_and_gradient(name):
     """Against dense algebra and differences."""
     task = time_workloads.coefficients(WORKLOADS[name], 24)
     rows = random_rows(24, 4, 1)
-    value, gradient = over_time._error_of(task, 4)(rows)
+    value, gradient = error_of(task)(rows)
     matrix = time_workloads.matrix(task)
 
     def exact(entries):
@@ -58,7 +59,7 @@ def test_error_and_gradient(name):
     moved = random_rows(24, 4, 2) - random_rows(24, 4, 3)
     slope = (exact(rows + 1e-6 * moved) - exact(rows - 1e-6 * moved)) / 2e-6
     assert np.sum(gradient * moved) == pytest.approx(slope, rel=1e-5)
-    assert (over_time._inverse_bands(task) is None) == (name in ("window", "coefficients", "matrix"))
+    assert (workload_error._inverse_bands(task) is None) == (name in ("window", "coefficients", "matrix"))
 
 
 def test_the_inside_of_the_dual_matrix():
@@ -67,9 +68,9 @@ def test_the_inside_of_the_dual_matrix():
     task = np.ones(9)
     M = time_workloads.matrix(task).T @ time_workloads.matrix(task)
     D = np.linalg.inv(X) @ M @ np.linalg.inv(X)
-    _, gradient = over_time._error_of(task, 3)(rows)
+    _, gradient = error_of(task)(rows)
     inside = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) < 3
-    np.testing.assert_allclose(over_time._dual_diagonal(rows, -gradient / 2), np.sum(np.abs(D) * inside, axis=1))
+    np.testing.assert_allclose(workload_error.dual_diagonal(rows, -gradient / 2), np.sum(np.abs(D) * inside, axis=1))
 
 
 def patterns(sensitivity, steps):
@@ -116,7 +117,7 @@ def test_banded_against_a_general_solver(sensitivity, name):
     assert found.value == pytest.approx(largest * np.sum((A @ np.linalg.inv(C)) ** 2))
     for seed in range(5):
         columns = over_time._columns(random_rows(steps, bands, seed))
-        other = over_time._with_bound(sensitivity, columns, over_time._error_of(task, bands))
+        other = over_time._with_bound(sensitivity, columns, error_of(task))
         assert other.lower_bound <= optimum * (1 + 1e-4)
         assert other.value >= optimum * (1 - 1e-4)
 

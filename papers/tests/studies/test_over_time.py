@@ -1,12 +1,16 @@
 """The study of noise over time: what it compares is equal in effort and guarantee, and its report follows from it."""
 
+import io
+import json
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from matrixdp.budget import Budget
 from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import over_time
-from matrixdp_papers.studies.base import silent
+from matrixdp_papers.studies.base import Table, silent
 from matrixdp_papers.studies.splits import Split
 
 torch = pytest.importorskip("torch")
@@ -50,13 +54,18 @@ def test_both_noises_of_an_order_have_the_same_guarantee(small):
         assert [steps for *_, steps in plans] == [32, 32]
         for law, groups, _ in plans:
             run = training.trainer(task, law, budget, 4, 1, order=order, groups=groups if order == "sampled" else None)
-            assert 0.97 < run._accounts(32).epsilon(1e-5) / 2.0 <= 1.0
+            assert 0.97 < run._costs.after(32).epsilon(1e-5) / 2.0 <= 1.0
 
 
-def test_the_report_has_the_expected_beside_the_measured(rng):
+def test_the_report_has_the_expected_beside_the_measured(rng, tmp_path):
     rows = [row(*way, 0.8 + 0.01 * place) for place, way in enumerate(over_time.WAYS)]
-    results = over_time.report({"MNIST": rows}, over_time.monitor(rng.poisson(3.0, (30, 4)).astype(float)), {})
+    tables = over_time.tabulated({"MNIST": rows}, over_time.monitor(rng.poisson(3.0, (30, 4)).astype(float)))
+    results = over_time.tell({}, tables)
     text = over_time.STUDY.report(results)
+    over_time.STUDY.write(results, tmp_path)
+    stored = json.loads((tmp_path / "results.json").read_text())["tables"]
+    assert over_time.STUDY.report(over_time.tell({}, tuple(map(Table.from_dict, stored)))) == text
+    Console(width=80, file=io.StringIO()).print(*results.tables)  # as the command does
     assert "| MNIST, fixed order, epsilon 1 | 0.874 -> 0.905 (a prototype) | 0.83 ± 0.025 -> 0.84 ± 0.025 |" in text
     assert "+0.010 to +0.010" in text
     assert text.index("| quantity |") < text.index("## Numbers")

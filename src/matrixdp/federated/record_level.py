@@ -29,9 +29,10 @@ from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
 from matrixdp.federated.local_training import LocalTraining, cross_entropy
 from matrixdp.federated.participant import Arrays, Charge, Declined
 from matrixdp.federated.tensors import check_model, device_of, flat, load, trainable
-from matrixdp.learn.correlated_noise import ORDERS, CorrelatedNoise, is_over_time
+from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import propose
+from matrixdp.learn.time_plan import ORDERS, is_over_time
 from matrixdp.learn.training import PrivateSGD
 from matrixdp.mechanisms import RECIPES
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -40,7 +41,8 @@ from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
 from matrixdp.backends.numpy import draw
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
-from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.errors import BudgetExceeded, InvalidInput, StreamError
+from matrixdp.federated.asked_clients import AskedClients
 from matrixdp.federated.noise import line
 from matrixdp.learn.layers.rounding import gamma
 from matrixdp.learn.noise import ANY_BUDGET, check_room
@@ -51,6 +53,7 @@ from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.drawing import Drawing
 from matrixdp.sensitivity import Frobenius, Participation
 from matrixdp.streams import Stream
+from matrixdp.streams.state import checked_path
 
 _UNIT = 2.0**-53
 _CHANGE: dict[str, str] = {
@@ -170,13 +173,16 @@ class TrustedServer:
     """The server: chooses whom a round asks, clips what they send, and publishes their mean with noise.
 
     Guarantee: that of `privacy`, for everything that `finish` has returned as a mean. Its reports, and who was asked,
-    are for the server alone. Nothing outlives the process: a server that dies has used up what it was charged for.
+    are for the server alone. Without a state, a server that dies has used up what it was charged for.
 
     Args:
         privacy: what was agreed.
         size: how many numbers an update has.
         ledger: charged once, here, for all rounds, in units of "client".
         note: what the ledger remembers; never data.
+        state: for separated rounds, a file, secret and on this machine. A server that is made again with it goes on
+            after the last round that was finished; `published` has the means so far.
+        moved: the state was moved here on purpose, and the original is gone for good.
 
     Example:
         >>> import numpy as np
@@ -191,17 +197,31 @@ class TrustedServer:
     """
 
     def __init__(
-        self, privacy: CentralPrivacy, size: int, *, ledger: Any = None, note: str = "federated rounds"
+        self,
+        privacy: CentralPrivacy,
+        size: int,
+        *,
+        ledger: Any = None,
+        note: str = "federated rounds",
+        state: Any = None,
+        moved: bool = False,
     ) -> None:
         if not isinstance(privacy, CentralPrivacy):
             raise InvalidInput(f"privacy must be a CentralPrivacy, got {_check.kind(privacy)}")
+        if state is not None and privacy.separation is None:
+            raise InvalidInput("state is for separated rounds: the noise of others is fresh in each round")
         self.privacy, self.size, self.round = privacy, _check.count("size", size), 0
         self._process = os.getpid()
         self._noise: _EachRound | _OverRounds
-        self._noise = (_EachRound if privacy.participation is None else _OverRounds)(privacy, self.size)
+        if privacy.participation is None:
+            self._noise = _EachRound(privacy, self.size)
+        else:
+            self._noise = _OverRounds(privacy, self.size, state, moved)
         self._coins = iter(PoissonSampler(privacy.clients, privacy.sampling_rate, privacy.rounds))
         self._asked_at: dict[int, list[int]] = {}  # the rounds in which a client was asked
         self._open: set[int] | None = None  # whom this round asks
+        self._asked: AskedClients | None = None
+        key = None if state is None else self._resume(checked_path(state), ledger, moved)
         certificate, count = self.certificate, self._noise.releases
         total = Accountant()
         total.add(certificate, count, privacy.sampling_rate)
@@ -210,7 +230,30 @@ class TrustedServer:
         self.guarantees = CentralGuarantees(total.epsilon(delta), delta, privacy.rounds, adjacency)
         if ledger is not None:
             rate = privacy.sampling_rate
-            ledger.spend(certificate, note=note, count=count, sampling_rate=rate, unit="client")
+            ledger.spend(certificate, note=note, count=count, sampling_rate=rate, unit="client", key=key)
+
+    def _resume(self, path: Path | None, ledger: Any, moved: bool) -> str:
+        """Takes up the rounds in a state; returns the key under which they are charged, once."""
+        assert path is not None
+        assert isinstance(self._noise, _OverRounds)
+        origin = None if ledger is None else str(getattr(ledger, "origin", type(ledger).__name__))
+        setting = {"privacy": repr(self.privacy), "size": self.size}
+        self._asked = AskedClients(path.with_name(f"{path.name}.asked"), setting, origin, moved=moved)
+        asked, self.round = self._asked.rounds(), self._noise.rounds
+        if not len(asked) >= self.round:
+            raise StreamError(
+                f"{path}.asked was put back: it has fewer rounds than were released; nothing was released"
+            )
+        for number, clients in enumerate(asked[: self.round], start=1):
+            for client in clients:
+                self._asked_at.setdefault(client, []).append(number)
+        return f"federation-{self._asked.identity}"
+
+    def published(self, number: int) -> Array:
+        """The mean of a separated round that was finished, from 1; with a state, also by an earlier process."""
+        if not isinstance(self._noise, _OverRounds) or not _check.count("number", number) <= self._noise.rounds:
+            raise InvalidInput(f"number must be that of a separated round that was finished, got {number!r}")
+        return self._noise.step(number) / self.privacy.cohort
 
     @property
     def certificate(self) -> Certificate:
@@ -236,6 +279,8 @@ class TrustedServer:
             # those that have waited longest
             ready = sorted(filter(self._is_ready, present), key=lambda n: (self._asked_at.get(n, [0])[-1], n))
             chosen = sorted(ready[: int(self.privacy.cohort)])
+            if self._asked is not None:
+                self._asked.write(self.round, chosen)
             for number in chosen:
                 self._asked_at.setdefault(number, []).append(self.round)
         self._open = set(chosen)
@@ -305,13 +350,15 @@ class _EachRound:
 
 
 class _OverRounds:
-    """Noise that is correlated over the rounds, from a stream in memory."""
+    """Noise that is correlated over the rounds, from a stream in memory or in a file."""
 
     releases = 1
 
-    def __init__(self, privacy: CentralPrivacy, size: int) -> None:
+    def __init__(self, privacy: CentralPrivacy, size: int, state: Any, moved: bool) -> None:
         assert privacy.participation is not None
         self._stream = Stream(
+            state=state,
+            moved=moved,
             steps=privacy.rounds,
             sensitivity=privacy.participation,
             budget=privacy.budget,
@@ -321,13 +368,19 @@ class _OverRounds:
         certificate = self._stream.certificate
         assert isinstance(certificate, Certificate)
         assert isinstance(certificate.law, Gaussian)
-        self.certificate, self._before = certificate, np.zeros(size)
+        self.certificate, self.rounds = certificate, len(self._stream)
+        self._before = self._stream.answer(self.rounds).value if self.rounds else np.zeros(size)
         # a row of C X is no longer than X, in units of the least noise, and the stream allows each a share of the room
         norm = privacy.rounds * privacy.clients * privacy.radius
         check_room(certificate.law, certificate.drawing or Drawing(), norm)
 
     def added(self, total: Array) -> Array:
         """What the private running total has grown by."""
-        now = self._stream.add(total).value
-        step, self._before = now - self._before, now
+        now = self._stream.add(total, step=self.rounds + 1).value  # refused if another process was faster
+        step, self._before, self.rounds = now - self._before, now, self.rounds + 1
         return step
+
+    def step(self, number: int) -> Array:
+        """The same of a round that was finished, from 1."""
+        before = self._stream.answer(number - 1).value if number > 1 else 0.0
+        return np.asarray(self._stream.answer(number).value - before)

@@ -10,7 +10,11 @@ from matrixdp import _check
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.privacy.certificate import Certificate
+
+RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
+"""What the guarantee of noise over time leaves out."""
 
 
 class Charges:
@@ -18,14 +22,22 @@ class Charges:
 
     The first charge covers all planned steps as one block; each epoch is then marked as used before its first step.
     Steps before a checkpoint that the ledger was not charged for, as they were taken without one or under another, are
-    charged before the next step.
+    charged before the next step. A `run` that a file knows (`released_steps`) is charged once by all of its processes.
     """
 
     def __init__(
-        self, ledger: Ledger | None, certificate: Certificate, budget: Budget, rate: float, planned: int, epoch: int
+        self,
+        ledger: Ledger | None,
+        certificate: Certificate,
+        budget: Budget,
+        rate: float,
+        planned: int,
+        epoch: int,
+        run: str | None = None,
     ) -> None:
         self._ledger, self._certificate, self._rate = ledger, certificate, rate
         self._planned, self._epoch = planned, epoch
+        self._what = "private SGD" if certificate.remark == "" else f"private SGD ({certificate.remark})"
         # What must not change between checkpoints.
         self._setting = {
             "budget": (budget.epsilon, budget.delta),
@@ -35,7 +47,7 @@ class Charges:
             "noise": certificate.law.describe(),
             "mu": certificate.mu,
         }
-        self._series = secrets.token_hex(8)
+        self._run, self._series = run, secrets.token_hex(8) if run is None else run
         self._paid = 0
         self._owed: dict[str, int] = {}  # steps before checkpoints, by their names, that are not charged yet
         self._origin = None if ledger is None else str(ledger.origin)
@@ -47,18 +59,18 @@ class Charges:
         if self._ledger is None or taken < self._paid:
             return
         for name, steps in list(self._owed.items()):
-            self._spend(self._ledger, steps, f"private SGD, {steps} steps before the checkpoint {name}")
+            self._spend(self._ledger, steps, f"{self._what}, {steps} steps before the checkpoint {name}")
             del self._owed[name]
         count = min(self._epoch, self._planned - taken)
         if not count:  # noise over time is charged as a whole
             return
-        self._spend(self._ledger, count, f"private SGD, steps {taken + 1} to {taken + count}")
+        self._spend(self._ledger, count, f"{self._what}, steps {taken + 1} to {taken + count}")
         self._paid = taken + count
 
     def _spend(self, ledger: Ledger, count: int, note: str) -> None:
-        ledger.spend(
-            self._certificate, note, count=count, sampling_rate=self._rate, series=self._series, planned=self._planned
-        )
+        key = None if self._run is None else f"training-{self._run}"
+        rate, series, planned = self._rate, self._series, self._planned
+        ledger.spend(self._certificate, note, count=count, sampling_rate=rate, series=series, planned=planned, key=key)
 
     def state(self, taken: int) -> dict[str, Any]:
         """What a checkpoint after so many steps says about them."""
@@ -88,3 +100,27 @@ class Charges:
         if owed and not paid:
             self._owed[name] = owed
         return self._paid
+
+    def load_over_time(self, state: Mapping[str, Any], taken: int, noise: CorrelatedNoise) -> int:
+        """The same where noise is correlated over time: one run is charged as a whole, and `noise` continues it.
+
+        A checkpoint without a step has nothing to continue. Its coins are left there: two trainings with the same
+        coins, under two ledgers, would be charged as if their batches were independent.
+        """
+        over_time = state.get("over_time")
+        if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
+            raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
+        if self._ledger is not None and over_time["step"]:
+            raise InvalidInput(
+                "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
+                "been released already, and the charge was for one run. Keep the process that trains, or start a "
+                "new training, which has a charge of its own"
+            )
+        noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
+        series = self._series
+        self.load(state, taken)
+        if over_time["step"]:
+            noise.load_state_dict(over_time)
+        else:
+            self._series = series
+        return noise.step

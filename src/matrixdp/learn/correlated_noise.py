@@ -1,21 +1,4 @@
-"""Noise correlated over the steps of a training: which law, what it guarantees with its batches, and how it is drawn.
-
-The sum of clipped gradients at step t is row x_t of a matrix with one row per step. With a lower-triangular strategy C,
-what is released is C x + std z, and decoded step by step (`distributions.covariance.over_time`).
-
-**Fixed order.** Batches are the same in every epoch, so a record takes part at every E-th step, E the steps per epoch:
-`Participation(clip, separation=E, cyclic=True)`, under zero-out. The training is one release with that certificate.
-
-**Cyclic Poisson sampling.** Records are put into b groups once, each independently by a secret key; step t uses those
-of group t mod b, each with probability p. Let C have at most b bands. A record of group g can take part at steps g,
-g + b, ..., and what it adds at one of them changes only the next b rows of C x, so no row is changed by two of them.
-Given what was released, the other records and their coins, the rows that follow its k-th turn are Gaussian with a mean
-that is moved, with probability p, by a vector of norm at most clip times the largest column norm of C. So each turn is
-a Poisson-sampled Gaussian release at rate p whose mu is that of one participation, `Participation(clip, times=1)`, and
-there are at most ceil(steps / b) turns (choquette2023amplified). Groups and coins of all records are independent, so
-that leaving a record out changes nothing for the others: the adjacency is add/remove, with a public divisor.
-
-More bands than groups, or a dense C (inverse-banded), would let two turns change the same row: those are refused.
+"""Noise correlated over the steps of a training, drawn step by step. Law, bands and batches are in `time_plan`.
 
 **Drawing.** Let e_t = x^_t - x_t be the noise in what was decoded. Then
 
@@ -23,7 +6,12 @@ More bands than groups, or a dense C (inverse-banded), would let two turns chang
 
 is the released row moved by what everybody knows. Its mean m_t, the part without z_t, goes on the grid; then
 x^_t = v_t / C[t, t]. So bands - 1 vectors e are kept, and not the rows of x and of x^. If instead B = C^-1 has few
-bands, with r_t = v_t - m_t, the same is m_t = (x_t + sum B[t, t-j] r_(t-j)) / B[t, t] and x^_t = B[t, t] v_t.
+bands, with r_t the noise that was drawn at step t, the same is m_t = (x_t + sum B[t, t-j] r_(t-j)) / B[t, t] and
+x^_t = B[t, t] v_t.
+
+**Memory.** r_t follows from a key of 32 bytes. So with an inverse-banded C, bands - 1 vectors r are kept, or none, and
+each is drawn again where it is needed, at bands - 1 draws per step: `memory="redrawn"`, with the same results in every
+bit. For a banded C this would take the noise of all steps before, as its inverse is dense.
 
 Rounding: two neighbours with the same releases have the same v and x^. With u = 2^-53 and norms of x and x^ of at most
 X and X^, m_t as computed is within (bands + 8) u S (X + X^) of the exact one, S the largest sum of |C[t, t-j]| over j.
@@ -32,127 +20,45 @@ Errors pass on to later rows as C does, which is S_C B[t, t] once more. Over all
 must stay below what the drawing of the certificate has room for (`Drawing.largest_norm`). X is known before: a step
 sums so many clipped gradients. That x^ stays below X^ is checked on what is released.
 
-**State.** The vectors e, or r, and the key are as private as the records. Whoever has them can remove the noise.
+The grid: with e the rounding of m_t to the grid is in what later steps take back, as e = x^ - x. With r it is not: what
+is released is C (x + diag(B) h) + r, with h the rounding of each row. So it passes on to later rows as C does too, and
+the drawing of a law with `inverse` counts it ||C diag(B)|| times (`privacy.drawing`).
+
+**State.** The vectors e, or r, and the keys are as private as the records. Whoever has them can remove the noise.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from matrixdp import _check
-from matrixdp._check import Array
-from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.backends.torch import add_grid_noise
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, NoiseLaw, time_workloads
+from matrixdp.distributions import NoiseLaw
 from matrixdp.distributions.covariance import OverTime
-from matrixdp.errors import InvalidInput, NumericalFailure
-from matrixdp.learn.noise import ANY_BUDGET
+from matrixdp.errors import InvalidInput, NumericalFailure, StreamError
+from matrixdp.learn.released_steps import ReleasedSteps
 from matrixdp.learn.sampling import CyclicPoisson, FixedOrder
-from matrixdp.mechanisms import calibrate
-from matrixdp.pipeline import sized_together
-from matrixdp.privacy.certificate import Certificate, certify, drawn
+from matrixdp.learn.time_plan import Training, covariance_of, groups_for, plan
+from matrixdp.privacy.certificate import certify, drawn
 from matrixdp.privacy.drawing import Drawing, drawing_for
 from matrixdp.secure.entropy import Key
 from matrixdp.secure.grid import LIMIT
-from matrixdp.sensitivity import Participation
 
-MECHANISMS = ("banded", "toeplitz", "inverse-banded")
-"""Mechanisms over time that training can use."""
-
-ORDERS = ("sampled", "fixed")
-"""How batches are formed: Poisson sampling, or the same batches in every epoch."""
-
-MOST_BANDS = 64
-"""The most bands that are tried where none are given: each is a vector as large as the model."""
+MEMORIES = ("kept", "redrawn")
+"""Whether old noise is kept, or drawn again from its key."""
 
 _UNIT = 2.0**-53
-_FIXED = frozenset({"training", "law", "drawing", "certificate", "groups", "generator"})
+_FIXED = frozenset({"training", "law", "drawing", "certificate", "groups", "generator", "memory"})
 _GROUPS, _COINS, _DROPOUT, _NOISE = 1, 2, 3, 4  # what keys are derived for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What is public of a training with noise over time.
-
-    Attributes:
-        records: how many there are.
-        batch_size: the expected size of a batch, or its size in a fixed order.
-        steps: how many are planned.
-        size: how many parameters there are.
-        change: the most that one record changes in a sum of gradients, in norm.
-        order: "sampled" or "fixed".
-        groups: how many groups there are; None for as many as bands. Of a fixed order, there are none.
-    """
-
-    records: int
-    batch_size: int
-    steps: int
-    size: int
-    change: float
-    order: str
-    groups: int | None = None
-
-    def __post_init__(self) -> None:
-        _check.choice("order", self.order, ORDERS)
-        if self.groups is None:
-            return
-        if self.order == "fixed":
-            raise InvalidInput('groups are for order="sampled"; in a fixed order nothing is sampled')
-        if not _check.count("groups", self.groups) <= self.most_groups:
-            raise InvalidInput(
-                f"groups must be at most {self.most_groups}, records over batch_size, got {self.groups}: a batch is "
-                "drawn from one group"
-            )
-
-    @property
-    def epoch_steps(self) -> int:
-        """The steps of one pass over the records."""
-        return math.ceil(self.records / self.batch_size)
-
-    @property
-    def most_groups(self) -> int:
-        """More would be smaller than a batch."""
-        return self.records // self.batch_size
-
-    @property
-    def sensitivity(self) -> Participation:
-        """What a record changes: in all steps of a fixed order, or in one of its turns where it is sampled."""
-        if self.order == "fixed":
-            return Participation(self.change, separation=self.epoch_steps, cyclic=True)
-        return Participation(self.change, adjacency=ADD_REMOVE)
-
-    @property
-    def largest_row(self) -> float:
-        """The largest norm of a sum of gradients."""
-        return self.change * (self.batch_size if self.order == "fixed" else self.records)
-
-    def releases(self, groups: int, steps: int | None = None) -> tuple[int, float]:
-        """As how many releases with the certificate so many steps count, all by default, and at which sampling rate."""
-        steps = self.steps if steps is None else steps
-        if self.order == "fixed":
-            return min(steps, 1), 1.0
-        return math.ceil(steps / groups), groups * self.batch_size / self.records
-
-
-def is_over_time(noise: Any) -> bool:
-    """Whether a mechanism's name, or a law, is that of noise over time."""
-    if isinstance(noise, str):
-        return noise in MECHANISMS
-    return isinstance(noise, Gaussian) and isinstance(noise.covariance, OverTime)
-
-
-def momentum_workload(optimizer: torch.optim.Optimizer) -> str:
-    """What the optimizer computes from the steps, as far as it is linear: running sums, or those with momentum."""
-    momentum = optimizer.defaults.get("momentum", 0.0) if isinstance(optimizer, torch.optim.SGD) else 0.0
-    return f"momentum:{momentum!r}" if 0 < momentum < 1 else "prefix"
 
 
 def noise_over_time(
@@ -165,78 +71,22 @@ def noise_over_time(
         noise: one of MECHANISMS, or a law on values of shape (steps, size).
         budget: for all steps.
         generator: for reproducible studies only.
-        **options: bands= and workload=, as for `plan`.
+        **options: memory= as for `CorrelatedNoise`; bands= and workload= as for `plan`.
     """
+    memory = options.pop("memory", "kept")
     if set(options) - {"bands", "workload"}:
-        raise InvalidInput(f"options of noise over time are bands and workload, got {', '.join(options)}")
+        raise InvalidInput(f"options of noise over time are bands, workload and memory, got {', '.join(options)}")
     if isinstance(noise, str):
         certificate, groups = plan(training, noise, budget, **options)
-        return CorrelatedNoise(training, certificate.law, groups, drawing=certificate.drawing, generator=generator)
+        law, drawing = certificate.law, certificate.drawing
+        return CorrelatedNoise(training, law, groups, drawing=drawing, generator=generator, memory=memory)
     if "bands" in options or noise.shape != (training.steps, training.size):
         raise InvalidInput(
             f"noise must be a mechanism's name, or a law over time on values of shape {training.steps, training.size}, "
             "which is used as it is"
         )
-    return CorrelatedNoise(training, noise, groups_for(training, _covariance(noise).bands), generator=generator)
-
-
-def plan(
-    training: Training, mechanism: str, budget: Budget, *, bands: Any = "auto", workload: Any = "prefix"
-) -> tuple[Certificate, int]:
-    """The certificate of the noise that keeps the budget over all steps, and the number of groups.
-
-    Args:
-        training: what is public of it.
-        mechanism: of MECHANISMS.
-        budget: for all steps.
-        bands: of the strategy, or "auto": the power of two with the least predicted error of the workload. One band is
-            DP-SGD, so that this is never worse.
-        workload: what the model is made of: running sums of the steps, or those of momentum and learning rates.
-    """
-    if training.order == "sampled" and mechanism == "inverse-banded":
-        raise InvalidInput(
-            "noise='inverse-banded' has a dense strategy, for which no sampling is proven; use 'banded' or 'toeplitz', "
-            'or order="fixed"'
-        )
-    task = time_workloads.coefficients(workload, training.steps)
-    widths = _widths(training, mechanism) if isinstance(bands, str) and bands == "auto" else [bands]
-    found = [_sized(training, mechanism, budget, _check.count("bands", width), task) for width in widths]
-    return min(found, key=lambda sized: _covariance(sized[0].law).workload_trace(task))
-
-
-def _widths(training: Training, mechanism: str) -> list[int]:
-    """Numbers of bands to try."""
-    if training.order == "sampled":
-        most = training.groups or training.most_groups
-    else:
-        most = training.epoch_steps if mechanism == "banded" else training.steps
-    most = min(most, training.steps, MOST_BANDS)
-    return [2**power for power in range(most.bit_length())]
-
-
-def _sized(training: Training, mechanism: str, budget: Budget, bands: int, task: Array) -> tuple[Certificate, int]:
-    groups = groups_for(training, bands)
-    shape, sensitivity = (training.steps, training.size), training.sensitivity
-    law = calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=ANY_BUDGET, bands=bands, workload=task)
-    return sized_together(law, sensitivity, budget, *training.releases(groups)), groups
-
-
-def groups_for(training: Training, bands: int) -> int:
-    """The number of groups for a strategy C with so many bands.
-
-    Raises:
-        InvalidInput: if there are more bands than groups, for which the guarantee would be false.
-    """
-    if training.order == "fixed":
-        return 1
-    most = training.groups or training.most_groups
-    if not bands <= most:
-        whose = "groups" if training.groups else "records over batch_size"
-        raise InvalidInput(
-            f"bands must be at most {most}, the {whose}, where batches are sampled, got {bands}: else two batches with "
-            "the same record share a row of the noise. Use fewer bands or smaller batches"
-        )
-    return training.groups or bands
+    groups = groups_for(training, covariance_of(noise).bands)
+    return CorrelatedNoise(training, noise, groups, generator=generator, memory=memory)
 
 
 class CorrelatedNoise:
@@ -251,6 +101,8 @@ class CorrelatedNoise:
         groups: how many groups are sampled in turn.
         drawing: how to draw it; worked out when it is left out.
         generator: for reproducible studies only; the noise is then drawn in floating point and is not private.
+        memory: "kept", or "redrawn" for noise whose inverse is banded: no old noise in memory, but bands - 1 more draws
+            per step. The results are the same.
 
     Source: choquette2023amplified; denisov2022improved for rows chosen in view of what was released.
     Deviates: 1. groups have no fixed size: each record's is drawn; 2. the noise is drawn on a grid.
@@ -264,7 +116,14 @@ class CorrelatedNoise:
         *,
         drawing: Drawing | None = None,
         generator: torch.Generator | None = None,
+        memory: str = "kept",
     ) -> None:
+        _check.choice("memory", memory, MEMORIES)
+        if memory == "redrawn" and (generator is not None or not covariance_of(law).inverse):
+            raise InvalidInput(
+                "memory='redrawn' is for noise='inverse-banded', without a generator: other strategies would need the "
+                "noise of all earlier steps, drawn again in each step"
+            )
         undrawn = certify(law, training.sensitivity)
         if generator is not None:
             drawing = Drawing(reproducible=True)
@@ -272,12 +131,14 @@ class CorrelatedNoise:
             drawing = drawing_for(law, training.sensitivity, undrawn.mu)
         self.training, self.law, self.drawing, self.groups, self.generator = training, law, drawing, groups, generator
         self.certificate = drawn(undrawn, drawing)
-        self._covariance = _covariance(law)
+        self._covariance = covariance_of(law)
         self._longest = _longest_estimate(self._covariance, drawing, training)
         self.step = 0
         """The steps that have their noise."""
         self._kept = self._covariance.coefficients.shape[-1] - 1
-        self._history: torch.Tensor | None = None
+        self.memory, self._history = memory, cast(torch.Tensor | None, None)
+        self._secrets: deque[bytes] = deque(maxlen=self._kept)  # the keys of old noise, where it is drawn again
+        self._released: ReleasedSteps | None = None
         self._begin(Key())
 
     def _begin(self, key: Key) -> None:
@@ -326,41 +187,64 @@ class CorrelatedNoise:
             raise InvalidInput(f"flat must be a contiguous vector of {self.training.size} numbers in float64")
         if not self.step < self.training.steps:
             raise InvalidInput(f"the noise was planned for {self.training.steps} steps, and all of them are taken")
-        if self._history is None or self._history.device != flat.device:
+        if self.memory == "kept" and (self._history is None or self._history.device != flat.device):
             kept = flat.new_zeros(self._kept, len(flat)) if self._history is None else self._history.to(flat.device)
             self._history = kept
         inverse, (first, *later) = self._covariance.inverse, self._covariance.bands_at(self.step).tolist()
-        mixed = self._mixed(later, self._history)
+        mixed = self._mixed(later, flat) if later else flat.new_zeros(())
         mean = (flat + mixed) / first if inverse else first * flat - mixed
-        noisy = self._noisy(mean)
+        noisy, secret = self._noisy(mean)
         estimate = noisy * first if inverse else noisy / first
         if not float(estimate.norm()) <= self._longest:  # released already, so this refusal tells nothing
             raise NumericalFailure("the noise of a step is beyond all bounds; this step was not taken")
-        if self._kept:
-            self._history[self.step % self._kept] = noisy - mean if inverse else estimate - flat
+        if self._history is None:
+            self._secrets.append(secret)
+        elif self._kept:
+            row = self._history[self.step % self._kept]
+            if not inverse:
+                torch.sub(estimate, flat, out=row)
+            elif self.generator is None:
+                self._draw_again(secret, row)
+            else:
+                torch.sub(noisy, mean, out=row)
         flat.copy_(estimate)
         self.step += 1
 
-    def _mixed(self, weights: list[float], history: torch.Tensor) -> torch.Tensor:
-        """What is kept of the steps before, weighted; the latest first in the weights, and step t in row t mod kept."""
-        if not self._kept:
-            return history.new_zeros(())
-        turned = np.zeros(self._kept)
-        turned[(self.step - 1 - np.arange(len(weights))) % self._kept] = weights
-        return torch.from_numpy(turned).to(history.device) @ history
+    def _mixed(self, weights: list[float], flat: torch.Tensor) -> torch.Tensor:
+        """The noise of the steps before, weighted; the latest first in the weights, and step t in row t mod kept."""
+        if self._history is not None and not self._covariance.inverse:
+            turned = np.zeros(self._kept)
+            turned[(self.step - 1 - np.arange(len(weights))) % self._kept] = weights
+            return torch.from_numpy(turned).to(flat.device) @ self._history
+        mixed, room = torch.zeros_like(flat), torch.empty_like(flat)
+        for back, weight in enumerate(weights, start=1):  # one after the other: the same sum for kept and redrawn noise
+            if self._history is None:
+                self._draw_again(self._secrets[-back], room)
+            row = room if self._history is None else self._history[(self.step - back) % self._kept]
+            mixed.add_(row, alpha=weight)
+        return mixed
 
-    def _noisy(self, mean: torch.Tensor) -> torch.Tensor:
+    def _noisy(self, mean: torch.Tensor) -> tuple[torch.Tensor, bytes]:
+        """The mean on the grid with the noise of this step, and the secret that this noise was drawn from."""
         std = self._covariance.std
         if self.generator is not None:
             normal = torch.randn(mean.shape, generator=self.generator, device=mean.device, dtype=mean.dtype)
-            return mean + std * normal
+            return mean + std * normal, b""
         assert self.drawing.grid is not None
-        key = None  # where sums differ in their last digits from run to run, the noise could not be the same either
-        if not mean.is_cuda:
-            key = self._key.derive_for(mean.numpy().tobytes(), _NOISE, self.step)
+        if mean.is_cuda and self._released is None:
+            key = Key()  # where sums differ in their last digits from run to run, noise could not be the same either
+        else:
+            key = self._key.derive_for(mean.cpu().numpy().tobytes(), _NOISE, self.step)
+        if self._released is not None:
+            self._released.admit(self.step, key.fingerprint(b"released"))
         noisy = torch.empty_like(mean)
         add_grid_noise(mean, std, self.drawing.grid, noisy, key)
-        return noisy
+        return noisy, key.expose()
+
+    def _draw_again(self, secret: bytes, out: torch.Tensor) -> None:
+        """The noise that was drawn from a secret, without a mean."""
+        assert self.drawing.grid is not None
+        add_grid_noise(out.zero_(), self._covariance.std, self.drawing.grid, None, Key.from_bytes(secret))
 
     def warm_up(self, flat: torch.Tensor) -> None:
         """Imports and compiles the sampler, by a draw that is thrown away."""
@@ -368,12 +252,41 @@ class CorrelatedNoise:
             assert self.drawing.grid is not None
             add_grid_noise(flat.new_zeros(1), self._covariance.std, self.drawing.grid)
 
+    def record_in(self, path: Any, origin: str | None, *, moved: bool = False) -> str:
+        """Keeps key and steps in a file, so that the training is one run however often it is resumed.
+
+        Args:
+            path: the file, as for `ReleasedSteps`.
+            origin: of the ledger.
+            moved: the file was moved here on purpose.
+
+        Returns:
+            The identity of the run.
+        """
+        self._released = ReleasedSteps(path, self._public, origin, moved=moved)
+        self._begin(self._released.key())
+        return self._released.identity
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a file has the steps that were released."""
+        return self._released is not None
+
+    @property
+    def _has_key(self) -> bool:
+        """Whether checkpoints carry the key: not of seeded noise, nor where a file has it."""
+        return self.generator is None and self._released is None
+
     def state_dict(self) -> dict[str, Any]:
-        """All that later steps need: a key and vectors of noise, which are as private as the records."""
-        seeded = self.generator is not None
-        history = None if self._history is None else self._history.clone()
-        kept = {"step": self.step, "history": history, "key": "" if seeded else self._key.expose().hex()}
-        return kept | self._public
+        """All that later steps need: a key and the noise of the last steps, which are as private as the records."""
+        return {
+            "step": self.step,
+            "history": None if self._history is None else self._history.clone(),
+            "secrets": [secret.hex() for secret in self._secrets],
+            "key": self._key.expose().hex() if self._has_key else "",
+            "run": None if self._released is None else self._released.identity,
+            **self._public,
+        }
 
     @property
     def _public(self) -> dict[str, Any]:
@@ -382,7 +295,7 @@ class CorrelatedNoise:
         values = np.append(covariance.coefficients, covariance.std).astype(np.float64).tobytes()
         others = (covariance.coefficients.shape, bool(covariance.inverse), self.groups, self.drawing.grid)
         law = hashlib.sha256(values + repr(others).encode()).hexdigest()
-        return {"training": asdict(self.training), "law": law}
+        return {"training": asdict(self.training), "law": law, "memory": self.memory}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises InvalidInput unless `load_state_dict` can continue from there."""
@@ -395,32 +308,35 @@ class CorrelatedNoise:
                 f"the checkpoint is of another training than this one ({self.training}), or has noise of another law: "
                 "all of it must be the same, or the guarantee would not hold; make the trainer as it was"
             )
+        run = None if self._released is None else self._released.identity
+        if state.get("run") != run:
+            raise InvalidInput("the checkpoint belongs to another run; give state=, the file that it was made with")
         step, history = _check.count("step", state["step"] + 1) - 1, state["history"]
-        if (history is None) != (step == 0) or not step <= self.training.steps:
+        if self._released is not None and not step <= len(self._released):
+            raise StreamError("the state of the training was put back: it has fewer steps than the checkpoint")
+        secrets = [bytes.fromhex(secret) for secret in state["secrets"]]
+        drawn_again = min(step, self._kept) if self.memory == "redrawn" else 0
+        kept = step > 0 and self.memory == "kept"
+        if (history is not None) != kept or len(secrets) != drawn_again or not step <= self.training.steps:
             raise InvalidInput("the checkpoint is damaged: its steps and what it keeps do not agree")
         if history is not None and tuple(history.shape) != (self._kept, self.training.size):
             raise InvalidInput(f"the checkpoint keeps vectors of shape {tuple(history.shape)}, of another training")
-        if self.generator is None:
-            Key.from_bytes(bytes.fromhex(state["key"]))
+        for secret in (*secrets, *([bytes.fromhex(state["key"])] if self._has_key else [])):
+            Key.from_bytes(secret)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from there; only before the first step."""
         self.check_state(state)
-        if self.generator is None:
+        if self._has_key:
             self._begin(Key.from_bytes(bytes.fromhex(state["key"])))
         history = state["history"]
         self.step, self._history = state["step"], None if history is None else history.to(torch.float64).clone()
+        self._secrets.extend(bytes.fromhex(secret) for secret in state["secrets"])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in vars(self):
             raise InvalidInput(f"{name} is part of the guarantee and cannot be changed; make a new trainer")
         super().__setattr__(name, value)
-
-
-def _covariance(law: NoiseLaw) -> OverTime:
-    assert isinstance(law, Gaussian)
-    assert isinstance(law.covariance, OverTime)
-    return law.covariance
 
 
 def _longest_estimate(covariance: OverTime, drawing: Drawing, training: Training) -> float:

@@ -37,8 +37,8 @@ class Drawing:
     Attributes:
         grid: the grid of its noise, in units of the noise; None for noise that is not drawn on one.
         step: the step of the grid of discrete noise, in the units of the value, which is floored to it; None otherwise.
-        exact: True for discrete Laplace noise that is drawn without any error, as delta = 0 needs; None otherwise. The
-            time that it takes depends on the noise (`secure.discrete.ExactLaplace`), and no guarantee covers that.
+        exact: True for discrete Laplace noise that is drawn without any error, as delta = 0 needs; None otherwise. One
+            draw in 2^48 or fewer takes longer (`secure.discrete.ExactLaplace`), and no guarantee covers that.
         largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law alone.
         enlargement: what has to be added to mu.
         total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
@@ -73,7 +73,7 @@ class Drawing:
             safe = "floating-point-safe by its author's word" if self.float_safe else "not floating-point-safe"
             return f"the sampler of {self.third_party}, {safe}; matrixdp does not vouch for it"
         if self.exact:
-            return f"secure entropy, exactly, whole multiples of {self.step:g}; the time it takes depends on the noise"
+            return f"secure entropy, exactly, whole multiples of {self.step:g}; one draw in 2^48 takes longer"
         if self.step is not None:
             return f"secure entropy, tables of whole multiples of {self.step:g}"
         if self.grid is None:
@@ -94,7 +94,7 @@ def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None, *, pu
     if not isinstance(law, Gaussian) or mu is None:
         exact = True if pure and isinstance(law, Product) and law.exponent == 1.0 else None
         return costed(Drawing(exact=exact), law, sensitivity)
-    grid = _grid_for(mu * TOLERANCE / math.sqrt(_changed(law, sensitivity)))
+    grid = _grid_for(mu * TOLERANCE / (math.sqrt(_changed(law, sensitivity)) * _feedback(law.covariance)))
     return costed(Drawing(grid=grid, largest_norm=_largest_norm(law.covariance, mu)), law, sensitivity)
 
 
@@ -119,7 +119,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
     return Drawing(
         grid=drawing.grid,
         largest_norm=norm,
-        enlargement=drawing.grid.displacement * math.sqrt(changed) + error * (norm or 0.0),
+        enlargement=drawing.grid.displacement * math.sqrt(changed) * _feedback(law.covariance) + error * (norm or 0.0),
         # an independent entry that does not change has one law under both neighbours, tables and all
         total_variation=changed * drawing.grid.total_variation,
         float_safe=norm is None or norm >= LEAST_NORM,
@@ -152,6 +152,11 @@ def _changed(law: Gaussian, sensitivity: Sensitivity) -> int:
         return min(steps, sensitivity.most_times(steps) * law.covariance.bands) * columns
     independent = _independent(law.covariance)
     return sensitivity.changed_entries(law.shape) if independent else law.covariance.rank()
+
+
+def _feedback(covariance: Covariance) -> float:
+    """How much the rounding of one row to the grid grows in later rows, where those follow from it."""
+    return covariance.rounding_feedback if isinstance(covariance, OverTime) else 1.0
 
 
 def _independent(covariance: Covariance) -> bool:

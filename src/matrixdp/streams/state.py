@@ -1,5 +1,7 @@
 """The file behind a stream: its settings, its key, what was released, and the few private rows that later days need.
 
+A training or federated rounds with noise over time have such a file too: their days are steps or rounds.
+
 One SQLite file, readable and writable by its owner alone, with one transaction per day: a process that is killed leaves
 the day before or the day itself, whole. Beside it lies FILE.mark, with the number of days, written after each of them.
 
@@ -23,9 +25,9 @@ from typing import Any
 from matrixdp import _check
 from matrixdp.errors import InvalidInput, StreamError
 
-APPLICATION = 0x6D647073  # "mdps": no other program's SQLite file is taken for a stream
+# "mdps", "mdpt", "mdpu": no other file is taken for one of these.
+APPLICATIONS = {"stream": 0x6D647073, "training": 0x6D647074, "federation": 0x6D647075}
 TABLES = (
-    f"PRAGMA application_id = {APPLICATION}",
     "CREATE TABLE stream (id TEXT, key BLOB, settings TEXT, ledger TEXT, paid INTEGER, place TEXT)",
     "CREATE TABLE parts (number INTEGER PRIMARY KEY, certificate TEXT)",
     "CREATE TABLE days (number INTEGER PRIMARY KEY, fingerprint BLOB, noisy BLOB)",
@@ -38,12 +40,13 @@ class State:
 
     Args:
         path: the file; it is created by the first transaction.
+        kind: what it is the state of, one of APPLICATIONS.
         moved: accept a file under another name or inode than it was last used under: it was moved on purpose, and the
             original is gone for good.
     """
 
-    def __init__(self, path: Path | None, *, moved: bool = False) -> None:
-        self.path, self._seen = path, 0
+    def __init__(self, path: Path | None, kind: str = "stream", *, moved: bool = False) -> None:
+        self.path, self.kind, self._seen = path, kind, 0
         self._memory = sqlite3.connect(":memory:", isolation_level=None) if path is None else None
         self._moved = moved
 
@@ -58,11 +61,11 @@ class State:
             try:
                 self.path.touch(mode=0o600)
             except OSError as reason:
-                raise StreamError(f"the stream {self.path} cannot be created ({reason.strerror})") from None
+                raise StreamError(f"the {self.kind} {self.path} cannot be created ({reason.strerror})") from None
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-                for statement in TABLES:
+                for statement in (f"PRAGMA application_id = {APPLICATIONS[self.kind]}", *TABLES):
                     connection.execute(statement)
                 row = (secrets.token_hex(16), secrets.token_bytes(32), settings, ledger, self._place())
                 connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, 0, ?)", row)
@@ -73,15 +76,15 @@ class State:
         """A transaction that no other process interrupts; what it wrote is on the disk when it ends, or undone."""
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
-                raise StreamError(f"{self.path} is not a stream, or a damaged one; it was not touched")
+            if connection.execute("PRAGMA application_id").fetchone() != (APPLICATIONS[self.kind],):
+                raise StreamError(f"{self.path} is not a {self.kind}, or a damaged one; it was not touched")
             self._check_place(connection)
             days = self.days(connection)
             if days < max(self._seen, self._mark(connection)):
                 raise StreamError(
-                    f"the stream {self.path} was put back to an earlier state: it has {days} days, and had "
-                    f"{max(self._seen, self._mark(connection))}. A day must not be released twice; restore the later "
-                    "state, or begin another stream, with a budget of its own"
+                    f"the {self.kind} {self.path} was put back to an earlier state: it has {days} steps, and had "
+                    f"{max(self._seen, self._mark(connection))}. A step must not be released twice; restore the later "
+                    f"state, or begin another {self.kind}, with a budget of its own"
                 )
             yield connection
             connection.execute("COMMIT")
@@ -115,25 +118,24 @@ class State:
         try:
             connection = sqlite3.connect(f"{self.path.as_uri()}?mode=rw", 60.0, isolation_level=None, uri=True)
         except sqlite3.Error as reason:
-            raise StreamError(f"the stream {self.path} cannot be opened ({reason})") from None
+            raise StreamError(f"the {self.kind} {self.path} cannot be opened ({reason})") from None
         try:
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA fullfsync = ON")
             connection.execute("PRAGMA secure_delete = ON")  # private rows that are no longer needed are overwritten
             yield connection
         except sqlite3.Error as reason:
-            raise StreamError(f"the stream {self.path} cannot be used ({reason}); nothing was released") from None
+            raise StreamError(f"the {self.kind} {self.path} cannot be used ({reason}); nothing was released") from None
         finally:
             connection.close()  # rolls back what was not committed
 
-    @staticmethod
-    def _check_mode(path: Path) -> None:
+    def _check_mode(self, path: Path) -> None:
         try:
             found = path.stat()
         except OSError as reason:
-            raise StreamError(f"the stream {path} cannot be read ({reason.strerror}); begin one first") from None
+            raise StreamError(f"the {self.kind} {path} cannot be read ({reason.strerror}); begin one first") from None
         if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
-            raise StreamError(f"the stream {path} holds private rows and a key, and others can read it; chmod 600 it")
+            raise StreamError(f"the {self.kind} {path} holds a key, and others can read it; chmod 600 it")
 
     def _place(self) -> str:
         """The name and the inode of the file, which a copy does not have."""
@@ -148,7 +150,7 @@ class State:
             return
         if not self._moved:
             raise StreamError(
-                f"the stream {self.path} is a copy, or was moved: two copies would release the same day twice. Use the "
+                f"the {self.kind} {self.path} is a copy, or was moved: two copies would release a step twice. Use the "
                 "original; if it is gone for good, open this one with moved=True (--moved)"
             )
         connection.execute("UPDATE stream SET place = ?", (self._place(),))

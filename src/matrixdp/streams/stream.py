@@ -9,11 +9,6 @@ below the largest norm over sqrt(steps), so that all of them together stay below
 **Noise.** The noise of a day comes from a key in the state, the day, and the row that it is added to: the same row gets
 the same noise when a day is done again, and any other row gets noise that is independent of it, as far as HMAC-SHA256
 is a pseudorandom function. Nothing is released before the day is on the disk.
-
-**Without an end.** `steps=None` works in parts of 32, 64, 128, ... days, each with the square-root strategy at the same
-mu. A record takes part once, hence in one part; the other parts have the same law with and without it, given what was
-released before, so the guarantee of all of them is that of the worst part. The total of day t has at most log2(t)
-noises in it, each with a standard deviation of about log(t)/pi + 1 units: its error grows as log(t)^(3/2).
 """
 
 from __future__ import annotations
@@ -32,25 +27,19 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.adjacency import Adjacency
 from matrixdp.backends.numpy import TOO_LARGE
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, time_workloads
-from matrixdp.distributions.covariance import Isotropic, OverTime
-from matrixdp.errors import InvalidInput, NumericalFailure, StreamError
-from matrixdp.mechanisms import RECIPES, calibrate
-from matrixdp.pipeline import SAMPLER_SHARE, sized_for_budget, sized_for_mu
-from matrixdp.privacy import gaussian
-from matrixdp.privacy.certificate import Certificate, check_releasable
-from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
+from matrixdp.distributions import time_workloads
+from matrixdp.errors import InvalidInput, StreamError
+from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.privacy.records import decode, encode
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
 from matrixdp.sensitivity import Participation
+from matrixdp.streams import noise
+from matrixdp.streams.noise import FIRST_PART
 from matrixdp.streams.state import State, checked_path
-
-FIRST_PART = 32
-"""Days of the first part of a stream without an end; each part is twice as long as the one before."""
 
 _OTHER_LEDGER = "ledger must be the one that the stream was begun with; nothing was released"
 
@@ -162,7 +151,7 @@ class Stream:
         found = State(checked_path(state), moved=moved)
         if not found.exists:  # whatever is wrong with the settings comes out before there is a file
             self._take(settings)
-            self._made(FIRST_PART, 1 if shape is None else math.prod(settings["shape"] or ()))
+            self._made(0, 1 if shape is None else math.prod(settings["shape"] or ()))
         self._open(found, ledger, encode(settings))
 
     @classmethod
@@ -223,7 +212,7 @@ class Stream:
         if self.shape is None:
             raise InvalidInput("the certificate is known when the shape of a day is: give shape=, or add a day")
         if self.steps is None:
-            return _without_end(self.sensitivity, self.budget)
+            return noise.without_end(self.sensitivity, self.budget)
         with self._state.transaction() as connection:
             return self._part(connection, 0)
 
@@ -305,7 +294,7 @@ class Stream:
         """One row on the grid, with its noise, written with all that the next days need."""
         number, first, length = self._part_of(step)
         certificate = self._part(connection, number)
-        covariance, drawing = _over_time(certificate.law), certificate.drawing
+        covariance, drawing = noise.over_time(certificate), certificate.drawing
         assert drawing is not None
         assert drawing.grid is not None
         kernels.prepare(1.0, drawing.grid)
@@ -350,7 +339,7 @@ class Stream:
     def _within(self, connection: sqlite3.Connection, number: int, place: int) -> tuple[Array, float]:
         """The answer at one place of a part, and its variance."""
         certificate = self._part(connection, number)
-        covariance = _over_time(certificate.law)
+        covariance = noise.over_time(certificate)
         first = 0 if self.steps is not None else FIRST_PART * (2**number - 1)
         stored = connection.execute(
             "SELECT noisy FROM days WHERE number > ? AND number <= ? ORDER BY number", (first, first + place + 1)
@@ -376,7 +365,7 @@ class Stream:
         found = connection.execute("SELECT certificate FROM parts WHERE number = ?", (number,)).fetchone()
         if found is None:
             assert self.shape is not None
-            made = self._made(FIRST_PART * 2**number, math.prod(self.shape))
+            made = self._made(number, math.prod(self.shape))
             found = (made.to_json(),)
             connection.execute("INSERT INTO parts VALUES (?, ?)", (number, *found))
             self._parts[number] = found[0], made
@@ -384,55 +373,15 @@ class Stream:
             self._parts[number] = found[0], Certificate.from_json(found[0])
         return self._parts[number][1]
 
-    def _made(self, length: int, size: int) -> Certificate:
+    def _made(self, number: int, size: int) -> Certificate:
         """The certificate of the whole stream, or of a part of one without an end, for days with so many cells."""
-        if self.steps is not None:
-            name = self._options["mechanism"]
-            for_task = name == "auto" or (name in RECIPES and "workload" in RECIPES[name].options)
-            task = {"workload": self._workload} if for_task else {}
-            law = calibrate(
-                shape=(self.steps, size), sensitivity=self.sensitivity, budget=self.budget, **self._options, **task
-            )
-            certificate = sized_for_budget(_as_over_time(law), self.sensitivity, self.budget)
-            check_releasable(certificate, self.budget)
-            return certificate
-        whole = _without_end(self.sensitivity, self.budget)
-        assert whole.mu is not None
-        shape = (length, size)
-        law = calibrate("inverse-banded", shape=shape, sensitivity=self.sensitivity, budget=self.budget, bands=length)
-        assert isinstance(law, Gaussian)
-        certificate = sized_for_mu(law, self.sensitivity, whole.mu)
-        assert certificate.mu is not None
-        if not (certificate.mu <= whole.mu and certificate.total_variation <= whole.total_variation):
-            raise NumericalFailure(f"the next {length} days do not fit the guarantee; begin another stream")
-        check_releasable(certificate, self.budget)
-        return certificate
+        if self.steps is None:
+            return noise.of_part(number, size, self.sensitivity, self.budget)
+        return noise.of_whole((self.steps, size), self.sensitivity, self.budget, self._workload, **self._options)
 
 
 def _content(purpose: bytes, step: int, row: Array) -> bytes:
     return purpose + step.to_bytes(8, "big") + row.tobytes()
-
-
-def _without_end(sensitivity: Participation, budget: Budget) -> Guarantee:
-    """What each part of a stream without an end keeps, and so all of them: one mu, and a share of delta."""
-    share = budget.delta * SAMPLER_SHARE
-    mu = float(gaussian.mu(budget.epsilon, budget.delta - share)) * (1 - 1e-9)
-    error = share / (1 + math.exp(budget.epsilon)) / 2
-    return Guarantee(GaussianProfile(mu), Adjacency(sensitivity.adjacency), error)
-
-
-def _as_over_time(law: Any) -> Gaussian:
-    """Independent noise is noise over time with one band."""
-    if isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic):
-        return Gaussian(OverTime(np.ones(1), law.shape, law.covariance.std), law.source, law.note)
-    if not isinstance(law, Gaussian) or not isinstance(law.covariance, OverTime):
-        raise InvalidInput(f"mechanism must be one over time, such as 'toeplitz', got noise of {law.source}")
-    return law
-
-
-def _over_time(law: Any) -> OverTime:
-    assert isinstance(law.covariance, OverTime)
-    return law.covariance
 
 
 def _same(wanted: Any, known: Any) -> bool:

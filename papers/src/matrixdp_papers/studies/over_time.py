@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from matrixdp.sensitivity import Participation
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import figures, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
 from matrixdp_papers.studies.splits import Split
 
 DELTA, EPSILONS = 1e-5, [1.0, 2.0, 4.0, 8.0]
@@ -36,6 +36,10 @@ UNITS = {
     "one pickup per week": Participation(1.0, separation=7, times=5, adjacency="add/remove"),
 }
 NOISES = ("analytic", "binary-tree", "toeplitz", "banded", "inverse-banded")
+# How the titles of the tables end, and their columns.
+ACCURACY, CHOICES = ": test accuracy", ": what was chosen, and the error of running sums at clip 1"
+RMS, RATIO = "RMS of running sums", "measured / predicted"
+Measured = Mapping[str, tuple[Table, Table]]  # accuracies and choices by data set
 
 
 class Setting(NamedTuple):
@@ -144,11 +148,11 @@ def measure(name: str, split: Split, smoke: bool, progress: Progress) -> list[di
 
 def plan(task: Any, epochs: int, budget: Budget, batches: str, noise: str) -> tuple[Gaussian, int, int]:
     """The law for clip 1, its groups and its steps: independent noise, or the best over time."""
-    from matrixdp.learn import correlated_noise
+    from matrixdp.learn import time_plan
     from matrixdp.learn.layers.rounding import sum_error
 
     records = len(task.train)
-    public = correlated_noise.Training(
+    public = time_plan.Training(
         records=records,
         batch_size=task.lot,
         steps=epochs * math.ceil(records / task.lot),
@@ -159,7 +163,7 @@ def plan(task: Any, epochs: int, budget: Budget, batches: str, noise: str) -> tu
     names = ("toeplitz",) if noise == INDEPENDENT else ("toeplitz", "inverse-banded")
     bands = 1 if noise == INDEPENDENT else "auto"
     usable = names if batches == FIXED else names[:1]
-    found = [correlated_noise.plan(public, name, budget, bands=bands) for name in usable]
+    found = [time_plan.plan(public, name, budget, bands=bands) for name in usable]
     certificate, groups = min(found, key=lambda each: each[0].law.expected_squared_error(workload="prefix"))  # type: ignore[call-arg]
     assert isinstance(certificate.law, Gaussian)
     return certificate.law, groups, public.steps
@@ -211,35 +215,40 @@ def monitor(counts: Any) -> list[dict[str, Any]]:
 # --- report ---
 
 
-def report(
-    measured: dict[str, list[dict[str, Any]]], monitored: list[dict[str, Any]], setting: dict[str, Any]
-) -> Results:
-    """Tables, figure and text from what was measured."""
+def tabulated(measured: dict[str, list[dict[str, Any]]], monitored: list[dict[str, Any]]) -> tuple[Table, ...]:
+    """What was measured."""
     tables = [_accuracies(name, rows) for name, rows in measured.items()]
     tables += [_choices(name, rows) for name, rows in measured.items()]
-    tables.append(_monitoring(monitored))
-    return Results(setting, tuple(tables), _found(measured, monitored), _difference(), {"accuracy": _picture(measured)})
+    return (*tables, _monitoring(monitored))
 
 
-def _score(rows: list[dict[str, Any]], epsilon: float, order: str, noise: str) -> Mean:
-    (row,) = (r for r in rows if (r["epsilon"], r["order"], r["noise"]) == (epsilon, order, noise))
-    return Mean.of(row["scores"])
+def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
+    """Figures and text from what was measured."""
+    accuracies, choices = titled(tables, ACCURACY), titled(tables, CHOICES)
+    names = [table.title.removesuffix(ACCURACY) for table in accuracies]
+    measured = dict(zip(names, zip(accuracies, choices, strict=True), strict=True))
+    figures = {"accuracy": _accuracy_figure(measured), "running-sums": _error_figure(measured)}
+    return Results(dict(setting), tables, _found(measured, tables[-1]), _difference(), figures)
 
 
-def _epsilons(rows: list[dict[str, Any]]) -> list[float]:
-    return sorted({row["epsilon"] for row in rows})
+def _epsilon(label: str) -> float:
+    return float(label.split()[1])
 
 
 def _accuracies(name: str, rows: list[dict[str, Any]]) -> Table:
-    cells = tuple(
-        (f"epsilon {epsilon:g}", *(_score(rows, epsilon, *way) for way in WAYS)) for epsilon in _epsilons(rows)
-    )
-    return Table(f"{name}: test accuracy", ("", *(f"{order}, {noise}" for order, noise in WAYS)), cells)
+    scores = {(row["epsilon"], row["order"], row["noise"]): Mean.of(row["scores"]) for row in rows}
+    epsilons = sorted({row["epsilon"] for row in rows})
+    cells = tuple((f"epsilon {epsilon:g}", *(scores[epsilon, *way] for way in WAYS)) for epsilon in epsilons)
+    return Table(f"{name}{ACCURACY}", ("", *map(_label, WAYS)), cells)
+
+
+def _label(way: tuple[str, str]) -> str:
+    return ", ".join(way)
 
 
 def _choices(name: str, rows: list[dict[str, Any]]) -> Table:
-    columns = ("way", "epsilon", "mechanism", "bands", "groups", "learning rate", "clip", "RMS of running sums",
-               "measured / predicted", "DP-SGD's / this")  # fmt: skip
+    columns = ("way", "epsilon", "mechanism", "bands", "groups", "learning rate", "clip", RMS,
+               RATIO, "DP-SGD's / this")  # fmt: skip
     cells = []
     for row in rows:
         (base,) = (
@@ -250,7 +259,7 @@ def _choices(name: str, rows: list[dict[str, Any]]) -> Table:
             row["product"] / row["clip"], row["clip"], row["predicted"], row["measured"] / row["predicted"],
             base["predicted"] / row["predicted"],
         ))  # fmt: skip
-    return Table(f"{name}: what was chosen, and the error of running sums at clip 1", columns, tuple(cells))
+    return Table(f"{name}{CHOICES}", columns, tuple(cells))
 
 
 def _monitoring(rows: list[dict[str, Any]]) -> Table:
@@ -272,41 +281,40 @@ def _monitoring(rows: list[dict[str, Any]]) -> Table:
     )
 
 
-def _gain(measured: dict[str, list[dict[str, Any]]], order: str) -> str:
+def _gain(measured: Measured, order: str) -> str:
     """The range of what correlation adds to the accuracy."""
-    gains = [
-        _score(rows, epsilon, order, CORRELATED).mean - _score(rows, epsilon, order, INDEPENDENT).mean
-        for rows in measured.values()
-        for epsilon in _epsilons(rows)
-    ]
+    gains = []
+    for accuracy, _ in measured.values():
+        before, after = (accuracy[_label((order, noise))] for noise in (INDEPENDENT, CORRELATED))
+        gains += [after[epsilon].mean - before[epsilon].mean for epsilon in after]
     return f"{min(gains):+.3f} to {max(gains):+.3f}"
 
 
-def _found(measured: dict[str, list[dict[str, Any]]], monitored: list[dict[str, Any]]) -> str:
-    lines = beside([]).splitlines()
-    mnist = measured.get("MNIST", [])
+def _found(measured: Measured, monitored: Table) -> str:
+    lines = []
     for epsilon, (before, after) in PROTOTYPE.items():
-        if epsilon in _epsilons(mnist):
-            ours = [_score(mnist, epsilon, FIXED, noise) for noise in (INDEPENDENT, CORRELATED)]
-            lines.append(
-                f"| MNIST, fixed order, epsilon {epsilon:g} | {before} -> {after} (a prototype) | {ours[0]} -> "
-                f"{ours[1]} | the prototype shows the best of three rates, and trained on 60,000, not 50,000 |"
-            )
-    fixed, sampled = (_gain(measured, order) for order in (FIXED, SAMPLED))
-    by = {(row["unit"], row["noise"]): row["predicted"] for row in monitored}
-    unit = next(iter(UNITS))
-    best = min(NOISES, key=lambda name: by[unit, name])
-    independent, tree = (by[unit, name] / by[unit, best] for name in ("analytic", "binary-tree"))
+        label, (accuracy, _) = f"epsilon {epsilon:g}", measured.get("MNIST", (Table("", (), ()), None))
+        ours = [row[f"{FIXED}, {noise}"] for row in accuracy.records() for noise in (INDEPENDENT, CORRELATED)
+                if row[""] == label]  # fmt: skip
+        if ours:
+            lines.append((
+                f"MNIST, fixed order, {label}", f"{before} -> {after} (a prototype)", f"{ours[0]} -> {ours[1]}",
+                "the prototype shows the best of three rates, and trained on 60,000, not 50,000",
+            ))  # fmt: skip
+    by = {row["mechanism"]: row["predicted RMS"] for row in monitored.records() if row["unit"] == next(iter(UNITS))}
+    best = min(by, key=lambda name: by[name])
+    independent, tree = (by[name] / by[best] for name in ("analytic", "binary-tree"))
     lines += [
-        f"| fixed order, all data sets | better at every epsilon | {fixed} | running sums have less noise; no gain "
-        "where noise is not what limits accuracy, as on Adult from epsilon 4 on |",
-        f"| sampled, all data sets | parity | {sampled} | sampling hides more than correlation does |",
-        f"| pickups, running totals | below tree and independent noise | {best}: {independent:.2f} times less than "
-        f"independent, {tree:.2f} times less than the tree | 30 steps are few |",
-    ]
-    ratios = [row["measured"] / row["predicted"] for rows in measured.values() for row in rows]
-    lines += ["", f"The error of running sums was {min(ratios):.3f} to {max(ratios):.3f} times what was predicted."]
-    return "\n".join(lines)
+        ("fixed order, all data sets", "better at every epsilon", _gain(measured, FIXED),
+         "running sums have less noise; no gain where noise is not the limit, as on Adult from epsilon 4 on"),
+        ("sampled, all data sets", "parity", _gain(measured, SAMPLED), "sampling hides more than correlation does"),
+        ("pickups, running totals", "below tree and independent noise",
+         f"{best}: {independent:.2f} times less than independent, {tree:.2f} times less than the tree",
+         "30 steps are few"),
+    ]  # fmt: skip
+    ratios = [row[RATIO] for _, choices in measured.values() for row in choices.records()]
+    said = f"The error of running sums was {min(ratios):.3f} to {max(ratios):.3f} times what was predicted."
+    return f"{beside(lines)}\n\n{said}"
 
 
 def _difference() -> str:
@@ -323,13 +331,28 @@ def _difference() -> str:
     )
 
 
-def _picture(measured: dict[str, list[dict[str, Any]]]) -> Figure:
+def _accuracy_figure(measured: Measured) -> Figure:
     figure, panels = figures.panels(len(measured))
-    for panel, (name, rows) in zip(panels, measured.items(), strict=True):
-        series = {f"{o}, {n}": [_score(rows, e, o, n) for e in _epsilons(rows)] for o, n in WAYS}
+    for panel, (name, (table, _)) in zip(panels, measured.items(), strict=True):
+        series = {way: list(table[way].values()) for way in table.columns[1:]}
+        epsilons = [_epsilon(label) for label, *_ in table.rows]
         figures.curves(
-            panel, _epsilons(rows), series, title=name, labels=("epsilon", "test accuracy"), scales=("log", "linear")
+            panel, epsilons, series, title=name, labels=("epsilon", "test accuracy"), scales=("log", "linear")
         )
+    panels[0].legend(fontsize=7)
+    return figure
+
+
+def _error_figure(measured: Measured) -> Figure:
+    """Predicted errors as curves, measured ones as crosses."""
+    figure, panels = figures.panels(len(measured))
+    for panel, (name, (_, table)) in zip(panels, measured.items(), strict=True):
+        rows = {_label(way): [row for row in table.records() if row["way"] == _label(way)] for way in WAYS}
+        series = {way: [row[RMS] for row in found] for way, found in rows.items()}
+        epsilons = [row["epsilon"] for row in next(iter(rows.values()))]
+        figures.curves(panel, epsilons, series, title=name, labels=("epsilon", "RMS of running sums at clip 1"))
+        for found in rows.values():
+            panel.plot(epsilons, [row[RMS] * row[RATIO] for row in found], "kx", markersize=5)
     panels[0].legend(fontsize=7)
     return figure
 
@@ -339,7 +362,7 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     from matrixdp_papers.studies import training
 
     measured = {name: measure(name, split, smoke, progress) for name, split in data.splits.items()}
-    return report(measured, monitor(data.pickups), setting(str(training.pick_device()), smoke))
+    return tell(setting(str(training.pick_device()), smoke), tabulated(measured, monitor(data.pickups)))
 
 
 def setting(device: str, smoke: bool = False) -> dict[str, Any]:
@@ -360,4 +383,5 @@ STUDY = Study(
     ),
     load=load,
     run=run,
+    tell=tell,
 )

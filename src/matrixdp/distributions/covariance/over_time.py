@@ -197,6 +197,21 @@ class OverTime(FullCovariance):
         sizes = [np.abs(self.strategy()), np.abs(self._inverse)]
         return float(np.sqrt(np.prod([side.sum(axis=axis).max() for side in sizes for axis in (0, 1)])))
 
+    @cached_property
+    def rounding_feedback(self) -> float:
+        """How much longer the rounding of rows to the grid can be in all rows together; 1 unless `inverse`.
+
+        If row t of C x follows from the rows before it as they were put on the grid, which is how noise can be drawn
+        again instead of kept (`learn.correlated_noise`), they are C (x + diag(C^-1) h), with h the rounding of each.
+        """
+        if not self.inverse:
+            return 1.0
+        diagonal = np.broadcast_to(self.coefficients[..., 0], self.steps)
+        if self.toeplitz:
+            return max(1.0, float(np.sum(np.abs(self.column)) * diagonal[0]))
+        sizes = np.abs(self.strategy()) * diagonal
+        return max(1.0, float(np.sqrt(np.max(np.sum(sizes, axis=0)) * np.max(np.sum(sizes, axis=1)))))
+
     def variances(self) -> Array:
         return np.broadcast_to(self._row_variances[:, None], self.shape)
 

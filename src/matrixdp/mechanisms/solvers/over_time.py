@@ -20,35 +20,23 @@ consecutive steps <= 1}, because such a matrix of intervals is totally unimodula
 x <= sum over windows w of u_w 1_w + v with u, v >= 0 and sum u + k v <= 1, and cover(z) is the larger of sum z / k and
 the largest sum of z over a window. Of cyclic patterns, one per residue, it is the sum over residues of the largest z.
 
-**The gradient.** If A^-1 is banded too (running sums, decay, momentum, learning rates), V = C A^-1 is banded, and
-Z = V^-1 V^-T, whose diagonal holds the variances of the answers, follows row by row inside the bands from V Z = V^-T.
-One pass forward gives p, one backward its gradient, in n (bands)^2 operations each.
-
 Source: mckenna2024scaling for column-normalised banded strategies and banded Toeplitz ones.
-Deviates: (1) the diagonal of X is optimised too; (2) the bound, which needs no eigenvalues; (3) the gradient.
+Deviates: (1) the diagonal of X is optimised too; (2) the bound, which needs no eigenvalues; (3) the gradient, which is
+    in `workload_error`.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from matrixdp._check import Array
-from matrixdp.distributions import time_workloads
-from matrixdp.errors import NotApplicable
+from matrixdp.mechanisms.solvers.workload_error import Error, dual_diagonal, error_of
 from matrixdp.sensitivity import Participation
-
-DENSE_STEPS = 1024
-"""The most steps for a workload whose inverse has many bands."""
-
-FEW_BANDS = 8
-"""The most bands of the inverse of a workload that is called banded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +80,7 @@ def banded(
     """
     from scipy.optimize import minimize  # here, because it is slow to import
 
-    steps, error = len(workload), _error_of(workload, bands)
+    steps, error = len(workload), error_of(workload)
     most = sensitivity.most_times(steps)
     block = np.minimum(np.arange(steps) // sensitivity.gap, most - 1)
     start = _columns(np.tile(_root(np.ones(bands), 0.5), (steps, 1)))
@@ -130,7 +118,8 @@ def banded(
                 raise StopIteration
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-15, "gtol": 1e-10}
-    last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
+    with ThreadpoolController().limit(limits=1):  # threads would wait for each other longer than they work
+        last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
     return _better(best, found(last.x))
 
 
@@ -140,13 +129,13 @@ def _better(one: Strategy, other: Strategy) -> Strategy:
     return Strategy(least.coefficients, least.value, max(one.lower_bound, other.lower_bound))
 
 
-def _with_bound(sensitivity: Participation, columns: Array, error: _Error) -> Strategy:
+def _with_bound(sensitivity: Participation, columns: Array, error: Error) -> Strategy:
     """A strategy, its value, and the bound that follows from its gradient."""
     rows = _rows(columns)
     value, gradient = error(rows)
     largest, _ = sensitivity.heaviest(np.sum(np.square(columns), axis=1))
     q = -np.sum(_columns(gradient) * columns, axis=1) / 2
-    weights = np.square(q) / _dual_diagonal(rows, -gradient / 2)
+    weights = np.square(q) / dual_diagonal(rows, -gradient / 2)
     t = 1 / _balanced(sensitivity, weights)  # up to q_i / y_i, which turns sums of t q and t^2 y into those below
     bound = float(np.sum(weights * t)) ** 2 / cover(sensitivity, weights * np.square(t))
     return Strategy(rows, value * largest, bound * (1 - 1e-9))  # for rounding
@@ -206,163 +195,6 @@ def _columns(rows: Array) -> Array:
     for band in range(rows.shape[1]):
         columns[: len(rows) - band, band] = rows[band:, band]
     return columns
-
-
-# --- p and its gradient ---
-
-_Error = Callable[[Array], tuple[float, Array]]
-
-
-def _error_of(workload: Array, bands: int) -> _Error:
-    """p and its gradient in C, from C by rows."""
-    inverse = _inverse_bands(workload)
-    if inverse is not None:
-        return lambda rows: _error_by_bands(rows, inverse)
-    if not len(workload) <= DENSE_STEPS:
-        raise NotApplicable(
-            f"banded strategies for a workload whose inverse has more than {FEW_BANDS} bands are computed for at most "
-            f"{DENSE_STEPS} steps, got {len(workload)}; use 'toeplitz'"
-        )
-    dense = time_workloads.matrix(workload)
-    return lambda rows: _error_dense(rows, dense)
-
-
-def _inverse_bands(workload: Array) -> Array | None:
-    """A^-1 by rows, if it has few bands."""
-    steps = len(workload)
-    if workload.ndim == 1:
-        from scipy.signal import lfilter
-
-        found = lfilter([1.0], workload, np.eye(1, min(steps, 4 * FEW_BANDS))[0])
-        by_rows = np.tile(found[: min(FEW_BANDS, steps)], (steps, 1))
-        kept, rest = by_rows, found[FEW_BANDS:]
-    else:
-        from scipy.linalg import solve_triangular
-
-        full = solve_triangular(workload, np.eye(steps), lower=True)
-        width = min(FEW_BANDS, steps)
-        kept = np.stack([np.concatenate([np.zeros(j), np.diagonal(full, -j)]) for j in range(width)], axis=1)
-        rest = np.tril(full, -width)
-    size = float(np.max(np.abs(kept)))
-    if rest.size and not float(np.max(np.abs(rest))) <= 1e-12 * size:
-        return None
-    kept = np.where(np.abs(kept) <= 1e-12 * size, 0.0, kept)
-    kept = np.where(np.arange(kept.shape[1])[None, :] <= np.arange(steps)[:, None], kept, 0.0)
-    return np.asarray(kept[:, : int(np.max(np.flatnonzero(np.any(kept != 0, axis=0)))) + 1])
-
-
-def _error_by_bands(rows: Array, inverse: Array) -> tuple[float, Array]:
-    """V = C A^-1, its two passes, and back to C."""
-    steps, bands = rows.shape
-    product = np.zeros((steps, min(bands + inverse.shape[1] - 1, steps)))
-    pairs = [(i, j) for i in range(inverse.shape[1]) for j in range(bands) if i + j < steps]
-    for i, j in pairs:  # C[t, t - j] A^-1[t - j, t - j - i]
-        product[j:, i + j] += rows[j:, j] * inverse[: steps - j, i]
-    forward, backward = _kernels()[:2]
-    inside, pulled, gradient = np.zeros_like(product), np.zeros_like(product), np.zeros_like(product)
-    value = forward(product, inside)
-    backward(product, inside, pulled, gradient)
-    back = np.zeros_like(rows)
-    for i, j in pairs:
-        back[j:, j] += gradient[j:, i + j] * inverse[: steps - j, i]
-    return float(value), back
-
-
-def _error_dense(rows: Array, workload: Array) -> tuple[float, Array]:
-    """p = ||W||^2 with W = A C^-1, and its gradient -2 W^T W C^-T on the bands, by dense products."""
-    from scipy.linalg import solve_triangular
-
-    steps, bands = rows.shape
-    strategy = np.zeros((steps, steps))
-    for j in range(bands):
-        strategy[np.arange(j, steps), np.arange(steps - j)] = rows[j:, j]
-    inverse = solve_triangular(strategy, np.eye(steps), lower=True)
-    answers = workload @ inverse
-    pull = -2 * (answers.T @ answers) @ inverse.T
-    gradient = np.zeros_like(rows)
-    for j in range(bands):
-        gradient[j:, j] = np.diagonal(pull, -j)
-    return float(np.sum(np.square(answers))), gradient
-
-
-def _dual_diagonal(rows: Array, product: Array) -> Array:
-    """y, from C and the product C D on the bands: D inside the bands by substitution, then D_ii + sum_j |E_ij|."""
-    inside = np.zeros_like(rows)
-    _kernels()[2](rows, product, inside)
-    sizes = np.abs(inside)
-    total = sizes.sum(axis=1)
-    for band in range(1, rows.shape[1]):
-        total[: len(rows) - band] += sizes[band:, band]
-    return np.asarray(total)
-
-
-def _forward(product: Array, inside: Array) -> float:
-    """Z inside the bands, row by row, and the sum of its diagonal.
-
-    With v the row t of V without its diagonal r, and a = Z v on the rows before: Z_t. = -a / r, Z_tt = (1 + v a) / r^2.
-    """
-    steps, wide = product.shape
-    a, total = np.zeros(wide), 0.0
-    for t in range(steps):
-        most = min(t, wide - 1)
-        for i in range(1, most + 1):
-            a[i] = 0.0
-        for i in range(1, most + 1):
-            v, sum_i = product[t, i], inside[t - i, 0] * product[t, i]
-            for j in range(i + 1, most + 1):
-                z = inside[t - i, j - i]
-                sum_i += z * product[t, j]
-                a[j] += z * v
-            a[i] += sum_i
-        r, dot = product[t, 0], 0.0
-        for i in range(1, most + 1):
-            dot += a[i] * product[t, i]
-            inside[t, i] = -a[i] / r
-        inside[t, 0] = (1.0 + dot) / (r * r)
-        total += inside[t, 0]
-    return total
-
-
-def _backward(product: Array, inside: Array, pulled: Array, gradient: Array) -> None:
-    """The gradient of `_forward` in V, by going through its steps in reverse order; `pulled` is that in Z."""
-    steps, wide = product.shape
-    b = np.zeros(wide)
-    for t in range(steps - 1, -1, -1):
-        most, r, own = min(t, wide - 1), product[t, 0], pulled[t, 0] + 1.0
-        share, of_r = own / (r * r), -2.0 * inside[t, 0] * own / r
-        for i in range(1, most + 1):
-            b[i] = product[t, i] * share - pulled[t, i] / r
-            gradient[t, i] = -inside[t, i] * r * share
-            of_r -= pulled[t, i] * inside[t, i] / r
-        gradient[t, 0] = of_r
-        for i in range(1, most + 1):
-            b_i, v = b[i], product[t, i]
-            pulled[t - i, 0] += b_i * v
-            sum_i = inside[t - i, 0] * b_i
-            for j in range(i + 1, most + 1):
-                z = inside[t - i, j - i]
-                sum_i += z * b[j]
-                gradient[t, j] += z * b_i
-                pulled[t - i, j - i] += b_i * product[t, j] + b[j] * v
-            gradient[t, i] += sum_i
-
-
-def _substitute(rows: Array, product: Array, inside: Array) -> None:
-    """The symmetric D inside the bands, column by column, from (C D)_tj for j <= t < j + bands."""
-    steps, bands = rows.shape
-    for j in range(steps):
-        for t in range(j, min(j + bands, steps)):
-            rest = product[t, t - j]
-            for s in range(max(0, t - bands + 1), t):
-                rest -= rows[t, t - s] * (inside[j, j - s] if s < j else inside[s, s - j])
-            inside[t, t - j] = rest / rows[t, 0]
-
-
-@cache
-def _kernels() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The loops above as machine code."""
-    compile_ = importlib.import_module("numba").njit(cache=True, fastmath=True)
-    return compile_(_forward), compile_(_backward), compile_(_substitute)
 
 
 # --- Toeplitz ---

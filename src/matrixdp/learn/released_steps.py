@@ -1,0 +1,81 @@
+"""A training with noise over time that outlives its process: which sum every step was released with.
+
+The noise of a step follows from a key and from the sum that it is added to (`correlated_noise`). So a step that is
+taken again with the same sum is the same release; with another sum it would be a second one, which the charge for the
+training does not cover. A file has the key, and for every step a fingerprint of its sum, on the disk before the noise
+is drawn. A step with another sum than its fingerprint says is refused. Hence everything that any process releases with
+this file is one run: it does not matter how often it was killed, from which checkpoint it was resumed, or how many
+processes resume it at the same time.
+
+The file is a `streams.state.State`: mode 0600, refused when it is a copy or was put back, as far as that can be seen.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from matrixdp.errors import InvalidInput, StreamError
+from matrixdp.secure.entropy import Key
+from matrixdp.streams.state import State, checked_path
+
+
+class ReleasedSteps:
+    """The steps of one training that were released, in a file.
+
+    Args:
+        path: the file; it is created if there is none.
+        setting: what fixes the training; another one is refused.
+        origin: of the ledger that is charged; None without one. It must stay the same.
+        moved: the file was moved on purpose, and the original is gone for good.
+
+    Raises:
+        InvalidInput: if the file is of another training, or another ledger is charged.
+        StreamError: if the file is a copy, was put back, is readable by others, or cannot be used.
+    """
+
+    def __init__(self, path: Any, setting: Mapping[str, Any], origin: str | None, *, moved: bool = False) -> None:
+        file = checked_path(path)
+        self._state = State(file, "training", moved=moved)
+        text = json.dumps(setting, sort_keys=True)
+        self._state.create(text, origin)
+        with self._state.transaction() as connection:
+            identity, secret, known, charged, _ = self._state.fixed(connection)
+            if known != text:
+                raise InvalidInput(
+                    f"the training {file} was begun with other settings; use those, or another file for another one"
+                )
+            if charged != origin:
+                raise InvalidInput("ledger must be the one that the training was begun with; nothing was released")
+            self.identity, self._secret = str(identity), bytes(secret)
+
+    def key(self) -> Key:
+        """What groups, coins, dropout and noise are made of."""
+        return Key.from_bytes(self._secret)
+
+    def __len__(self) -> int:
+        """How many steps were released."""
+        with self._state.transaction() as connection:
+            return self._state.days(connection)
+
+    def admit(self, step: int, fingerprint: bytes) -> None:
+        """Writes what a step, from 0, is released with, before it is.
+
+        Raises:
+            InvalidInput: if it was released with something else.
+            StreamError: if the file cannot be used, or lacks steps before this one.
+        """
+        with self._state.transaction() as connection:
+            known = connection.execute("SELECT fingerprint FROM days WHERE number = ?", (step,)).fetchone()
+            if not step <= self._state.days(connection):
+                raise StreamError("the state of the training was put back: steps before this one are missing")
+            if known is None:
+                connection.execute("INSERT INTO days VALUES (?, ?, NULL)", (step, fingerprint))
+            elif not hmac.compare_digest(bytes(known[0]), fingerprint):
+                raise InvalidInput(
+                    f"step {step + 1} was released with another sum of gradients, and is not released again: model, "
+                    "data and checkpoint must be those of the first time, on a device that computes the same in every "
+                    "bit. Load a checkpoint of a later step, or begin another training"
+                )
