@@ -268,7 +268,7 @@ def test_all_rounds_are_charged_before_the_first(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", BUDGET)
     _, _, wrapped = run(ledger=ledger, agreed=privacy(sampling_rate=0.5))
     (entry,) = ledger.history()
-    assert (entry.unit, entry.count) == ("client", 3)
+    assert (entry.unit, entry.count, entry.planned) == ("client", 1, 3)
     with pytest.raises(InvalidInput, match="started before"):
         wrapped.start(HereGrid(client_app(), 4), start(), num_rounds=1)
 

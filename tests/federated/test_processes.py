@@ -231,5 +231,6 @@ def test_a_trusted_server_goes_on_without_the_killed_client_until_it_is_back(tru
 
 
 def test_its_ledger_was_charged_once_for_all_rounds(trusted):
-    (entry,) = Ledger(trusted / "budget.db").history()
-    assert (entry.unit, entry.count) == ("client", ROUNDS)
+    entries = Ledger(trusted / "budget.db").history()
+    assert [(entry.unit, entry.count, entry.planned) for entry in entries] == [("client", 1, ROUNDS)] * ROUNDS
+    assert len({entry.series for entry in entries}) == 1
