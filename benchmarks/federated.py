@@ -212,7 +212,6 @@ def by_halves():
             lambda: label,
             plan=plan,
             learning_rate=0.0,
-            discriminant=True,
             evaluate=lambda outputs: {"accuracy": float(np.mean(outputs.argmax(dim=1).numpy() == truth))},
             on_epoch=ends.append,
         )

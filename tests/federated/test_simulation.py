@@ -52,7 +52,7 @@ client = vertical.client_app(
     network, lambda n: (x[:, 3 * n : 3 * n + 3], x[:20, 3 * n : 3 * n + 3]), plan=plan, folder=FOLDER
 )
 server = vertical.server_app(
-    model, lambda: y, plan=plan, discriminant=True, timeout=400, on_end=end,
+    model, lambda: y, plan=plan, timeout=400, on_end=end,
     evaluate=lambda outputs: {{"accuracy": float((outputs.argmax(1).numpy() == y[:20]).mean())}},
     on_epoch=lambda done: log.append([done.number, len(done.metrics), done.ended]),
 )
