@@ -220,6 +220,15 @@ def test_a_client_on_a_new_node_is_the_same_client(no_noise):
     assert [r.asked for r in done] == [(0, 1), (2, 3), ()]
 
 
+def test_a_client_that_joins_twice_under_one_number_is_asked_once(no_noise):
+    grid = HereGrid(client_app(), 5, partitions=5)
+    grid.moved = {104: 102, 103: 10**9}  # two nodes of one client, and a number that nobody has
+    result, done, _ = run(grid=grid, rounds=2)
+    assert [r.asked for r in done] == [(0, 1, 2)] * 2
+    assert [r.updates for r in done] == [3, 3]
+    assert np.allclose(flat(result.arrays) - flat(start()), 2 * 0.0075, atol=1e-6)
+
+
 def test_what_a_client_sends_holds_its_update_and_nothing_else():
     app, replies = client_app(step=5.0), []
     grid = HereGrid(app, 4)

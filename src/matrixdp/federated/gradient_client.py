@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from matrixdp.errors import InvalidInput
+from matrixdp.federated.central_privacy import CentralPrivacy
 from matrixdp.federated.local_training import LocalTraining, check_never_raises, cross_entropy
 from matrixdp.federated.tensors import check_model, checked_records, device_of, load
-from matrixdp.federated.trusted_server import CentralPrivacy
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.randomness import secret_randomness
 from matrixdp.learn.sampling import PoissonSampler

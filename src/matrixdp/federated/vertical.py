@@ -128,8 +128,8 @@ def server_app(
         loss: (outputs, labels) -> the mean loss of a batch.
         learning_rate: of the top network; with 0 it stays as it was made.
         discriminant: after each epoch, decide by a linear discriminant of the epoch's features, corrected for the known
-            noise (`SplitServer.discriminant`); the top network is then there for the participants' gradients alone. With
-            False it decides itself, as it must where labels are not classes, or noise is not the same on all features.
+            noise (`SplitServer.discriminant`); the top network is then there for the participants' gradients alone. If
+            False, it decides itself, as it must where labels are not classes, or noise differs between features.
         timeout: seconds to wait for the features of a batch.
         retries: how often to ask again where no reply arrived, such as from a process that was killed; a participant
             draws the answer to a step once, however often it is asked.
