@@ -134,9 +134,9 @@ def on_round(done):
 def main(grid, context):
     ledger = Ledger(FOLDER / "budget.db", privacy.budget)
     wrapped = central.PrivateStrategy(
-        FedAdam(min_train_nodes=1, min_available_nodes=1), privacy, ledger=ledger, on_round=on_round
+        FedAdam(min_train_nodes=2, min_available_nodes=2), privacy, ledger=ledger, on_round=on_round, wait=240
     )
-    done = wrapped.start(grid, ArrayRecord({{"w": Array(np.zeros(5))}}), num_rounds={rounds}, timeout=120)
+    done = wrapped.start(grid, ArrayRecord({{"w": Array(np.zeros(5))}}), num_rounds={rounds}, timeout=240)
     np.save(FOLDER / "weights.npy", done.arrays["w"].numpy())
 """
 
