@@ -25,9 +25,9 @@ lint: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
-# docs/benchmarks.md, from the quick benchmarks' own output; PEER=python of an environment with '.[peers]'
+# docs/benchmarks.md, from the benchmarks' own output; PEER and PEER_JAX are the interpreters of the other libraries
 benchmarks: .venv/dev
-	$(BIN)/python benchmarks/page.py docs/benchmarks.md $(if $(PEER),--peer $(PEER))
+	$(BIN)/python benchmarks/page.py docs/benchmarks.md $(if $(PEER),--peer $(PEER)) $(if $(PEER_JAX),--peer-jax $(PEER_JAX))
 
 # both wheels, checked: they install into an empty environment and run the demo there
 release: .venv/dev

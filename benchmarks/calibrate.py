@@ -3,12 +3,13 @@
 Each library is asked for the std at sensitivity 1, one setting at a time, in its own documented way, and its answer is
 compared with a 120-digit root. An answer has too little noise if it is strictly below that root, by however little. A
 call fails if it raises, takes longer than two seconds or returns no positive number. A slow library is asked as many of
-the settings as it manages. The peers are optional: `pip install matrixdp[peers]`.
+the settings as it manages. With `--peer PYTHON`, libraries in that interpreter's environment are asked too: see
+`peers.py`.
 """
 
+import argparse
 import math
 import runpy
-import signal
 import statistics
 import time
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from mpmath import mpf
+from peers import SECONDS, answer, asked
 from rich.console import Console
 from rich.table import Table
 from scipy.optimize import brentq
@@ -23,8 +25,6 @@ from scipy.optimize import brentq
 from matrixdp.privacy import gaussian
 
 true_mu = runpy.run_path(str(Path(__file__).parents[1] / "tests" / "golden" / "gaussian.py"))["true_mu"]
-SECONDS = 2.0  # for one call
-PATIENCE = 40.0  # seconds for one library and sweep; what it has not answered by then it is not asked
 
 
 def plain_brentq():
@@ -42,65 +42,11 @@ def dp_accounting():
     return lambda epsilon, delta: get_smallest_gaussian_noise(DifferentialPrivacyParameters(epsilon, delta))
 
 
-def autodp():
-    from autodp.calibrator_zoo import ana_gaussian_calibrator
-    from autodp.mechanism_zoo import ExactGaussianMechanism
-
-    calibrate = ana_gaussian_calibrator()
-    return lambda epsilon, delta: calibrate(ExactGaussianMechanism, epsilon, delta).params["sigma"]
-
-
-def diffprivlib():
-    from diffprivlib.mechanisms import GaussianAnalytic
-
-    return lambda epsilon, delta: GaussianAnalytic(epsilon=epsilon, delta=delta, sensitivity=1.0)._scale
-
-
-def opendp():
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib")
-    space = dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float)
-
-    def measurement(std, delta):
-        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*space, scale=std)), delta=delta)
-
-    return lambda epsilon, delta: dp.binary_search_param(
-        lambda std: measurement(std, delta), d_in=1.0, d_out=(epsilon, delta), T=float
-    )
-
-
 LIBRARIES = {
     "matrixdp": lambda: lambda epsilon, delta: 1 / gaussian.mu(epsilon, delta),
     "scipy brentq": plain_brentq,
     "dp-accounting": dp_accounting,
-    "autodp": autodp,
-    "diffprivlib": diffprivlib,
-    "OpenDP (zCDP)": opendp,
 }
-
-
-def out_of_time(signum, frame):
-    raise TimeoutError
-
-
-def ask(calibrate, settings):
-    """(seconds, std) for each setting that PATIENCE allows; std is None where the call failed."""
-    answers, began = [], time.perf_counter()
-    for epsilon, delta in settings:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-        start = time.perf_counter()
-        try:
-            std = float(calibrate(epsilon, delta))
-        except Exception:  # whatever a library raises, being out of time included, is a failure of that call
-            std = math.nan
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        end = time.perf_counter()
-        answers.append((end - start, std if 0 < std < math.inf else None))
-        if end - began > PATIENCE:
-            break
-    return answers
 
 
 def judge(answers, truths):
@@ -124,9 +70,18 @@ def vector_rate(generator, size=300_000):
     return size / (time.perf_counter() - start)
 
 
+def answers_of(sweeps, peer):
+    """By library, its answers to each sweep, or why there are none."""
+    yield from ((library, asked(load(), sweeps)) for library, load in LIBRARIES.items())
+    if peer is not None:
+        yield from answer(peer, "calibrate", sweeps).items()
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", help="the interpreter of an environment with the other libraries")
+    peer = parser.parse_args().peer
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, out_of_time)
     generator = np.random.default_rng(7)
     (settings, truths), (extreme, extreme_truths) = sweep(generator, 300, (-12, -2)), sweep(generator, 30, (-300, -20))
     table = Table(
@@ -138,25 +93,19 @@ def main():
     for heading in ("worst error", "too little noise", "failed"):
         table.add_column(f"tiny delta:\n{heading}", justify="right")
     ours = None
-    for library, load in LIBRARIES.items():
-        try:
-            calibrate = load()
-        except ModuleNotFoundError:
-            table.add_row(library, "not installed")
+    for library, found in answers_of([settings, extreme], peer):
+        if isinstance(found, str):
+            table.add_row(library, found)
             continue
-        except ImportError:
-            table.add_row(library, "fails to import")
-            continue
-        ask(calibrate, settings[:5])  # the first calls import and compile
-        answers = ask(calibrate, settings)
-        median = statistics.median(seconds for seconds, _ in answers)
+        usual, tiny = found
+        median = statistics.median(seconds for seconds, _ in usual)
         ours = ours or median
-        row = judge(answers, truths) + judge(ask(calibrate, extreme), extreme_truths)
+        row = judge(usual, truths) + judge(tiny, extreme_truths)
         table.add_row(library, f"{median * 1e6:,.0f} us", f"{median / ours:.1f}", *row)
     rate = max(vector_rate(generator) for _ in range(3))
     table.caption = (
         f"too little noise: strictly below the true root; failed: raised, took over {SECONDS:.0f} s or gave no number. "
-        f"matrixdp on an array of 300,000 settings over its whole range: {rate:,.0f} a second."
+        f"matrixdp on an array of 300,000 settings over its whole range: {rate:,.0f} per second."
     )
     Console(width=140).print(table)
 

@@ -3,6 +3,7 @@
 Drawing: a release of 2048 x 2048 counts, from the moment at which it is charged; rows take turns, and each shows its
 median, and the rate as a multiple of the Gaussian's in the same run. Calibration: `calibrate` on 64 counts, the fastest
 of a few calls with all caches cleared before each, and from the cache; in processor time, as other programs count less.
+With `--peer PYTHON`, OpenDP and diffprivlib draw a small sample in that interpreter's environment (`peers.py`).
 """
 
 import argparse
@@ -10,6 +11,7 @@ import statistics
 import time
 
 import numpy as np
+from peers import drawn_by
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -43,7 +45,7 @@ SETS = {
 BUDGETS = [(1.0, 1e-6), (0.5, 1e-7), (0.1, 1e-9), (3.0, 1e-5)]
 
 
-def drawing(rounds):
+def drawing(rounds, peer):
     value = np.random.default_rng(0).integers(0, 1000, (SIDE, SIDE)).astype(np.float64)
     seconds = {name: [] for name in DRAWN}
     for _ in track(range(rounds + 1), transient=True):  # the first compiles, and builds tables
@@ -56,8 +58,9 @@ def drawing(rounds):
     for heading in ("noise", "million entries/s", "x Gaussian"):
         table.add_column(heading, justify="left" if heading == "noise" else "right")
     rates = {name: value.size / statistics.median(times[1:]) / 1e6 for name, times in seconds.items()}
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate:.4g}", f"{rate / rates['analytic']:.3g}")
+    for name, rate in (rates | drawn_by(peer, "laplace")).items():
+        row = (rate, "") if isinstance(rate, str) else (f"{rate:.4g}", f"{rate / rates['analytic']:.3g}")
+        table.add_row(name, *row)
     return table
 
 
@@ -100,9 +103,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--peer", help="the interpreter of an environment with OpenDP and diffprivlib")
     arguments = parser.parse_args()
     console = Console(width=110)
-    console.print(drawing(arguments.rounds))
+    console.print(drawing(arguments.rounds, arguments.peer))
     console.print(calibration(arguments.calls))
 
 

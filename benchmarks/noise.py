@@ -1,8 +1,9 @@
 """How fast noise is drawn: million entries a second, and memory beyond the output. `python benchmarks/noise.py`.
 
 Every row draws a new 4096 x 4096 matrix of float64; ours also puts values on the grid and adds the noise to them. Rows
-take turns, and each shows its median. OpenDP and diffprivlib draw a small sample, from which the rate is taken; they
-and torch are optional. Memory is what Python and numpy allocate at most beyond the output; compiling is not counted.
+take turns, and each shows its median. Memory is what Python and numpy allocate at most beyond the output; compiling is
+not counted. With `--peer PYTHON`, OpenDP and diffprivlib draw a small sample in that interpreter's environment
+(`peers.py`), from which the rate is taken.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+from peers import drawn_by
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -23,7 +25,6 @@ from matrixdp.secure.kernels import BLOCK, add_noise
 
 SHAPE = 4096, 4096
 ENTRIES = SHAPE[0] * SHAPE[1]
-SAMPLE = 10_000
 
 
 def numpy_threads(count):
@@ -57,51 +58,32 @@ def words_alone():
     return fill
 
 
-def opendp():
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l2_distance(T=float)
-    measurement, zeros = dp.m.make_gaussian(*space, scale=1.0), [0.0] * SAMPLE
-    return lambda: measurement(zeros)
-
-
-def diffprivlib():
-    from diffprivlib.mechanisms import GaussianAnalytic
-
-    mechanism = GaussianAnalytic(epsilon=1.0, delta=1e-6, sensitivity=1.0)
-    return lambda: [mechanism.randomise(0.0) for _ in range(SAMPLE)]
-
-
 def rows(threads):
     values = np.random.default_rng(0).normal(size=SHAPE)
     slow, fast = np.random.default_rng(), np.random.Generator(np.random.SFC64())
-    yield "numpy PCG64, 1 thread", ENTRIES, lambda: lambda: slow.standard_normal(SHAPE)
-    yield "numpy SFC64, 1 thread", ENTRIES, lambda: lambda: fast.standard_normal(SHAPE)
-    yield f"numpy PCG64, {threads} threads", ENTRIES, lambda: numpy_threads(threads)
-    yield "torch.randn, 1 thread", ENTRIES, torch_normal
-    yield "AES-256 words alone, 1 thread", ENTRIES, words_alone
+    yield "numpy PCG64, 1 thread", lambda: slow.standard_normal(SHAPE)
+    yield "numpy SFC64, 1 thread", lambda: fast.standard_normal(SHAPE)
+    yield f"numpy PCG64, {threads} threads", numpy_threads(threads)
+    yield "torch.randn, 1 thread", torch_normal()
+    yield "AES-256 words alone, 1 thread", words_alone()
     for levels in (1, 2, 3):
         for count in (1, threads):
             name = f"matrixdp, step 2^-{7 * levels}, {count} thread{'s' * (count > 1)}"
-            draw = partial(add_noise, values, 1.0, Grid(levels), threads=count)
-            yield name, ENTRIES, lambda draw=draw: draw
+            yield name, partial(add_noise, values, 1.0, Grid(levels), threads=count)
     # The rows above make a new array each time, and mapping its pages is part of their time; these write into one.
     reused = np.zeros(SHAPE)
-    yield "numpy PCG64, 1 thread, array reused", ENTRIES, lambda: lambda: slow.standard_normal(out=reused)
+    yield "numpy PCG64, 1 thread, array reused", lambda: slow.standard_normal(out=reused)
     for count in (1, threads):
         name = f"matrixdp, step 2^-7, {count} thread{'s' * (count > 1)}, array reused"
-        yield name, ENTRIES, lambda count=count: partial(add_noise, values, 1.0, Grid(1), out=reused, threads=count)
-    yield "OpenDP Gaussian", SAMPLE, opendp
-    yield "diffprivlib GaussianAnalytic", SAMPLE, diffprivlib
+        yield name, partial(add_noise, values, 1.0, Grid(1), out=reused, threads=count)
 
 
-def memory_beyond_output(draw, entries):
+def memory_beyond_output(draw):
     """The most that was allocated at one time, in bytes, less the output."""
     tracemalloc.start()
     try:
         out = draw()
-        return tracemalloc.get_traced_memory()[1] - (0 if out is None else 8 * entries)
+        return tracemalloc.get_traced_memory()[1] - (0 if out is None else 8 * ENTRIES)
     finally:
         tracemalloc.stop()
 
@@ -110,21 +92,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peer", help="the interpreter of an environment with OpenDP and diffprivlib")
     arguments = parser.parse_args()
 
-    draws, absent = {}, []
-    for name, entries, load in rows(arguments.threads):
-        try:
-            draws[name] = load(), entries
-        except ImportError:
-            absent.append(name)
+    draws = dict(rows(arguments.threads))
     seconds = {name: [] for name in draws}
     memory = {}
-    for name, (draw, entries) in draws.items():
+    for name, draw in draws.items():
         draw()  # compiles
-        memory[name] = memory_beyond_output(draw, entries) if entries == ENTRIES else None
+        memory[name] = memory_beyond_output(draw)
     for _ in track(range(arguments.rounds), transient=True):
-        for name, (draw, _) in draws.items():
+        for name, draw in draws.items():
             start = time.perf_counter()
             draw()
             seconds[name].append(time.perf_counter() - start)
@@ -133,13 +111,15 @@ def main():
     table.add_column("sampler")
     for heading in ("million entries/s", "x numpy PCG64", "MiB beyond output"):
         table.add_column(heading, justify="right")
-    rates = {name: draws[name][1] / statistics.median(times) / 1e6 for name, times in seconds.items()}
+    rates = {name: ENTRIES / statistics.median(times) / 1e6 for name, times in seconds.items()}
+    rates |= drawn_by(arguments.peer, "gaussian")
     reference = next(iter(rates.values()))
     for name, rate in rates.items():
-        shown = "" if memory[name] is None or "torch" in name or "reused" in name else f"{memory[name] / 2**20:.1f}"
+        if isinstance(rate, str):
+            table.add_row(name, rate)
+            continue
+        shown = "" if name not in memory or "torch" in name or "reused" in name else f"{memory[name] / 2**20:.1f}"
         table.add_row(name, f"{rate:,.4g}", f"{rate / reference:.3g}", shown)
-    for name in absent:
-        table.add_row(name, "not installed")
     Console(width=110).print(table)
 
 

@@ -105,6 +105,7 @@ def large_rows(rounds):
     for name in ("Counts(1)", "Frobenius(1)"):
         for mechanism in ("analytic", "auto"):
             tasks[f"{name}, {mechanism}"] = partial(release, value, SETS[name], BUDGET, mechanism)
+    tasks["Counts(1), whole numbers"] = partial(release, value.astype(np.int64), SETS["Counts(1)"], BUDGET)
     seconds = medians(tasks, max(3, rounds // 2))
     for name, found in seconds.items():
         memory = "" if name == "numpy" else f"{memory_beyond_output(tasks[name]) / 2**20:.1f}"

@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import generate  # noqa: E402
+import thumbnails  # noqa: E402
 
 import matrixdp  # noqa: E402
 
@@ -56,7 +57,6 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"(hospital|second_moments|verify|daily_counts)",  # the others need data or minutes
-    "ignore_pattern": r"federated_adult",  # shown by its tutorial
     "image_scrapers": (generate.FigureScraper(),),
     "matplotlib_animations": False,
     "reset_modules": (),
@@ -109,6 +109,12 @@ def write_generated(app):
     generate.write(HERE / "reference" / "generated")
 
 
+def draw_thumbnails(app):
+    """Pictures of the gallery, after sphinx-gallery has made its own."""
+    thumbnails.draw(HERE / "gallery" / "images" / "thumb")
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", plain_docstring, priority=400)
     app.connect("builder-inited", write_generated, priority=100)
+    app.connect("builder-inited", draw_thumbnails, priority=900)

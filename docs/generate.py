@@ -8,15 +8,17 @@ import typer
 from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
-# Documented elsewhere: the ledger at the root, requests by scikit-learn.
-EXCLUDED = "Ledger, set_fit_request, set_score_request, set_transform_request"
+# Documented elsewhere: the ledger and the plan at the root, requests by scikit-learn.
+EXCLUDED = "Ledger, Plan, set_fit_request, set_score_request, set_transform_request"
 # The modules whose public names get a page each.
 MODULES = (
     "matrixdp.queries",
     "matrixdp.tables",
     "matrixdp.mechanisms",
     "matrixdp.distributions",
+    "matrixdp.distributions.covariance",
     "matrixdp.privacy.gaussian",
+    "matrixdp.planning",
     "matrixdp.accounting.ledger",
     "matrixdp.audit",
     "matrixdp.postprocess",

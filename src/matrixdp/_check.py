@@ -194,7 +194,7 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] | None = (1, 2)
         raise InvalidInput(f"{name} holds whole numbers above 2^53, which floats cannot tell apart; scale it first")
     with np.errstate(over="ignore"):  # a long double may become infinite, which is refused next
         array = np.array(given, dtype=np.float64) if copy else np.require(given, np.float64, ["C", "A"])
-    if not _all_finite(array):
+    if given.dtype.kind == "f" and not _all_finite(array):
         bad = ~np.isfinite(array)
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         state = "NaN" if np.isnan(array[place]) else "infinity"

@@ -1,10 +1,11 @@
-"""Pages in plain language, as Markdown or HTML, and the sentences that statements of privacy share."""
+"""Pages in plain language, as Markdown or HTML, the sentences that statements of privacy share, and lines that fit."""
 
 from __future__ import annotations
 
 import base64
 import html
 import math
+import textwrap
 
 from matrixdp._rounding import rounded_up
 
@@ -20,6 +21,20 @@ _STYLE = (
     "h1{font-size:16pt;margin:0 0 .4em}h2{font-size:12pt;margin:.8em 0 .2em}ul{margin:0;padding-left:1.2em}"
     "figure{margin:.8em 0}p{font-size:8.5pt;overflow-wrap:anywhere}@page{margin:1.5cm}"
 )
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of at most this width; no word, path or hash is broken.
+
+    Lines with a name and a text, as certificates have, go on below the text; others are set in by two.
+    """
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.splitlines():
+        indent = 13 if line.startswith("  ") and line[12:13] == " " else len(line) - len(line.lstrip()) + 2
+        wrapper.subsequent_indent = " " * indent
+        lines += wrapper.wrap(line) if len(line) > width else [line]
+    return "\n".join(lines)
 
 
 def page(title: str, parts: list[Part], closing: str, kind: str, picture: str) -> str:

@@ -130,7 +130,7 @@ class Allotment(Budget):
         """What a ledger has to know, as keyword arguments of `Ledger.spend`."""
 
 
-# Filled by matrixdp.planning, which lies above mechanisms and accountants.
+# Filled by the package, whose planning lies above mechanisms and accountants.
 _planners: dict[str, Callable[..., Any]] = {}
 
 

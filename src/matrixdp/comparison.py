@@ -123,7 +123,11 @@ class Comparison:
                     f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
                     *(rounded_up(e, 3) if e == e else "" for e in (row.planned_epsilon, row.adaptive_epsilon)),
                 )
-        notes = [f"{row.mechanism}: {row.note}" for row in self.rows if row.note]
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.note:
+                reasons.setdefault(row.note, []).append(row.mechanism)
+        notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
         if unsafe:
             notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it, for {_WHY}.")

@@ -12,6 +12,7 @@ import numpy as np
 
 from matrixdp import _extras, plots, postprocess, queries
 from matrixdp._check import Array
+from matrixdp._pages import wrapped
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition, Part
 from matrixdp.budget import Budget
@@ -60,14 +61,15 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
 
     console.rule("2. One budget for both")
     shapes = [answer.value.shape for answer in (moment, histogram)]
-    plan = TOTAL.plan(
-        [moment.sensitivity, histogram.sensitivity], [1 / math.prod(shape) for shape in shapes], shapes=shapes
-    )
+    with console.status("planning"):
+        plan = TOTAL.plan(
+            [moment.sensitivity, histogram.sensitivity], [1 / math.prod(shape) for shape in shapes], shapes=shapes
+        )
     console.print(
         f"In all we guarantee {TOTAL}. The noise of both is fixed at once, for the least error of an average entry of "
         "each, and what they guarantee together is certified before anything is released:"
     )
-    console.print(f"{plan}\n", markup=False, soft_wrap=True)
+    console.print(wrapped(str(plan), console.width) + "\n", markup=False, soft_wrap=True)
 
     console.rule("3. Which mechanism?")
     console.print(
@@ -75,7 +77,8 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         "really give?"
     )
     answers = zip((moment, histogram), plan, strict=True)
-    comparisons = [compare(answer.value.shape, answer.sensitivity, part.alone) for answer, part in answers]
+    with console.status("comparing"):
+        comparisons = [compare(answer.value.shape, answer.sensitivity, part.alone) for answer, part in answers]
     for comparison in comparisons:
         console.print(comparison)
 
@@ -88,7 +91,8 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     }
     for name, noisy in released.items():
         _write(out, name, noisy)
-        console.print(f"\n{name}.csv\n{noisy.certificate}", markup=False, soft_wrap=True)
+        certificate = wrapped(str(noisy.certificate), console.width)
+        console.print(f"\n{name}.csv\n{certificate}", markup=False, soft_wrap=True)
 
     console.rule("5. Better, for free")
     better = {
@@ -110,7 +114,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         raise BudgetExceeded(f"the releases spent more than {TOTAL}")
     console.print(
         f"epsilon = {rounded_up(spent.epsilon(TOTAL.delta), 5)} at delta = {TOTAL.delta:g} for both together: within "
-        f"the budget of {TOTAL.epsilon:g}. `matrixdp verify {PLAN}` computes the plan again."
+        f"the budget of {TOTAL.epsilon:g}. `matrixdp verify {out / PLAN}` computes the plan again."
     )
     (out / PLAN).write_text(plan.to_json() + "\n", encoding="utf-8")
 

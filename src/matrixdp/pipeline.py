@@ -9,26 +9,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, SupportsIndex
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from matrixdp import bootstrap, intervals
-from matrixdp._check import Array
-from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
-from matrixdp.accounting.ledger.ledger import Ledger
-from matrixdp.backends import backend_of
+from matrixdp.backends import Backend
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
-from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
-from matrixdp.intervals import Interval, LinearRelease
+from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
 from matrixdp.mechanisms.base import HEADROOM
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate, certify, check_releasable, drawn, refuse_unsafe_floats
 from matrixdp.privacy.drawing import Drawing, drawing_for, seeded
 from matrixdp.privacy.guarantee import ROUNDING, Guarantee, with_total_variation
+from matrixdp.released import Release as Release
 from matrixdp.sensitivity import Sensitivity
 
 # Noise is made larger by up to this share, so that the cost of drawing it does not show in its mu.
@@ -44,97 +40,6 @@ class Spends(Protocol):
 
     def spend(self, certificate: Guarantee, note: str = "") -> object:
         """Records the spend durably, or raises BudgetExceeded. Releases of a plan bring `series` and `plan` along."""
-
-
-@dataclass(frozen=True, eq=False)
-class Release:
-    """A noisy value that may be published, with what it guarantees and the law its noise was drawn from.
-
-    A value on Dask is a recipe with the records and the keys in it: publish what comes out of `compute()`, never that.
-
-    Example:
-        >>> from matrixdp import Budget, Counts, release
-        >>> out = release([12, 3], Counts(1), Budget(1.0, 1e-6))
-        >>> out.value.shape, out.standard_error.round(2), out.interval(0.95).level > 0.95
-        ((2,), array([1.36, 1.36]), True)
-    """
-
-    value: Any
-    certificate: Certificate
-    noise: NoiseLaw
-    on_grid: bool = False
-    """Whether the true value is known to lie on the grid of discrete noise: by its type or its query, not its cells."""
-
-    @property
-    def standard_error(self) -> Array:
-        """The standard deviation of the noise in every entry, in the shape of the value.
-
-        It is for the noise: how far the records lie from a population they were drawn from is not in it. Neither is
-        putting the value on a grid, which is no noise; `interval` counts it.
-        """
-        return intervals.standard_error(self.noise, self.certificate.drawing)
-
-    def interval(self, level: float = 0.95, simultaneous: bool = False) -> Interval:
-        """Where the true value of the query lies, entry by entry; what drawing the noise rounds is counted.
-
-        Args:
-            level: the least probability that an entry is covered, over the noise; it says nothing of a population.
-            simultaneous: for all entries at once.
-
-        Returns:
-            Lower and upper ends, and the level attained. On Dask they are tasks, as the value is.
-
-        Raises:
-            NotApplicable: if the law, one from outside the package, does not know its quantiles.
-        """
-        drawing, on_grid = self.certificate.drawing, self.on_grid
-        return intervals.interval(self.value, self.noise, drawing, level, simultaneous=simultaneous, on_grid=on_grid)
-
-    def linear(self, weights: Any) -> LinearRelease:
-        """Linear functions W vec(value), such as totals, with the covariance of their noise and intervals.
-
-        Args:
-            weights: W, of shape (functions, entries), or an array of the value's shape for each function. They must be
-                public.
-        """
-        return intervals.linear(self.value, self.noise, self.certificate.drawing, weights, on_grid=self.on_grid)
-
-    def bootstrap(
-        self,
-        function: Callable[..., Array],
-        *arguments: Any,
-        level: float = 0.95,
-        draws: int = 999,
-        rng: np.random.Generator | None = None,
-        **options: Any,
-    ) -> Interval:
-        """Where a post-processing of the true value lies, entry by entry, by a parametric bootstrap.
-
-        Args:
-            function: one of `matrixdp.postprocess`: symmetrise, clip, nonnegative, nearest_psd or low_rank.
-            *arguments: its arguments beside the matrix.
-            level: the probability that an entry is covered, approximately.
-            draws: how often noise is drawn again.
-            rng: a numpy Generator, to repeat it; nothing private depends on it.
-            **options: its arguments by name.
-
-        Raises:
-            NotApplicable: where a bootstrap has no valid coverage: at boundaries, such as counts near 0, for other
-                functions, and for values that were floored to the grid of discrete noise.
-        """
-        if isinstance(self.noise, Product) and not self.on_grid:
-            raise NotApplicable("a bootstrap does not see that values were floored to a grid; release whole numbers")
-        return bootstrap.bootstrap(
-            self.value, self.noise, function, *arguments, level=level, draws=draws, rng=rng, **options
-        )
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        if type(self.value).__module__.partition(".")[0] == "dask":
-            raise TypeError("a release on Dask has records and keys inside; pickle the value that compute() gives")
-        return super().__reduce_ex__(protocol)
-
-    def __str__(self) -> str:
-        return str(self.certificate)
 
 
 def release(
@@ -206,7 +111,7 @@ def prepare(
     **options: Any,
 ) -> Prepared:
     """All of `release` that comes before the ledger is charged: its certificate is known, and nothing is drawn yet."""
-    backend = backend_of(value)
+    backend = _backend_of(value)
     checked = backend.checked(value, sensitivity)
     shape = tuple(int(side) for side in checked.shape)
     law = proposed(mechanism, shape, sensitivity, budget, options)
@@ -256,9 +161,31 @@ class Prepared:
         if ledger is not None:
             spend: Callable[..., object] = ledger.spend
             unit = ((self.certificate.query or {}).get("parameters") or {}).get("unit")
-            protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
+            protected = {"unit": unit} if unit is not None and _takes_units(ledger) else {}
             spend(self.certificate, note=note, **self._terms, **protected)
         return Release(draw(), self.certificate, self.certificate.law, self._on_grid)
+
+
+def _backend_of(value: Any) -> Backend:
+    """The backend for a value, by the library that it comes from."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "torch" and hasattr(value, "detach"):
+        from matrixdp.backends import torch
+
+        return cast(Backend, torch)
+    if library == "dask":
+        from matrixdp.backends import dask
+
+        return cast(Backend, dask)
+    from matrixdp.backends import numpy
+
+    return cast(Backend, numpy)
+
+
+def _takes_units(ledger: Spends) -> bool:
+    from matrixdp.accounting.ledger.ledger import Ledger  # when it is needed
+
+    return isinstance(ledger, Ledger)
 
 
 def _is_on_grid(value: Any, law: NoiseLaw, query: Mapping[str, Any] | None) -> bool:
@@ -377,6 +304,8 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
     if sampling_rate == 1.0:
         mu = float(gaussian.mu(budget.epsilon, delta)) / math.sqrt(releases)
     else:
+        from matrixdp.accounting.accountant import noise_multiplier_for  # when it is needed
+
         mu = 1 / noise_multiplier_for(budget.epsilon, delta, sampling_rate, int(releases))
     return mu * (1 - 1e-12)  # slightly less, for the total is rounded up when it is added up
 
@@ -388,6 +317,7 @@ def sized_together(
 
     Guarantee: an Accountant finds that all of them together keep the budget.
     """
+    from matrixdp.accounting.accountant import Accountant  # when it is needed
 
     def fits(certificate: Certificate) -> bool:
         total = Accountant()

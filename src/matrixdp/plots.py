@@ -70,6 +70,14 @@ def side_by_side(
         titles: what stands above each column.
         labels: what the colours of each row mean.
         axes: names of the vertical and the horizontal axis of each row.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, plots, release
+        >>> true = [[120, 31, 4], [77, 52, 9]]
+        >>> released = release(true, Counts(1), Budget(1.0, 1e-6)).value
+        >>> figure = plots.side_by_side([(true, released)], titles=["true", "released"], labels=["people"])
+        >>> len(figure.axes)
+        3
     """
     pictures = [[np.atleast_2d(_check.finite("matrix", matrix)) for matrix in row] for row in rows]
     if not titles or not pictures or any(len(row) != len(titles) for row in pictures):
@@ -99,6 +107,12 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     """Draws the expected squared error of every mechanism as a bar on a log scale, coloured by verdict.
 
     One panel for each comparison; mechanisms that have nothing to propose there are only named.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from matrixdp import Budget, Counts, compare, plots
+        >>> chart = plots.comparison_chart(compare((6, 8), Counts(1), Budget(1.0, 1e-6)))
+        >>> plots.save(chart, Path("mechanisms.png"))
     """
     if not comparisons:
         raise InvalidInput("comparisons must not be empty; compare() makes one")
@@ -160,6 +174,13 @@ def lines(
         names: of the horizontal and the vertical axis.
         points: what was measured, drawn as small dots.
         log: whether the vertical axis is logarithmic.
+
+    Example:
+        >>> from matrixdp import plots
+        >>> errors = {"analytic": [8.0, 4.0, 2.0], "laplace": [6.0, 3.0, 1.5]}
+        >>> figure = plots.lines([0.5, 1, 2], errors, names=("epsilon", "std"))
+        >>> [text.get_text() for text in figure.axes[0].texts]
+        ['analytic', 'laplace']
     """
     if not curves:
         raise InvalidInput("curves must not be empty")
@@ -188,12 +209,25 @@ def lines(
 
 
 def figure_of(width: float, height: float) -> Figure:
-    """An empty figure, in inches, with some air at its edges."""
+    """An empty figure, in inches, with some air at its edges.
+
+    Example:
+        >>> from matrixdp.plots import figure_of
+        >>> panel = figure_of(6, 4).subplots()
+    """
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as a PNG picture."""
+    """Writes a figure as a PNG picture.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from matrixdp.plots import figure_of, save
+        >>> figure = figure_of(6, 4)
+        >>> _ = figure.subplots().plot([1, 2, 3])
+        >>> save(figure, Path("line.png"))
+    """
     if path.suffix != ".png":
         raise InvalidInput(f"path must end in .png, got {str(path)!r}")
     figure.savefig(path, dpi=RESOLUTION)

@@ -11,6 +11,8 @@ import termios
 
 import pytest
 
+from matrixdp._pages import wrapped
+
 ASKED = ["--shape", "20x20", "--epsilon", "0.5", "--delta", "1e-7"]
 COMPARE = ["compare", "--sensitivity", "counts:1", "--mechanism", "analytic", "--mechanism", "r1smg", *ASKED]
 COLOUR = re.compile("\x1b\\[[0-9;]*(3[0-7]|9[0-7])(;|m)")
@@ -39,10 +41,39 @@ def on_a_terminal(arguments, columns, **environment):
     return written.decode().replace("\r\n", "\n")
 
 
+def plain(shown):
+    """The lines without colours, and without a spinner's, which are erased."""
+    return [line.split("\r")[-1] for line in re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", shown).splitlines()]
+
+
+LONG = ["calibrate", "banded", "--shape", "365x1", "--sensitivity", "participation:1", *ASKED[2:]]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_certificate_and_an_error_fit_the_terminal(columns):
+    lines = plain(on_a_terminal(LONG, columns))
+    assert any(line.startswith("  noise      Gaussian correlated over 365 steps") for line in lines)
+    assert max(map(len, lines)) <= columns
+    set_in = sum(line.startswith(" " * 13) for line in lines)  # a line of the guarantee, and what was wrapped
+    assert set_in > 1 if columns == 80 else set_in == 1
+    assert max(map(len, plain(on_a_terminal(["compare", "--sensitivity", "nonsense:1", *ASKED], columns)))) <= columns
+
+
+def test_no_line_is_broken_in_a_pipe(call, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, call(*LONG).stdout.splitlines())) > 100
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, call(*LONG).stdout.splitlines())) <= 80
+
+
+def test_paths_and_hashes_stay_whole():
+    path = "/a/very/long/path/" + "x" * 70
+    assert wrapped(f"Written: {path}", 80) == f"Written:\n  {path}"
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_table_fits_the_terminal(columns):
-    shown = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", on_a_terminal(COMPARE, columns))
-    lines = shown.splitlines()
+    lines = plain(on_a_terminal(COMPARE, columns))
     assert any("analytic" in line and "exact" in line for line in lines)
     assert max(map(len, lines)) <= columns
 

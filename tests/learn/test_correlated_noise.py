@@ -24,8 +24,8 @@ from matrixdp.distributions.time_workloads import schedule
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.learn import ClippedGradients, PrivateSGD, QuantileClip, make_private
 from matrixdp.learn.correlated_noise import CorrelatedNoise, Training, plan
-from matrixdp.participation import Participation
 from matrixdp.privacy.certificate import certify
+from matrixdp.sensitivity import Participation
 
 FALSE_ALARMS = 1e-6
 RECORDS, SIZE = 40, 27

@@ -33,8 +33,7 @@ def test_the_trainer_takes_private_steps(example, capsys):
 
 
 def test_its_loss_is_the_mean_of_each_records_own(example):
-    model, data = example.network(), example.Sentences(5, seed=3)
-    rows = [data[k] for k in range(5)]
+    model, rows = example.network(), example.sentences(5, seed=3)
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     alone = [model(**{name: part[k : k + 1] for name, part in batch.items()}).loss for k in range(5)]
     torch.testing.assert_close(model(**batch).loss, torch.stack(alone).mean())

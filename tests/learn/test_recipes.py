@@ -122,6 +122,6 @@ def test_the_example_learns_on_a_small_set():
     data = TensorDataset(Scattering()(pictures), labels)
     setting = {"epsilon": 8.0, "delta": 1e-5, "batch_size": 600, "epochs": 20, "clip": 0.1, "learning_rate": 4.0}
     module = example()
-    model, trainer = module.train(data, setting | {"momentum": 0.9, "decay": 0.5, "groups": 9})
+    model, trainer = module.train(data, **setting, momentum=0.9, decay=0.5, groups=9)
     assert trainer.epsilon() <= 8.0
-    assert module.accuracy(model, data) > 0.6  # a guess has 0.1
+    assert module.accuracy(model, *data.tensors) > 0.6  # a guess has 0.1

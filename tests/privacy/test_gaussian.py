@@ -183,7 +183,7 @@ def test_kinds_of_argument():
 
 
 def test_every_block_of_a_long_array_is_computed():
-    size = 2 * gaussian._BLOCK + 3
+    size = 2 * arithmetic._BLOCK + 3
     epsilon = np.linspace(0.1, 5.0, size)
     result = gaussian.mu(epsilon, 1e-6)
     assert (np.diff(result) > 0).all()

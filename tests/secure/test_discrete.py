@@ -256,6 +256,22 @@ def test_noise_is_added_to_any_kind_of_values(kind, shape):
     assert np.array_equal(values, np.arange(math.prod(shape)).reshape(shape))  # untouched
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("step", [1.0, 0.25])
+def test_a_result_in_units_of_the_value_is_that_in_steps(step, in_place):
+    values, key = np.random.default_rng(0).normal(size=2 * BLOCK + 3) * 50, Key()
+    steps = add_noise(values, step, Tabled(1.3, 9.0), key.derive(0))
+    out = values.copy() if in_place else np.empty(values.shape)
+    assert add_noise(out if in_place else values, step, Tabled(1.3, 9.0), key.derive(0), out=out) is out
+    assert np.array_equal(out, steps * step)
+
+
+def test_a_result_does_not_go_where_values_are_still_to_be_read():
+    values = np.zeros(BLOCK + 1)
+    with pytest.raises(InvalidInput, match="share no memory"):
+        add_noise(values[:-1], 1.0, Tabled(1.3, 9.0), out=values[1:])
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("size", [1, 1000, BLOCK + 1, 3 * BLOCK + 17])
 def test_the_number_of_threads_does_not_change_the_result(size, exact):

@@ -9,6 +9,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from matrixdp import Budget, Ledger
 from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.queries.histograms import grid_counts
 from matrixdp.sklearn import (
     PrivateCovariance,
     PrivateHistogram,
@@ -19,7 +20,6 @@ from matrixdp.sklearn import (
     PrivateRidge,
     PrivateStandardScaler,
 )
-from matrixdp.sklearn.preprocessing import grid_counts
 
 # Fits with a random_state warn, as they should; here they are wanted.
 pytestmark = pytest.mark.filterwarnings("ignore:release with a generator")

@@ -29,6 +29,14 @@ class AuditResult:
         samples: outputs drawn for each of the two inputs.
         confidence: the probability that the bounds hold.
         method: "clopper-pearson", which assumes nothing, or "gaussian", which assumes Gaussian noise.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp.audit import audit_scores
+        >>> rng = np.random.default_rng(0)
+        >>> result = audit_scores(rng.normal(0, 1, 2000), rng.normal(4, 1, 2000), 1.0, 1e-5)
+        >>> result.verdict, result.epsilon_lower > 1
+        ('rejected', True)
     """
 
     epsilon: float

@@ -1,12 +1,12 @@
 """Backends for numpy, PyTorch and Dask: each checks a value, puts it on the grid and adds noise; it decides nothing.
 
-Each backend module has the functions of `Backend`; `backend_of` finds the one for a value.
+Each backend module has the functions of `Backend`; the pipeline takes the one for the value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,19 +37,3 @@ class Backend(Protocol):
             InvalidInput: if the value is too large for the grid, or the law cannot be drawn there.
             MatrixDPError: if what draws the noise cannot be loaded.
         """
-
-
-def backend_of(value: Any) -> Backend:
-    """The backend for a value, by the library that it comes from."""
-    library = type(value).__module__.partition(".")[0]
-    if library == "torch" and hasattr(value, "detach"):
-        from matrixdp.backends import torch
-
-        return cast(Backend, torch)
-    if library == "dask":
-        from matrixdp.backends import dask
-
-        return cast(Backend, dask)
-    from matrixdp.backends import numpy
-
-    return cast(Backend, numpy)

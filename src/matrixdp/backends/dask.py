@@ -169,10 +169,10 @@ def noisy_discrete_block(block: Any, step: float, source: Sampler, key: BlockKey
     if not values.size > 0:
         return values
     try:
-        steps = discrete.add_noise(values, step, source, key.open(), threads=1)
+        noisy = discrete.add_noise(values, step, source, key.open(), threads=1, out=np.empty(values.shape))
     except InvalidInput:
         raise _refused(index) from None
-    return np.multiply(steps, step, dtype=np.float64).astype(values.dtype, copy=False)
+    return noisy.astype(values.dtype, copy=False)
 
 
 def _values(block: Any, index: Shape, shape: Shape) -> Floats:

@@ -72,7 +72,7 @@ def prepared(
 
         return quantile_search.prepared(value, law.probabilities, law.rate, law.scale, rng)
     if isinstance(law, Product) and rng is None:
-        return _prepared_discrete(value, law, drawing)
+        return _prepared_discrete(value, law, drawing, _output(value, original))
     if grid is None or not isinstance(law, Gaussian):
         return lambda: np.asarray(value + law.sample(rng))
     from matrixdp.secure import kernels  # numba, when it is needed
@@ -84,18 +84,24 @@ def prepared(
     too_long = longest is not None and not float(np.linalg.norm(white)) <= longest
     if too_long or not kernels.largest(white) < kernels.limit(std, grid, white.dtype):
         raise InvalidInput(TOO_LARGE)
-    noisy = np.empty(white.shape) if isinstance(covariance, Isotropic) else white  # a new array, not the caller's value
+    noisy = _output(white, original) if isinstance(covariance, Isotropic) else white
     return lambda: _noisy(white, std, covariance, grid, noisy).reshape(value.shape)
 
 
-def _prepared_discrete(value: Array, law: Product, drawing: Drawing) -> Callable[[], Array]:
+def _output(value: Array, original: Any) -> Array:
+    """Where the result goes: the value itself if it is a converted copy, which only this release holds; or new."""
+    copied = isinstance(original, np.ndarray) and not np.may_share_memory(value, original)
+    return value if copied else np.empty(value.shape)
+
+
+def _prepared_discrete(value: Array, law: Product, drawing: Drawing, noisy: Array) -> Callable[[], Array]:
     """Whole multiples of the step."""
     from matrixdp.secure import discrete, kernels
 
     source = discrete_sampler(law, drawing)
     if not kernels.largest(value) < discrete.LIMIT * law.step:
         raise InvalidInput(TOO_LARGE)
-    return lambda: np.asarray(np.multiply(discrete.add_noise(value, law.step, source), law.step, dtype=np.float64))
+    return lambda: discrete.add_noise(value, law.step, source, out=noisy)
 
 
 def discrete_sampler(law: Product, drawing: Drawing) -> Sampler:

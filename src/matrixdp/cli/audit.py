@@ -59,15 +59,15 @@ def audit(
     if json:
         show.document({"mechanism": mechanism, "certificate": exact, **result.to_dict()})
     else:
-        console.print(f"Audit of {certificate.source}", markup=False, soft_wrap=True)
+        show.text(f"Audit of {certificate.source}")
         least = f"{exact['delta']:.4g}" if exact["delta"] >= 1e-300 else "below 1e-300"
         truth = f"epsilon {exact['epsilon']:.4g} at delta {delta:g}, delta {least} at epsilon {epsilon:g}"
         claim, *found, verdict = result.lines()
         about = "" if certificate.mu is not None else ", for the ideal law"
         bound = about if certificate.exact else f"{about} (an upper bound)"
         for name, text in (("change", str(differences)), claim, ("truth", truth + bound), *found):
-            console.print(f"  {name:<10} {text}", markup=False, soft_wrap=True)
+            show.text(f"  {name:<10} {text}")
         style = "bold red" if result.rejected else "green"
-        console.print(f"  {verdict[0]:<10} {verdict[1]}", markup=False, soft_wrap=True, style=style)
+        show.text(f"  {verdict[0]:<10} {verdict[1]}", style)
     if result.rejected:
         raise typer.Exit(1)

@@ -52,16 +52,15 @@ def calibrate(
             }
         )
         return
-    console = show.console()
-    console.print(f"Noise: {noise.describe()}; E||Z||^2 = {error:.6g}", markup=False, soft_wrap=True)
+    show.text(f"Noise: {noise.describe()}; E||Z||^2 = {error:.6g}")
     if half is not None:
-        console.print(f"95 % of the noise lies within +-{between(*half)}", markup=False, soft_wrap=True)
-    console.print(str(certificate), markup=False, soft_wrap=True)
+        show.text(f"95 % of the noise lies within +-{between(*half)}")
+    show.text(certificate)
     if not kept:
         true_delta = certificate.delta(epsilon)
-        console.print(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta:.3g}.", style="red")
+        show.text(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta:.3g}.", "red")
     elif not safe:
-        console.print("`matrixdp release` refuses this noise: it is not floating-point-safe.", style="red")
+        show.text("`matrixdp release` refuses this noise: it is not floating-point-safe.", "red")
 
 
 def _half_width(noise: NoiseLaw) -> tuple[float, float] | None:

@@ -74,7 +74,7 @@ def create(
     if Path(place).exists() or Path(place).is_symlink():
         raise InvalidInput(f"file {place!r} exists already and is not replaced; choose another name")
     created = opened_at(place, dataset, timeout, budget=Budget(epsilon, delta), adjacency=adjacency)
-    show.console().print(f"Created: {created.name}, {created.budget}", markup=False, soft_wrap=True)
+    show.text(f"Created: {created.name}, {created.budget}")
 
 
 @ledger.command(name="show")
@@ -97,18 +97,14 @@ def display(
         return
     from matrixdp._rounding import rounded_down, rounded_up
 
-    console = show.console()
-    console.print(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}", markup=False)
+    show.text(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}")
     # rounded to the private side: what was spent up, what is left down
     number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
-    console.print(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}", markup=False)
-    console.print(
-        f"Left for one Gaussian release: mu {rounded_down(remaining.mu)}, "
-        f"which is epsilon {rounded_down(remaining.epsilon)}",
-        markup=False,
-    )
+    show.text(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}")
+    left = rounded_down(remaining.mu), rounded_down(remaining.epsilon)
+    show.text("Left for one Gaussian release: mu {}, which is epsilon {}".format(*left))
     for entry in entries:
-        console.print(described(entry), markup=False, soft_wrap=True)
+        show.text(described(entry))
 
 
 @ledger.command()
@@ -167,7 +163,7 @@ def spend(
         unit=unit,
         key=key,
     )
-    show.console().print(f"Spent: entry {entry.number}, hash {entry.hash}", markup=False, soft_wrap=True)
+    show.text(f"Spent: entry {entry.number}, hash {entry.hash}")
 
 
 @ledger.command()
@@ -193,10 +189,11 @@ def plan(
     """
     opened = opened_at(place, dataset)
     given = [_planned(text, adjacency or opened.adjacency) for text in release]
-    planned = opened.plan([each for _, each in given], weight or None, [shape for shape, _ in given])
+    with show.working("planning"):
+        planned = opened.plan([each for _, each in given], weight or None, [shape for shape, _ in given])
     write_new(out, planned.to_json() + "\n")
-    show.console().print(str(planned), markup=False, soft_wrap=True)
-    show.console().print(f"Written: {out}", markup=False, soft_wrap=True)
+    show.text(planned)
+    show.text(f"Written: {out}")
 
 
 @ledger.command()
@@ -208,8 +205,9 @@ def verify(
     dataset: arguments.Dataset = None,
 ) -> None:
     """Check that no entry was changed, moved or removed."""
-    found = opened_at(place, dataset).verify(head)
-    show.console().print(f"The chain is whole. Head: {found}", markup=False, soft_wrap=True)
+    with show.working("verifying"):
+        found = opened_at(place, dataset).verify(head)
+    show.text(f"The chain is whole. Head: {found}")
 
 
 @ledger.command()

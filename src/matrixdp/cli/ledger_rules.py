@@ -43,11 +43,11 @@ def quota(
         raise InvalidInput("give either --epsilon or --remove")
     if epsilon is None:
         opened.remove_quota(name, note)
-        show.console().print(f"Removed: the quota {name}", markup=False, soft_wrap=True)
+        show.text(f"Removed: the quota {name}")
         return
     budget = Budget(epsilon, opened.budget.delta if delta is None else delta)
     found = opened.set_quota(name, budget, per=per, members=member or (), note=note)
-    show.console().print(f"Set: {name}, {found}, for {', '.join(found.members)}", markup=False, soft_wrap=True)
+    show.text(f"Set: {name}, {found}, for {', '.join(found.members)}")
 
 
 @ledger.command()
@@ -74,7 +74,7 @@ def reserve(
     relation = checked(adjacency or opened.adjacency, "--adjacency")
     asked = Guarantee(GaussianProfile(_check.positive("--mu", mu)), relation)
     found = opened.reserve(name, asked, count=count, note=note, analyst=analyst, purpose=purpose)
-    show.console().print(f"Reserved: {name}, {found.count} releases", markup=False, soft_wrap=True)
+    show.text(f"Reserved: {name}, {found.count} release{'s' * (found.count != 1)}")
 
 
 @ledger.command(name="give-back")
@@ -83,7 +83,7 @@ def give_back(
 ) -> None:
     """Give back what is left of a reservation: what was never drawn."""
     number = opened_at(place, dataset, analyst=analyst).give_back(name, note)
-    show.console().print(f"Given back: {number} of {name}", markup=False, soft_wrap=True)
+    show.text(f"Given back: {number} of {name}")
 
 
 @ledger.command()
@@ -101,7 +101,7 @@ def history(
         show.document([event.to_dict() for event in chosen])
         return
     for event in chosen:
-        show.console().print(described(event), markup=False, soft_wrap=True)
+        show.text(described(event))
 
 
 @ledger.command()
@@ -138,7 +138,7 @@ def left(
             f"{row.name}: {budget}; spent{since}: epsilon {rounded_up(row.spent)}{kept}; left: "
             f"mu {rounded_down(row.mu)}, which is epsilon {rounded_down(row.epsilon)}{number}"
         )
-        show.console().print(line, markup=False, soft_wrap=True)
+        show.text(line)
 
 
 @ledger.command()
@@ -169,4 +169,4 @@ def grant(
 ) -> None:
     """Let a role of a PostgreSQL database spend from its ledgers, or read them; nobody may change an entry."""
     opened_at(place, dataset).grant(role, may)
-    show.console().print(f"Granted: {role} may {may}", markup=False, soft_wrap=True)
+    show.text(f"Granted: {role} may {may}")

@@ -194,22 +194,21 @@ def release(
         if query is None:
             raise InvalidInput("say what to release: --query for a matrix, or --domain for a table of people's data")
         place_of_records = Path(records)
-        with _cluster(scheduler):
+        with show.working("reading records and sizing the noise"), _cluster(scheduler):
             on_dask = place_of_records.is_dir() or scheduler is not None
             answer = _query(query, chosen, on_dask=on_dask)(place_of_records, **chosen)
-        prepared = prepare(
-            answer.value, answer.sensitivity, budget_for(answer), mechanism, query=answer.query, **chosen_options
-        )
+            prepared = prepare(
+                answer.value, answer.sensitivity, budget_for(answer), mechanism, query=answer.query, **chosen_options
+            )
         with files.reserved(output, prepared.certificate) as place:
             certificate = place.publish(prepared.release(account, note=query).value)
         also = []
     if json:
         show.document(certificate.to_dict())
         return
-    console = show.console()
-    console.print(str(certificate), markup=False, soft_wrap=True)
+    show.text(certificate)
     written = ", ".join(str(path) for path in (output, files.certificate_path(output), *also))
-    console.print(f"Written: {written}", markup=False, soft_wrap=True)
+    show.text(f"Written: {written}")
 
 
 def _budget(

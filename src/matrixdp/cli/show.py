@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import typer
+
+from matrixdp._pages import wrapped
 
 # Wide enough for the tables, when the output is a file or a pipe and COLUMNS is not set.
 PIPE_WIDTH = 120
@@ -37,6 +41,14 @@ def console() -> Any:
     return found if found.is_terminal or os.environ.get("COLUMNS") else Console(highlight=False, width=PIPE_WIDTH)
 
 
+def text(content: Any, style: str | None = None) -> None:
+    """Prints lines that fit the terminal or COLUMNS; into a pipe or a file they go as they are."""
+    target = console()
+    fits = target.is_terminal or os.environ.get("COLUMNS")
+    shown = wrapped(str(content), target.width) if fits else str(content)
+    target.print(shown, markup=False, soft_wrap=True, style=style)
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """A spinner on standard error with the time that has passed, if that is a terminal; it knows no number of rows."""
@@ -51,7 +63,7 @@ def working(what: str) -> Iterator[None]:
 
 
 def error(message: str) -> None:
-    """Prints one red line on standard error."""
+    """Prints it in red on standard error: one line, but on a terminal as many as it needs."""
     _line("error", message, "red")
 
 
@@ -68,4 +80,7 @@ def show_warnings() -> Iterator[None]:
 
 
 def _line(kind: str, message: str, colour: str) -> None:
-    typer.secho(f"{kind}: {' '.join(message.split())}", fg=None if os.environ.get("NO_COLOR") else colour, err=True)
+    line = f"{kind}: {' '.join(message.split())}"
+    if sys.stderr.isatty():
+        line = wrapped(line, shutil.get_terminal_size().columns)
+    typer.secho(line, fg=None if os.environ.get("NO_COLOR") else colour, err=True)

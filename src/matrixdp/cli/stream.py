@@ -55,21 +55,21 @@ def init(
     if state.exists() or state.is_symlink():
         raise InvalidInput(f"file {str(state)!r} exists already and is not replaced; choose another name")
     days = None if steps == "unbounded" else specs.numbers("steps", steps)[0]
-    begun = Stream(
-        steps=days,  # type: ignore[arg-type]
-        sensitivity=specs.sensitivity(sensitivity, adjacency),  # type: ignore[arg-type]
-        budget=Budget(epsilon, delta),
-        workload=specs.array_file("workload", workload) if workload.endswith(".npy") else workload,
-        ledger=_ledger(ledger, dataset, analyst),
-        state=state,
-        shape=None if shape is None else specs.shape(shape),
-        mechanism=mechanism,
-        **specs.mechanism_options(option or []),
-    )
-    console = show.console()
+    with show.working("sizing the noise"):
+        begun = Stream(
+            steps=days,  # type: ignore[arg-type]
+            sensitivity=specs.sensitivity(sensitivity, adjacency),  # type: ignore[arg-type]
+            budget=Budget(epsilon, delta),
+            workload=specs.array_file("workload", workload) if workload.endswith(".npy") else workload,
+            ledger=_ledger(ledger, dataset, analyst),
+            state=state,
+            shape=None if shape is None else specs.shape(shape),
+            mechanism=mechanism,
+            **specs.mechanism_options(option or []),
+        )
     if begun.shape is not None:
-        console.print(str(begun.certificate), markup=False, soft_wrap=True)
-    console.print(f"Begun: {state}, {begun.budget}", markup=False, soft_wrap=True)
+        show.text(begun.certificate)
+    show.text(f"Begun: {state}, {begun.budget}")
 
 
 @stream.command()
@@ -128,11 +128,10 @@ def display(
         found = None if answer is None else _document(answer)
         show.document({"steps": opened.steps, "released": days, "certificate": guarantee, "answer": found})
         return
-    console = show.console()
     if opened.shape is not None:
-        console.print(str(opened.certificate), markup=False, soft_wrap=True)
+        show.text(opened.certificate)
     planned = "without an end" if opened.steps is None else f"of {opened.steps}"
-    console.print(f"Days released: {days}, {planned}", markup=False, soft_wrap=True)
+    show.text(f"Days released: {days}, {planned}")
     if answer is not None:
         _show(answer, json=False)
 
@@ -151,12 +150,12 @@ def _show(answer: Answer, json: bool, with_value: bool = True) -> None:
     if json:
         show.document(_document(answer))
         return
-    console = show.console()
-    console.print(f"Day {answer.step}, standard error {answer.standard_error:.6g} in every cell", markup=False)
+    show.text(f"Day {answer.step}, standard error {answer.standard_error:.6g} in every cell")
     if with_value:
         import numpy as np
 
-        console.print(np.array2string(answer.value, precision=6, max_line_width=100), markup=False)
+        width = min(show.console().width, 100)
+        show.text(np.array2string(answer.value, precision=6, suppress_small=True, max_line_width=width))
 
 
 def _write(output: Path, answer: Answer) -> None:

@@ -42,7 +42,7 @@ def verify(
     if json:
         show.document({"file": file.name, "verified": verified, "findings": findings})
     else:
-        show.console().print(text, markup=False, soft_wrap=True)
+        show.text(text)
     if not verified:
         raise typer.Exit(1)
 

@@ -48,7 +48,15 @@ def sum(
     columns: Any = None,
     adjacency: str = ADD_REMOVE,
 ) -> Answer:
-    """The sum of the clipped records: `matrixdp.queries.sum`, on `partitions`."""
+    """The sum of the clipped records: `matrixdp.queries.sum`, on `partitions`.
+
+    Example:
+        >>> import dask.array
+        >>> from matrixdp import distributed
+        >>> records = dask.array.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3))
+        >>> distributed.sum(records, norm=1.0).sensitivity
+        Frobenius(radius=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+    """
     query = partial(queries.sum, norm=norm, low=low, high=high, adjacency=adjacency)
     found = partitions(records, columns)
     known = query(found.zeros())  # also refuses wrong arguments before anything is read
@@ -68,7 +76,15 @@ def mean(
     adjacency: str = ADD_REMOVE,
     size: int | None = None,
 ) -> Answer:
-    """The sum of the clipped records, divided by a public number: `matrixdp.queries.mean`, on `partitions`."""
+    """The sum of the clipped records, divided by a public number: `matrixdp.queries.mean`, on `partitions`.
+
+    Example:
+        >>> import dask.array
+        >>> from matrixdp import distributed
+        >>> records = dask.array.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3))
+        >>> distributed.mean(records, norm=1.0, size=1000).sensitivity
+        Frobenius(radius=0.001, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+    """
     query = partial(queries.mean, norm=norm, low=low, high=high, adjacency=adjacency)
     found = partitions(records, columns)
     query(found.zeros(), size=size)
@@ -91,7 +107,15 @@ def second_moment(
     average: bool = False,
     size: int | None = None,
 ) -> Answer:
-    """X^T X, for the matrix X with a clipped record in each row: `matrixdp.queries.second_moment`, on `partitions`."""
+    """X^T X, for the matrix X with a clipped record in each row: `matrixdp.queries.second_moment`, on `partitions`.
+
+    Example:
+        >>> import dask.array
+        >>> from matrixdp import distributed
+        >>> records = dask.array.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3))
+        >>> distributed.second_moment(records, norm=1.0).sensitivity
+        RankOne(radius=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+    """
     query = partial(queries.second_moment, norm=norm, adjacency=adjacency, average=average)
     found = partitions(records, columns)
     query(found.zeros(), size=size)
@@ -112,7 +136,15 @@ def covariance(
     center: Any = None,
     size: int | None = None,
 ) -> Answer:
-    """The covariance, about a public center or their own mean: `matrixdp.queries.covariance`, on `partitions`."""
+    """The covariance, about a public center or their own mean: `matrixdp.queries.covariance`, on `partitions`.
+
+    Example:
+        >>> import dask.array
+        >>> from matrixdp import distributed
+        >>> records = dask.array.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3))
+        >>> distributed.covariance(records, norm=1.0, size=1000).sensitivity
+        RankOne(radius=0.0632455532033676, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+    """
     query = partial(queries.covariance, norm=norm, adjacency=adjacency, center=center)
     found = partitions(records, columns)
     query(np.zeros((2, len(found.columns))), size=size)
@@ -139,7 +171,15 @@ def _moments(records: Any, ball: Ball, center: Array | None = None) -> Integers:
 
 @takes_relation
 def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str = ADD_REMOVE) -> Answer:
-    """How many records fall into each cell of a grid: `matrixdp.queries.histogram`, on `partitions`."""
+    """How many records fall into each cell of a grid: `matrixdp.queries.histogram`, on `partitions`.
+
+    Example:
+        >>> import dask.array
+        >>> from matrixdp import distributed
+        >>> records = dask.array.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3))
+        >>> distributed.histogram(records[:, 0], edges=[-2, -1, 0, 1, 2]).sensitivity
+        Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+    """
     query = partial(queries.histogram, edges=edges, adjacency=adjacency)
     found = partitions(records, columns)
     known = query(found.zeros())
@@ -168,6 +208,13 @@ def identity(
 
     Guarantee: that of `matrixdp.queries.identity`, provided that the lengths of the partitions are public too: they are
         the blocks of the result.
+
+    Example:
+        >>> import dask.array
+        >>> from matrixdp import distributed
+        >>> records = dask.array.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3))
+        >>> distributed.identity(records, norm=1.0).value.numblocks
+        (4, 1)
     """
     query = partial(queries.identity, low=low, high=high, norm=norm, adjacency=adjacency)
     upright = _check.choice("records_are", records_are, ("rows", "columns")) == "rows"

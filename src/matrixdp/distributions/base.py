@@ -15,7 +15,15 @@ from matrixdp.errors import InvalidInput, NotApplicable
 
 
 class NoiseLaw(ABC):
-    """A law of additive noise with mean zero."""
+    """A law of additive noise with mean zero.
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, calibrate
+        >>> from matrixdp.distributions import NoiseLaw
+        >>> noise = calibrate("analytic", shape=(6, 8), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6))
+        >>> isinstance(noise, NoiseLaw), noise.shape, noise.sample().shape
+        (True, (6, 8), (6, 8))
+    """
 
     source: str
     """Who proposed it, for the certificate: a mechanism's name and theorem."""
@@ -91,7 +99,13 @@ class NoiseLaw(ABC):
 
 
 def generator(rng: np.random.Generator | None) -> np.random.Generator:
-    """The caller's numpy Generator, or a fresh one seeded by the operating system."""
+    """The caller's numpy Generator, or a fresh one seeded by the operating system.
+
+    Example:
+        >>> from matrixdp.distributions import generator
+        >>> generator(None).standard_normal(3).shape
+        (3,)
+    """
     if rng is None:
         return np.random.default_rng()
     if not isinstance(rng, np.random.Generator):

@@ -32,6 +32,14 @@ class Gaussian(NoiseLaw):
         note: what else a certificate should say.
         value_shape: the shape of the value, where it is not that of the covariance: its entries, in the same order, are
             those of the vector or matrix.
+
+    Example:
+        >>> from matrixdp import Frobenius, certify
+        >>> from matrixdp.distributions import Gaussian
+        >>> from matrixdp.distributions.covariance import Isotropic
+        >>> noise = Gaussian(Isotropic((6, 8), std=4.0))
+        >>> round(certify(noise, Frobenius(1.0)).mu, 6)
+        0.25
     """
 
     covariance: Covariance

@@ -33,6 +33,15 @@ class Product(NoiseLaw):
         scale: s, in the units of the value. The quotient s/g, rounded to a float, defines the law.
         source: who proposed it.
         note: what else a certificate should say.
+
+    Example:
+        >>> from matrixdp import Counts, certify
+        >>> from matrixdp.distributions import Product
+        >>> noise = Product((3, 4), step=1.0, exponent=1.0, scale=2.0)
+        >>> noise.describe()
+        'discrete Laplace, scale 2, on multiples of 1'
+        >>> round(certify(noise, Counts(1)).epsilon(0), 6)
+        0.5
     """
 
     shape: Shape

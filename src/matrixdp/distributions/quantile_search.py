@@ -26,6 +26,11 @@ class QuantileSearch(NoiseLaw):
         scale: of the discrete Laplace noise on the counts around the cuts.
         source: who proposed it.
         note: what else a certificate should say.
+
+    Example:
+        >>> from matrixdp.distributions import QuantileSearch
+        >>> QuantileSearch((64,), probabilities=(0.25, 0.5, 0.75), rate=0.1, scale=5.0).shape
+        (64,)
     """
 
     shape: Shape

@@ -23,6 +23,12 @@ class Spherical(NoiseLaw):
 
     k = M (the number of entries) and p = 2 is the i.i.d. Gaussian of standard deviation scale/sqrt(2); k = M and p = 1
     is the l2 mechanism; k = 1 and p = 2 is R1SMG.
+
+    Example:
+        >>> from matrixdp.distributions import Spherical
+        >>> noise = Spherical((2, 2), k=4, p=2, scale=1.0)  # i.i.d. Gaussian of variance 1/2
+        >>> round(noise.expected_squared_error(), 6)
+        2.0
     """
 
     shape: Shape
@@ -110,7 +116,13 @@ class Spherical(NoiseLaw):
 
 
 def radius_moment(k: float, p: float, scale: float, order: float) -> float:
-    """E rho^order = c^order Gamma((k + order)/p) / Gamma(k/p); order 2 is the expected squared error of a release."""
+    """E rho^order = c^order Gamma((k + order)/p) / Gamma(k/p); order 2 is the expected squared error of a release.
+
+    Example:
+        >>> from matrixdp.distributions import radius_moment
+        >>> round(radius_moment(4, 2, 1.0, 2), 6)  # E rho^2 of four entries of variance 1/2
+        2.0
+    """
     k, p, order = _check.positive("k", k), _check.positive("p", p), _check.positive("order", order)
     return math.exp(order * math.log(_check.positive("scale", scale)) + log_gamma_ratio(k / p, order / p))
 

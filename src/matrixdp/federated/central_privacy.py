@@ -72,6 +72,13 @@ class CentralPrivacy:
             correlated over the rounds, and there is no sampling.
         times: with `separation`, how often a client is asked at most; by default as often as it fits.
         mechanism: with `separation`, "auto" or the name of a mechanism over time, such as "banded" or "toeplitz".
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import CentralPrivacy
+        >>> privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=10, clients=200, clip=1.0, sampling_rate=0.2)
+        >>> privacy.cohort
+        40.0
     """
 
     budget: Budget

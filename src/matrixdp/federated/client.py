@@ -42,7 +42,14 @@ _RECORD: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Guarantees:
-    """The epsilon of all uploads of a client together, per unit of privacy; None where nothing is guaranteed."""
+    """The epsilon of all uploads of a client together, per unit of privacy; None where nothing is guaranteed.
+
+    Example:
+        >>> from matrixdp.federated import Guarantees
+        >>> print(Guarantees(delta=1e-5, rounds=10, client=None, record=3.0))
+        client-level: none (the whole data set of one client replaced)
+        record-level: epsilon 3 at delta 1e-05 over 10 rounds (one record of one client replaced)
+    """
 
     delta: float
     rounds: int
@@ -131,6 +138,20 @@ class Client:
         training: what the client does with them in a round.
         privacy: ClientLevel or RecordLevel.
         folder: the client's own folder, with its ledger and last replies.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import Client, LocalTraining, RecordLevel
+        >>> privacy = RecordLevel(budget=Budget(3.0, 1e-5), rounds=5, clip=1.0)
+        >>> records, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> here = tempfile.mkdtemp()
+        >>> training = LocalTraining(epochs=1)
+        >>> client = Client(nn.Linear(4, 2), records, labels, training=training, privacy=privacy, folder=here)
+        >>> client.upload("first", 1, torch.zeros(10).numpy()).shape
+        (10,)
     """
 
     def __init__(
@@ -184,6 +205,12 @@ def average(parameters: Vector, updates: Sequence[Vector], *, min_replies: int =
     """The global model after a round: moved by the mean update, or unchanged with fewer than `min_replies` updates.
 
     The weights are equal, so they reveal nothing about how many records a client has.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp.federated import average
+        >>> average(np.zeros(2), [np.array([1.0, 0.0]), np.array([0.0, 3.0])]).tolist()
+        [0.5, 1.5]
     """
     if len(updates) < min_replies:
         return parameters

@@ -37,6 +37,20 @@ class ClientLevel(UploadPrivacy):
     Args:
         size: "exact" sizes Gaussian noise by its certificate; "published" as the mechanism's theorem states, which may
             be much more.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import Client, LocalTraining, ClientLevel
+        >>> privacy = ClientLevel(budget=Budget(3.0, 1e-5), rounds=5, clip=0.1)
+        >>> records, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> here = tempfile.mkdtemp()
+        >>> training = LocalTraining(epochs=1)
+        >>> client = Client(nn.Linear(4, 2), records, labels, training=training, privacy=privacy, folder=here)
+        >>> round(client.guarantees.client, 3)
+        3.0
     """
 
     norm: str = "linf"

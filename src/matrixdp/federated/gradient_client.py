@@ -35,6 +35,17 @@ class GradientClient:
         labels: one per record.
         privacy: what was agreed, with unit "record".
         loss: (outputs, labels) -> one value per record.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import CentralPrivacy, GradientClient
+        >>> settings = {"rounds": 10, "clients": 5, "clip": 1.0, "records": 100, "sampling_rate": 0.2}
+        >>> privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), unit="record", **settings)
+        >>> client = GradientClient(nn.Linear(4, 2), torch.randn(100, 4), torch.randint(2, (100,)), privacy=privacy)
+        >>> client.update(torch.zeros(10).numpy()).shape
+        (10,)
     """
 
     def __init__(

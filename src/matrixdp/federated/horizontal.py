@@ -3,8 +3,8 @@
     client = horizontal.client_app(model, data, clients=5, training=training, privacy=privacy, folder=folder)
     server = horizontal.server_app(model, clients=5, rounds=20, evaluate=accuracy)
 
-Put both into a module and start it by `flwr run`, as examples/federated_adult.py does. Any strategy of Flower serves in
-place of `server_app`, as the updates are private when they are sent:
+Put both into a module and start it by `flwr run`; examples/federated_adult.py simulates both. Any strategy of
+Flower serves in place of `server_app`, as the updates are private when they are sent:
 
     arrays = ArrayRecord({"parameters": Array(flat(model()).numpy())})
     CheckedStrategy(FedAdam()).start(grid, arrays, num_rounds=20)       # in the main function of a ServerApp

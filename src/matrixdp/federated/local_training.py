@@ -35,6 +35,14 @@ class LocalTraining:
         learning_rate: of SGD.
         momentum: of SGD; it starts at zero in every round.
         optimizer: (parameters) -> an optimizer of torch, in place of SGD; its state starts anew in every round.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp.federated import LocalTraining
+        >>> training = LocalTraining(epochs=2, batch_size=32, learning_rate=0.5)
+        >>> training.update(nn.Linear(4, 2), torch.randn(100, 4), torch.randint(2, (100,))).shape
+        torch.Size([10])
     """
 
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy

@@ -43,7 +43,26 @@ BEFORE = -1  # the step before the first: the run has begun, and nothing was rel
 
 
 class Declined(MatrixDPError):
-    """The participant does not answer this request, and nothing was released; the text says why, without any data."""
+    """The participant does not answer this request, and nothing was released; the text says why, without any data.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import Client, Declined, LocalTraining, RecordLevel
+        >>> privacy = RecordLevel(budget=Budget(3.0, 1e-5), rounds=5, clip=1.0)
+        >>> records, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> here = tempfile.mkdtemp()
+        >>> training = LocalTraining(epochs=1)
+        >>> client = Client(nn.Linear(4, 2), records, labels, training=training, privacy=privacy, folder=here)
+        >>> try:
+        ...     client.upload("first", 1, torch.zeros(3).numpy())  # another model's parameters
+        ... except Declined:
+        ...     print("declined")
+        ...
+        declined
+    """
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,14 @@ class Participant:
         budget: what this participant may spend over all runs; an existing ledger keeps its own.
         adjacency: the adjacency of its certificates.
         timeout: seconds to wait while another request is being answered.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import Participant
+        >>> participant = Participant(tempfile.mkdtemp(), Budget(3.0, 1e-5))
+        >>> participant.ledger.history()
+        []
     """
 
     def __init__(

@@ -48,6 +48,20 @@ class RecordLevel(UploadPrivacy):
     Args:
         order: "sampled" (Poisson sampling), or "fixed" for a mechanism over time ("banded", "toeplitz",
             "inverse-banded"): the client has the same batches in every epoch.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import Client, LocalTraining, RecordLevel
+        >>> privacy = RecordLevel(budget=Budget(3.0, 1e-5), rounds=5, clip=1.0)
+        >>> records, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> here = tempfile.mkdtemp()
+        >>> training = LocalTraining(epochs=1)
+        >>> client = Client(nn.Linear(4, 2), records, labels, training=training, privacy=privacy, folder=here)
+        >>> client.guarantees.record <= 3.0, client.guarantees.client
+        (True, None)
     """
 
     norm: str = "l2"

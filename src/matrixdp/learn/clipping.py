@@ -39,6 +39,19 @@ class QuantileClip:
     Source: andrew2021differentially, Algorithm 1.
     Deviates: 1. records, not users; 2. count and gradients are one vector with one noise law, whose split the weight
         decides, where the paper gives the standard deviation of the count; 3. the noisy share is put within [0, 1].
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> from matrixdp import Budget
+        >>> from matrixdp.learn import PrivateSGD, QuantileClip
+        >>> data = TensorDataset(torch.randn(200, 4), torch.randint(2, (200,)))
+        >>> model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none")
+        >>> optimizer, budget = torch.optim.SGD(model.parameters(), lr=0.1), Budget(3.0, 1e-5)
+        >>> clip = QuantileClip(start=0.5, quantile=0.7)
+        >>> trainer = PrivateSGD(model, optimizer, data, loss, budget=budget, batch_size=20, clip=clip, epochs=1)
+        >>> trainer.train(1)
     """
 
     start: float = 1.0

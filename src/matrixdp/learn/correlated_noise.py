@@ -57,12 +57,12 @@ from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.learn.noise import ANY_BUDGET
 from matrixdp.learn.sampling import CyclicPoisson, FixedOrder
 from matrixdp.mechanisms import calibrate
-from matrixdp.participation import Participation
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate, certify, drawn
 from matrixdp.privacy.drawing import Drawing, drawing_for
 from matrixdp.secure.entropy import Key
 from matrixdp.secure.grid import LIMIT
+from matrixdp.sensitivity import Participation
 
 MECHANISMS = ("banded", "toeplitz", "inverse-banded")
 """Mechanisms over time that training can use."""

@@ -78,6 +78,22 @@ def make_private(
         clip: the largest norm of a record's gradient, or a QuantileClip.
         trust_loop: returns (model, optimizer, loader) for a loop that calls backward() itself; see `TrustedLoader`.
         **options: of PrivateSGD: epochs or steps, ledger, noise, largest_batch, ...
+
+    Example:
+        >>> import torch, warnings
+        >>> from torch import nn
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from matrixdp import Budget
+        >>> from matrixdp.learn import make_private
+        >>> loader = DataLoader(TensorDataset(torch.randn(200, 4), torch.randint(2, (200,))), batch_size=20)
+        >>> model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none")
+        >>> optimizer, budget = torch.optim.SGD(model.parameters(), lr=0.1), Budget(3.0, 1e-5)
+        >>> with warnings.catch_warnings(action="ignore"):  # it says that batches are sampled anew
+        ...     private = make_private(model, optimizer, loader, loss=loss, budget=budget, clip=1.0, epochs=1)
+        ...
+        >>> for batch in private:
+        ...     private.step(batch)
+        ...
     """
     if not isinstance(loader, DataLoader):
         raise InvalidInput(f"loader must be a DataLoader, got {type(loader).__name__}; PrivateSGD takes a data set")

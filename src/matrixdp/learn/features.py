@@ -37,6 +37,15 @@ class PrivateFeatures(nn.Module):
     Source: yang2021improved, section 5, type II.
     Deviates: 1. one record changes one row of the features, in place of all rows; 2. the front is frozen, where the
         paper is silent about how it was trained.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.learn import PrivateFeatures
+        >>> features = PrivateFeatures(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), split=1)
+        >>> features.release(torch.randn(50, 4), Budget(3.0, 1e-5)).value.shape
+        torch.Size([50, 3])
     """
 
     def __init__(self, model: nn.Sequential, split: int) -> None:

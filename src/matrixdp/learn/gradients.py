@@ -70,6 +70,15 @@ class ClippedGradients:
         numbers that kernels compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do
         not change with the other records of the batch, not even in their last digits. With a QuantileClip, `flat` has
         one entry more, and its `radius` takes the place of clip (`clipping`).
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp.learn import ClippedGradients
+        >>> gradients = ClippedGradients(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), clip=1.0)
+        >>> dropped = gradients.accumulate(torch.randn(8, 4), torch.randint(2, (8,)))
+        >>> bool(gradients.flat.norm() <= 8.001)
+        True
     """
 
     def __init__(

@@ -132,6 +132,13 @@ def plan(
         clip: clips, one or several.
         gradient_norm: the usual norm of a record's gradient, from public data; a clip above it adds noise without
             adding signal. Left out, every gradient is taken to reach the clip.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.learn import plan
+        >>> found = plan(10_000, 60_000, Budget(3.0, 1e-5), batch_sizes=[256, 1024], epochs=10)
+        >>> [(row.batch_size, round(row.noise_multiplier, 2)) for row in found]
+        [(256, 0.69), (1024, 0.93)]
     """
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")

@@ -39,6 +39,12 @@ class PoissonSampler(datasets.Sampler[list[int]]):
         rate: the probability of each to join a batch.
         batches: how many batches a pass has.
         generator: for reproducible studies only; seeded sampling is not private.
+
+    Example:
+        >>> from matrixdp.learn import PoissonSampler
+        >>> sampler = PoissonSampler(records=1000, rate=0.05, batches=3)
+        >>> len(list(sampler))
+        3
     """
 
     def __init__(self, records: int, rate: float, batches: int, generator: torch.Generator | None = None) -> None:
@@ -211,6 +217,22 @@ class PoissonBatch:
 
     A batch that is truncated, repeated, padded or made by hand is not a Poisson sample, and is refused: change records
     in the data set, one at a time, or in the model.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> from matrixdp import Budget
+        >>> from matrixdp.learn import PrivateSGD
+        >>> data = TensorDataset(torch.randn(200, 4), torch.randint(2, (200,)))
+        >>> model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none")
+        >>> optimizer, budget = torch.optim.SGD(model.parameters(), lr=0.1), Budget(3.0, 1e-5)
+        >>> trainer = PrivateSGD(model, optimizer, data, loss, budget=budget, batch_size=20, clip=1.0, epochs=1)
+        >>> for batch in trainer.batches():
+        ...     trainer.step(batch)
+        ...
+        >>> type(batch).__name__
+        'PoissonBatch'
     """
 
     def __init__(self, inputs: Any, targets: Any, *, turn: Turn | None = None) -> None:

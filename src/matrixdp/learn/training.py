@@ -118,6 +118,20 @@ class PrivateSGD:
     Source: abadi2016deep, Algorithm 1.
     Deviates: 1. any noise law; 2. the exact privacy profile of each step in place of moments; 3. grid noise; 4. sums
         are divided by the expected size of a batch, not by the size of the batch that was drawn.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> from matrixdp import Budget
+        >>> from matrixdp.learn import PrivateSGD
+        >>> data = TensorDataset(torch.randn(200, 4), torch.randint(2, (200,)))
+        >>> model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none")
+        >>> optimizer, budget = torch.optim.SGD(model.parameters(), lr=0.1), Budget(3.0, 1e-5)
+        >>> trainer = PrivateSGD(model, optimizer, data, loss, budget=budget, batch_size=20, clip=1.0, epochs=2)
+        >>> trainer.train(2)
+        >>> trainer.epsilon() <= 3.0
+        True
     """
 
     _remark = ""  # for the certificate

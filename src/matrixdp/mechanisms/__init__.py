@@ -42,6 +42,19 @@ def register(mechanism: Recipe) -> Recipe:
 
     Returns:
         The mechanism itself, so that `register` can stand above `recipe` as a decorator.
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, calibrate
+        >>> from matrixdp.mechanisms import RECIPES, recipe, register
+        >>> @register
+        ... @recipe("cautious", source="an example: half the epsilon")
+        ... def cautious(shape, sensitivity, budget):
+        ...     half = Budget(budget.epsilon / 2, budget.delta)
+        ...     return calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=half)
+        ...
+        >>> calibrate("cautious", shape=(3,), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6)).describe()
+        'i.i.d. Gaussian, std 8.05762'
+        >>> _ = RECIPES.pop("cautious")
     """
     if not isinstance(mechanism, Recipe):
         raise InvalidInput(f"mechanism must be a Recipe, made with `recipe`, got {_check.kind(mechanism)}")
@@ -113,7 +126,14 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
 def calibrate_gaussian(
     mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: Budget, **options: Any
 ) -> NoiseLaw:
-    """As `calibrate`, but "auto" takes Gaussian noise, which can be sized by its mu for many releases."""
+    """As `calibrate`, but "auto" takes Gaussian noise, which can be sized by its mu for many releases.
+
+    Example:
+        >>> from matrixdp import Budget, Counts
+        >>> from matrixdp.mechanisms import calibrate_gaussian
+        >>> calibrate_gaussian("auto", shape=(6, 8), sensitivity=Counts(1), budget=Budget(1.0, 1e-6)).describe()
+        'i.i.d. Gaussian, std 4.22468'
+    """
     if mechanism != "auto" or isinstance(budget, Allotment):
         return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     _check_options(options, RECIPES.values())
@@ -123,7 +143,18 @@ def calibrate_gaussian(
 def proposals(
     shape: Any, sensitivity: Sensitivity, budget: Budget, options: dict[str, Any], names: Any = None
 ) -> Iterator[tuple[Recipe, NoiseLaw | NotApplicable]]:
-    """What each mechanism proposes, or why it has nothing to propose; options go to the recipes that know them."""
+    """What each mechanism proposes, or why it has nothing to propose; options go to the recipes that know them.
+
+    Example:
+        >>> from matrixdp import Budget, Counts
+        >>> from matrixdp.mechanisms import proposals
+        >>> names = ["analytic", "laplace"]
+        >>> for mechanism, law in proposals((6, 8), Counts(1), Budget(1.0, 1e-6), {}, names=names):
+        ...     print(mechanism.name, law.describe())
+        ...
+        analytic i.i.d. Gaussian, std 4.22468
+        laplace discrete Laplace, scale 0.999999, on multiples of 1
+    """
     named = [RECIPES[_check.choice("mechanism", name, RECIPES)] for name in names or ()]
     chosen = named or list(RECIPES.values())
     _check_options(options, chosen)

@@ -29,6 +29,11 @@ class Recipe:
         slow: takes seconds, so that "auto" and a comparison of all mechanisms leave it out unless it is named.
         refuted: its theorem is false; `release` refuses it even where its noise happens to suffice.
         pure: it can keep a budget with delta = 0.
+
+    Example:
+        >>> from matrixdp.mechanisms import RECIPES
+        >>> RECIPES["analytic"].source, RECIPES["r1smg"].refuted
+        ('balle2018improving, Theorem 8', True)
     """
 
     name: str
@@ -70,7 +75,19 @@ class Recipe:
 def recipe(
     name: str, *, source: str, slow: bool = False, refuted: bool = False, pure: bool = False
 ) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
-    """Makes a Recipe of the function that follows."""
+    """Makes a Recipe of the function that follows.
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, calibrate
+        >>> from matrixdp.mechanisms import recipe
+        >>> @recipe("cautious", source="an example: half the epsilon")
+        ... def cautious(shape, sensitivity, budget):
+        ...     half = Budget(budget.epsilon / 2, budget.delta)
+        ...     return calibrate("analytic", shape=shape, sensitivity=sensitivity, budget=half)
+        ...
+        >>> cautious.calibrate((3,), Frobenius(1.0), Budget(1.0, 1e-6)).describe()
+        'i.i.d. Gaussian, std 8.05762'
+    """
     return lambda propose: Recipe(name, source, propose, slow, refuted, pure)
 
 

@@ -151,6 +151,13 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensi
     """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike.
 
     Where rows are steps in time, the workload acts along them, and is running sums by default.
+
+    Example:
+        >>> from matrixdp import Budget, Frobenius, calibrate
+        >>> from matrixdp.mechanisms import expected_error
+        >>> noise = calibrate("analytic", shape=(6, 8), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6))
+        >>> round(expected_error(noise, {}), 2)  # of all 48 entries together
+        856.7
     """
     workload, (weights, *utilities) = options.get("workload"), (options.get(name) for name in _TASK)
     unsaid = weights is None and all(utility is None for utility in utilities)

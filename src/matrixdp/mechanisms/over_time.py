@@ -19,10 +19,9 @@ from matrixdp.distributions.covariance.over_time import MOST_STEPS
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.mechanisms.base import HEADROOM, recipe
 from matrixdp.mechanisms.solvers import over_time
-from matrixdp.participation import Participation
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.suprema import supremum
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity import Participation, Sensitivity
 
 # Bands where none are asked for. More cost time and memory in training, and gain little.
 USUAL_BANDS, USUAL_TOEPLITZ_BANDS = 32, 64

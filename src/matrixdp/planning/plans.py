@@ -22,7 +22,7 @@ from matrixdp.accounting.composition import Composition, Part
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.methods import Use
 from matrixdp.adjacency import ADD_REMOVE, checked
-from matrixdp.budget import Allotment, Budget, register_planners
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput, MatrixDPError, NotApplicable, NumericalFailure
@@ -52,6 +52,12 @@ class PlannedRelease(Allotment):
         guarantee: what the plan counts it as.
         composition: the composition that it is a part of.
         shaped: whether the shape was planned.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, release
+        >>> part = Budget(1.0, 1e-6).plan([Counts(1)] * 3)[0]
+        >>> release([12, 3], part.sensitivity, part).value.shape
+        (2,)
     """
 
     sensitivity: Sensitivity = field(kw_only=True)
@@ -155,6 +161,12 @@ class Shared(Allotment):
         releases: how many there are at most.
         reference: what each of them may have at most.
         composition: the composition of as many references, which keeps the whole budget.
+
+    Example:
+        >>> from matrixdp import Budget, Counts, release
+        >>> each = Budget(1.0, 1e-6).shared(12, like=Counts(1))
+        >>> each.releases, release([12, 3], Counts(1), each).value.shape
+        (12, (2,))
     """
 
     releases: int = field(kw_only=True)
@@ -241,9 +253,6 @@ def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Sh
     composition = Composition((Part(reference, releases),), budget)
     alone = _alone(reference, budget)
     return Shared(alone.epsilon, alone.delta, releases=releases, reference=reference, composition=composition)
-
-
-register_planners(plan=plan, shared=shared)
 
 
 # --- from laws to parts ---

@@ -6,17 +6,18 @@ Formulas take `Floats` (fast for one setting) or `Arrays` (one vectorised solve)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 import scipy
 
-from matrixdp.errors import NumericalFailure
+from matrixdp.errors import InvalidInput, NumericalFailure
 
 Real = Any  # a float, or a one-dimensional float64 array, as the arithmetic says
 
+_BLOCK = 8192  # entries of an array worked on at a time: they stay in the cache
 _ITERATIONS = 40  # at most 5 were seen for useful arguments, 7 outside
 
 
@@ -124,3 +125,21 @@ def two_product(x: Real, y: Real) -> tuple[Real, Real]:
     product = x * y
     (x_high, x_low), (y_high, y_low) = _split(x), _split(y)
     return product, ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
+
+
+def evaluate(function: Callable[..., Real], given: Mapping[str, Real]) -> Any:
+    """A function `f(xp, ...)` of the given arguments: a float for floats, otherwise an array, a block at a time."""
+    if all(type(value) is float for value in given.values()):
+        return function(Floats, *given.values())
+    try:
+        arrays = np.broadcast_arrays(*given.values())
+    except ValueError:
+        shapes = " and ".join(f"{name} {np.shape(value)}" for name, value in given.items())
+        raise InvalidInput(f"the shapes must broadcast together, got {shapes}") from None
+    flat = [np.ravel(array) for array in arrays]
+    result = np.empty(flat[0].size)
+    with np.errstate(all="ignore"):  # what overflows or underflows on the way ends in the right limit
+        for first in range(0, result.size, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            result[block] = function(Arrays, *(entries[block] for entries in flat))
+    return result.reshape(arrays[0].shape)

@@ -17,11 +17,10 @@ from matrixdp import _check
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, QuantileSearch, generator
 from matrixdp.distributions.covariance import Covariance, FullCovariance, OverTime
 from matrixdp.errors import NumericalFailure
-from matrixdp.participation import Participation
 from matrixdp.privacy.laws import added_law
 from matrixdp.secure import discrete
 from matrixdp.secure.grid import FINEST, Grid, plan
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity import Participation, Sensitivity
 
 # The share of the allowed mu that the grid, and rounding in the whitening, may each add.
 TOLERANCE = 2.0**-10

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matrixdp.errors import InvalidInput
-from matrixdp.privacy.arithmetic import Arrays, Floats, Real, divide_up, two_product, two_sum
+from matrixdp.privacy.arithmetic import Real, divide_up, evaluate, two_product, two_sum
 
 _GUARD = 1e-13  # margin on a computed delta, relative; 2.2e-14 is the largest error in 140,000 random settings
 _WINDOW = 1e-13  # a root is accepted within this of the guarded truth, relative
@@ -35,7 +35,6 @@ _SHIFT = 4e-15  # a root moves to the private side by this, relative, so that it
 _SCALE = 2.0**300  # deltas are computed in units of 2^-300, so that a subnormal one keeps its digits
 _TINY, _LIFT = 1e-250, 2.0**600  # below _TINY mu, epsilon and delta grow in proportion: they are lifted first
 _HUGE = 1.7e308  # a larger epsilon is taken as this one, which is the private side
-_BLOCK = 8192  # entries of an array worked on at a time: they stay in the cache
 
 _PHI_0, _PHI_0_LOW = 0.3989422804014327, -2.49232720227773e-17  # 1 / sqrt(2 pi) in two floats
 _ROOT_2, _ROOT_HALF, _MILLS_0 = math.sqrt(2.0), math.sqrt(0.5), math.sqrt(math.pi / 2.0)
@@ -324,22 +323,8 @@ def _argument(name: str, value: Any) -> Real:
 
 
 def _evaluate(function: Callable[..., Real], **arguments: Any) -> Any:
-    """One float for two floats, otherwise an array, computed a block at a time."""
-    values = [_argument(name, value) for name, value in arguments.items()]
-    if all(type(value) is float for value in values):
-        return function(Floats, *values)
-    try:
-        arrays = np.broadcast_arrays(*values)
-    except ValueError:
-        shapes = " and ".join(f"{name} {np.shape(value)}" for name, value in zip(arguments, values, strict=True))
-        raise InvalidInput(f"the shapes must broadcast together, got {shapes}") from None
-    flat = [np.ravel(array) for array in arrays]
-    result = np.empty(flat[0].size)
-    with np.errstate(all="ignore"):  # what overflows or underflows on the way ends in the right limit
-        for first in range(0, result.size, _BLOCK):
-            block = slice(first, first + _BLOCK)
-            result[block] = function(Arrays, *(entries[block] for entries in flat))
-    return result.reshape(arrays[0].shape)
+    """One float for two floats, otherwise an array."""
+    return evaluate(function, {name: _argument(name, value) for name, value in arguments.items()})
 
 
 def delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:

@@ -126,7 +126,8 @@ class Guarantee:
     total_variation: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "adjacency", checked_adjacency(self.adjacency))
+        if not isinstance(self.adjacency, Adjacency):
+            object.__setattr__(self, "adjacency", checked_adjacency(self.adjacency))
         object.__setattr__(self, "total_variation", _check.at_least_zero("total_variation", self.total_variation))
 
     @property

@@ -28,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 
 from matrixdp._check import Array
-from matrixdp.participation import Participation, Steps
+from matrixdp.sensitivity.participation import Participation, Steps
 
 
 def worst_pattern(sensitivity: Participation, gram: Array) -> tuple[float, Steps]:

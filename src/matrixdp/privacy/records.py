@@ -135,6 +135,21 @@ register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(d
 register("spectrum", Spectrum, _spectrum)
 
 
+QUERIES: dict[str, Callable[..., Any]] = {}
+"""How the set of a query follows from its public parameters and the shape of its value; queries fill it in."""
+
+LATER: list[Callable[[], object]] = []
+"""Imports of further queries, for when one is met that is not known yet."""
+
+
+def change_of(query: str) -> Callable[..., Any] | None:
+    """How the set of a query follows from its parameters, if there is a query of this name."""
+    if query not in QUERIES:
+        for load in LATER:
+            load()
+    return QUERIES.get(query)
+
+
 def kind_of(value: Any) -> str | None:
     """The kind of an object, if its class is registered."""
     return _KINDS.get(type(value))

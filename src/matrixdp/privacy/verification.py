@@ -28,7 +28,7 @@ from matrixdp.privacy.certificate import USUAL, Certificate, certify, drawn
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.drawing import Drawing, costed
 from matrixdp.privacy.guarantee import Curve, GaussianProfile
-from matrixdp.privacy.records import Fetch, Store, decode, digest, encode
+from matrixdp.privacy.records import Fetch, Store, change_of, decode, digest, encode
 from matrixdp.sensitivity import Sensitivity
 
 SCHEMA = 1
@@ -234,15 +234,12 @@ _ABSENT = "nothing"
 _LATER_FACTS = {"standard_error"}
 """Facts that the first documents of the schema do not have."""
 
-QUERIES: dict[str, Any] = {}
-"""How to compute the set of a query from its public parameters and the shape of its value; `queries` fills it in."""
-
 
 def _check_query(certificate: Certificate) -> None:
     query = certificate.query
     if query is None:
         return
-    change = QUERIES.get(str(query.get("name")))
+    change = change_of(str(query.get("name")))
     if change is None:
         raise InvalidInput(f"query {_check.shown(query.get('name'))} is not one that matrixdp knows")
     try:

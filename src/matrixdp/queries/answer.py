@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from matrixdp._check import Array, Shape
-from matrixdp.privacy.verification import QUERIES
+from matrixdp.privacy.records import QUERIES
 from matrixdp.sensitivity import Sensitivity
 
 C = TypeVar("C", bound=Callable[..., Sensitivity])
@@ -24,6 +24,14 @@ class Answer(_Pair):
     `query` has the query's name and public parameters; `release(..., query=answer.query)` puts them into the
     certificate, and verifying it computes the set from them again. Printing an answer shows the value's shape and the
     set, never the value.
+
+    Example:
+        >>> from matrixdp import Budget, queries, release
+        >>> answer = queries.sum([[1.0, 2.0], [3.0, 4.0]], low=0, high=5)
+        >>> answer
+        Answer(value: private, shape (2,); add/remove: every entry may change, each by at most 5)
+        >>> release(*answer, Budget(1.0, 1e-6), query=answer.query).value.shape
+        (2,)
     """
 
     query: Mapping[str, Any] | None

@@ -30,6 +30,12 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
 
     Guarantee: a neighbour changes one cell by 1 (replace: two cells).
+
+    Example:
+        >>> from matrixdp.queries import histogram
+        >>> ages = [[3], [17], [18], [44], [90]]
+        >>> histogram(ages, edges=[0, 18, 65, 100])
+        Answer(value: private, shape (3,); add/remove: one cell changes, by at most 1)
     """
     asked = query("histogram", columns=columns, edges=edges, adjacency=checked(adjacency))
     rows = load(records, columns)
@@ -64,6 +70,26 @@ def change_in_histogram(shape: Shape, *, edges: Any, adjacency: str, columns: An
     if shape != tuple(len(border) - 1 for border in edges):
         raise InvalidInput(f"edges must be those of {' x '.join(map(str, shape))} cells")
     return Counts(2 if adjacency == REPLACE else 1, adjacency=adjacency)
+
+
+def grid_counts(records: Array, low: Array, high: Array, steps: int, adjacency: str) -> Answer:
+    """How many records lie in each step of each feature's range, one row per feature.
+
+    Guarantee: a record changes one cell of each row by 1 (replace: two cells).
+    """
+    share = (np.clip(records, low, high) - low) / (high - low)
+    places = np.minimum((share * steps).astype(np.int64), steps - 1)
+    value = np.stack([np.bincount(column, minlength=steps) for column in places.T]).astype(np.float64)
+    asked = query("grid-counts", low=low, high=high, steps=steps, adjacency=checked(adjacency))
+    return Answer(value, change_in_grid_counts(value.shape, **asked["parameters"]), asked)
+
+
+@changes("grid-counts")
+def change_in_grid_counts(shape: Shape, *, low: Any, high: Any, steps: int, adjacency: str) -> Counts:
+    """One cell per feature; see `grid_counts`."""
+    if shape != (len(low), steps):
+        raise InvalidInput(f"the counts have shape {(len(low), steps)}, not {shape}")
+    return Counts(len(low) * (2 if adjacency == REPLACE else 1), adjacency=adjacency)
 
 
 def _borders(name: str, edges: Any) -> Array:

@@ -42,6 +42,11 @@ def identity(
         at most 2 norm in norm; zeroing it out, by at most max(|low|, |high|), or norm. This holds provided that each
         record keeps its row: their order must not depend on what is in them. Shuffle records that were sorted by a
         column first. Nothing here checks the order: a warning would depend on the records.
+
+    Example:
+        >>> from matrixdp.queries import identity
+        >>> identity([[0.2, 1.7], [0.9, 0.4]], low=0, high=1).value.tolist()
+        [[0.2, 1.0], [0.9, 0.4]]
     """
     adjacency = checked(adjacency)
     if adjacency == ADD_REMOVE:

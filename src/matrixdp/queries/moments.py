@@ -40,6 +40,11 @@ def second_moment(
     Guarantee: a neighbour changes the value by x x^T (replace: x x^T - y y^T), with x and y of norm at most `norm`,
         divided as the value is, for any number of records: nothing but the final sum is rounded, and the certificate
         covers that (see `matrixdp.queries.exact_sums`).
+
+    Example:
+        >>> from matrixdp.queries import second_moment
+        >>> second_moment([[0.6, 0.8], [3.0, 4.0]], norm=1.0).sensitivity
+        RankOne(radius=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     adjacency = checked(adjacency)
     if size is not None and not average:
@@ -93,6 +98,13 @@ def covariance(
         -r and one at r attain the second, and approach the first as n grows. (The replace set is not tight in Frobenius
         norm: it holds orthogonal pairs of length 2r, which no records reach.) The scatter is computed without rounding,
         as in `second_moment`.
+
+    Example:
+        >>> from matrixdp import Budget, queries, release
+        >>> records = [[0.1, 0.2], [0.3, 0.1], [0.2, 0.4]]
+        >>> out = release(*queries.covariance(records, norm=1.0, size=3), Budget(1.0, 1e-6))
+        >>> out.value.shape
+        (2, 2)
     """
     adjacency = checked(adjacency)
     rows = read(records, columns)

@@ -44,6 +44,13 @@ def load(records: Any, columns: Any = None) -> Array:
         InvalidInput: if anything is missing, not a number or not finite. The message gives the file and line (CSV, as
             an editor counts) or the row, and the column, both by position from 0. That there is a refusal, and where,
             depends on the records and is visible to whoever sees the error: no guarantee covers it.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp.queries import load
+        >>> pandas.DataFrame({"age": [31, 45], "income": [40, 52]}).to_csv("people.csv", index=False)
+        >>> load("people.csv", columns=["income"]).tolist()
+        [[40.0], [52.0]]
     """
     return read(records, columns, order="C")
 

@@ -40,6 +40,12 @@ def sparse_sum(
 
     Guarantee: a neighbour changes the sum by at most `radius` in l1 and `largest_entry` in each entry (replace: twice
         that), by whole multiples of the step; sums are integers, and exact. So discrete noise pays for no rounding.
+
+    Example:
+        >>> from matrixdp.queries import sparse_sum
+        >>> baskets = [[2, 0, 1], [0, 9, 0]]  # bought by one person each
+        >>> sparse_sum(baskets, radius=4).sensitivity
+        L1(radius=4.0, bound=None, step=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     asked = query(
         "sparse_sum",

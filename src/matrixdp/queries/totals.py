@@ -39,6 +39,12 @@ def sum(
     Guarantee: a neighbour changes the sum by norm at most `norm` (replace: twice that), or each entry by at most
         max(|low|, |high|) (replace: high - low, rounded up), for any number of records: nothing but the final sum
         is rounded, and the certificate covers that (see `matrixdp.queries.exact_sums`).
+
+    Example:
+        >>> from matrixdp import Budget, queries, release
+        >>> answer = queries.sum([[31, 2], [45, 0]], low=0, high=[100, 10])
+        >>> release(*answer, Budget(1.0, 1e-6)).value.shape
+        (2,)
     """
     asked = query("sum", columns=columns, norm=norm, low=low, high=high, adjacency=checked(adjacency))
     rows = read(records, columns)
@@ -71,6 +77,12 @@ def mean(
             number of records. It may be left out, and is then that number, where that is public.
 
     Guarantee: that of `sum`, divided by the same number.
+
+    Example:
+        >>> from matrixdp import Budget, queries, release
+        >>> out = release(*queries.mean([[31], [45], [28]], low=0, high=100, size=3), Budget(1.0, 1e-6))
+        >>> out.value.shape
+        (1,)
     """
     adjacency = checked(adjacency)
     rows = read(records, columns)

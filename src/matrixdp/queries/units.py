@@ -100,6 +100,11 @@ def chosen_rows(ids: Sequence[Any], contributions: int) -> Ids:
     Args:
         ids: whose each row is; rows without an id do not count.
         contributions: how many rows of a unit count.
+
+    Example:
+        >>> from matrixdp.queries import chosen_rows
+        >>> len(chosen_rows(["ann", "ann", "bob", None], contributions=1))
+        2
     """
     units = Numbering().numbers(ids)
     selection = Selection(checked_contributions(contributions))
@@ -120,6 +125,12 @@ def bounded(records: npt.ArrayLike, ids: Sequence[Any], contributions: int) -> n
     Guarantee: without all records of one unit, the result differs by at most `contributions` records. So the set of a
         query on the result must be that of so many records, as `by_unit` states it. The number of records that are left
         is as private as they are.
+
+    Example:
+        >>> from matrixdp.queries import bounded
+        >>> visits, patients = [[1.0], [2.0], [3.0], [4.0]], ["ann", "ann", "ann", "bob"]
+        >>> bounded(visits, patients, contributions=2).shape
+        (3, 1)
     """
     rows = _check.array_of("records", records)
     if rows.ndim == 0 or len(rows) != len(ids):
@@ -132,8 +143,6 @@ def by_unit(
 ) -> Answer:
     """A query on records that have ids, with a set for units.
 
-        by_unit(queries.sum, visits, patients, 3, norm=1.0)
-
     Args:
         asked: a query of `matrixdp.queries`.
         records: an array, one record per row.
@@ -142,6 +151,12 @@ def by_unit(
         **options: of the query; its adjacency is add/remove.
 
     Guarantee: a unit with all its records changes the value by a member of the set; see `of_units`.
+
+    Example:
+        >>> from matrixdp import queries
+        >>> visits, patients = [[1.0], [2.0], [3.0], [4.0]], ["ann", "ann", "ann", "bob"]
+        >>> queries.by_unit(queries.sum, visits, patients, 2, norm=5.0).sensitivity
+        Frobenius(radius=10.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     rows = _check.array_of("records", records)
     of_units(asked(_example(rows), **options), contributions)  # what is refused is refused whoever has an id

@@ -206,7 +206,8 @@ def add_noise(
     source: Sampler,
     key: Key | None = None,
     threads: int | None = None,
-) -> Whole:
+    out: npt.NDArray[np.float64] | None = None,
+) -> npt.NDArray[Any]:
     """Floors values to the grid and adds noise.
 
     Args:
@@ -215,9 +216,10 @@ def add_noise(
         source: what draws the noise, in steps.
         key: the entropy, used up by this call; a new one from the operating system by default.
         threads: how many threads work; all processors by default. The result is the same for any number.
+        out: where the result goes, in the units of the values: a C-contiguous float64 array, or `values` itself.
 
     Returns:
-        Whole numbers of steps.
+        Whole numbers of steps; `out` if it was given.
 
     Raises:
         InvalidInput: before anything is drawn. That there is a refusal depends on the values; the message does not show
@@ -245,22 +247,27 @@ def add_noise(
             raise InvalidInput(
                 f"values must be finite and below 2^51 steps of {step:g}; clip them or use a coarser grid"
             )
-    out = np.empty(given.shape, dtype=np.int64)
-    _draw(source, numbers.reshape(-1), step, out.reshape(-1), key, kernels._workers(threads, out.size))
-    return out
+    target = np.empty(given.shape, dtype=np.int64) if out is None else kernels._checked_out(given, out)
+    _draw(source, numbers.reshape(-1), step, target.reshape(-1), key, kernels._workers(threads, target.size))
+    return target
 
 
 def _draw(
-    source: Sampler, values: npt.NDArray[Any] | None, step: float, out: Whole, key: Key | None, workers: int
+    source: Sampler, values: npt.NDArray[Any] | None, step: float, out: npt.NDArray[Any], key: Key | None, workers: int
 ) -> None:
-    """Noise for all blocks, on top of the values or of zeros."""
+    """Noise for all blocks, on top of the values or of zeros: whole steps, or multiples of the step where out is float.
+
+    Multiples of the step are computed block by block: no whole numbers of the size of the result are kept.
+    """
     stream, floors = (Key() if key is None else key).stream(), kernels._compiled(_floors)
 
     def work(blocks: range) -> None:
         words = np.empty(min(BLOCK, out.size), dtype=np.uint64)
+        whole = None if out.dtype == np.int64 else np.empty(words.size, dtype=np.int64)
         for block in blocks:
             place = slice(block * BLOCK, min((block + 1) * BLOCK, out.size))
-            here, origin = out[place], 0
+            target, origin = out[place], 0
+            here = target if whole is None else whole[: target.size]
             if values is None:
                 here[:] = 0
             elif values.dtype == np.int64:
@@ -269,6 +276,8 @@ def _draw(
                 floors(kernels._read_only(values[place]), step, here.view(np.float64))
                 origin = _ORIGIN
             source.add(stream, block, origin, here, words[: here.size])
+            if whole is not None:
+                np.multiply(here, step, out=target)
 
     kernels._share(work, out.size, workers)
 

@@ -225,8 +225,8 @@ def _log_two() -> int:
 
 
 def _times(x: int, factor: float) -> int:
-    exact = Fraction(factor)
-    return x * exact.numerator // exact.denominator
+    numerator, denominator = factor.as_integer_ratio()
+    return x * numerator // denominator
 
 
 def _whole_powers(exponent: float, count: int) -> list[int]:
@@ -276,8 +276,8 @@ def _least_factors(count: int) -> list[int]:
 
 @cache
 def _exponentials() -> list[list[int]]:
-    """exp(-i/2^b) for i = 0, ..., 255 and b = 8, 16, 24, 32."""
-    return [_powers(_fixed(_DIGITS.exp(Decimal(-1) / Decimal(1 << bits))), 256) for bits in (8, 16, 24, 32)]
+    """exp(-i/2^b) for i = 0, ..., 1023 and b = 10, 20, 30, 40."""
+    return [_powers(_fixed(_DIGITS.exp(Decimal(-(2.0**-bits)))), 1024) for bits in (10, 20, 30, 40)]
 
 
 def _exp_fixed(x: int) -> int:
@@ -285,14 +285,14 @@ def _exp_fixed(x: int) -> int:
     doublings = -(-x // _log_two())
     rest = doublings * _log_two() - x  # from 0 to log 2, and exp(x) = 2^doublings exp(-rest)
     first, second, third, fourth = _exponentials()
-    product = first[rest >> FIXED - 8] * second[rest >> FIXED - 16 & 255] >> FIXED
-    product = product * third[rest >> FIXED - 24 & 255] >> FIXED
-    product = product * fourth[rest >> FIXED - 32 & 255] >> FIXED
-    rest &= (1 << FIXED - 32) - 1
-    series = ONE
-    for n in range(5, 0, -1):  # 2^(-32 * 6) / 6! vanishes
-        series = ONE - (rest * series >> FIXED) // n
-    product = product * series >> FIXED
+    head = rest >> FIXED - 40
+    product = first[head >> 30] * second[head >> 20 & 1023] >> FIXED
+    product = product * third[head >> 10 & 1023] >> FIXED
+    product = product * fourth[head & 1023] >> FIXED
+    rest -= head << FIXED - 40  # below 2^-40, and its fifth power, over 5!, vanishes
+    square = rest * rest >> FIXED
+    cube = square * rest >> FIXED
+    product -= product * (rest - (square >> 1) + cube // 6 - square * square // (24 << FIXED)) >> FIXED
     return product << doublings if doublings >= 0 else product >> -doublings
 
 

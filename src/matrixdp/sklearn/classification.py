@@ -49,6 +49,14 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         certificate_: what all releases of the fit guarantee together.
 
     Guarantee: `certificate_` covers the attributes; it is charged to the ledger once, before anything is drawn.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateLogisticRegression
+        >>> model = PrivateLogisticRegression(low=-1, high=1, classes=[0, 1], epsilon=3.0, delta=1e-6)
+        >>> model.fit(records[:, :2], (records[:, 0] > 0).astype(int)).predict([[0.9, 0.0], [-0.9, 0.0]]).tolist()
+        [1, 0]
     """
 
     def __init__(

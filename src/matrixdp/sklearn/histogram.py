@@ -41,6 +41,14 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `score_samples` and `score` depend on the records given to them.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateHistogram
+        >>> fit = PrivateHistogram([-1, 0, 1], columns=[0], epsilon=1.0, delta=1e-6).fit(records)
+        >>> fit.counts_.shape
+        (2,)
     """
 
     def __init__(

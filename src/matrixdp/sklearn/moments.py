@@ -45,6 +45,14 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
     Guarantee: `certificate_` covers the attributes. `transform` of the training records is not private: it is a
         function of those records, and reveals them.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivatePCA
+        >>> fit = PrivatePCA(2, norm=2.0, epsilon=1.0, delta=1e-6).fit(records)
+        >>> fit.components_.shape, round(fit.certificate_.epsilon(1e-6), 3)
+        ((2, 3), 1.0)
     """
 
     def __init__(
@@ -147,6 +155,14 @@ class PrivateCovariance(PrivateEstimator):
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateCovariance
+        >>> fit = PrivateCovariance(norm=2.0, epsilon=1.0, delta=1e-6).fit(records)
+        >>> fit.covariance_.shape
+        (3, 3)
     """
 
     def __init__(

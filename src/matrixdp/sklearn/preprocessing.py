@@ -13,11 +13,9 @@ from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.adjacency import REPLACE, checked, takes_relation
 from matrixdp.budget import Budget
-from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
-from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.queries.histograms import grid_counts
 from matrixdp.queries.units import answered
-from matrixdp.sensitivity import Counts
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 from matrixdp.sklearn.regression import bounds_of
 
@@ -47,6 +45,14 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `transform` is a function of the records given to it.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateStandardScaler
+        >>> scaler = PrivateStandardScaler(low=-1, high=1, epsilon=1.0, delta=1e-6).fit(records)
+        >>> scaler.transform(records).shape
+        (2000, 3)
     """
 
     def __init__(
@@ -130,6 +136,14 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `transform` is a function of the records given to it.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateKBins
+        >>> fit = PrivateKBins(4, low=-1, high=1, epsilon=1.0, delta=1e-6).fit(records)
+        >>> fit.transform(records).shape, [len(edges) for edges in fit.bin_edges_]
+        ((2000, 3), [5, 5, 5])
     """
 
     def __init__(
@@ -184,23 +198,3 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         pairs = zip(self.bin_edges_, records.T, strict=True)
         places = [np.searchsorted(edges[1:-1], column, side="right") for edges, column in pairs]
         return np.stack(places, axis=1).astype(np.float64)
-
-
-def grid_counts(records: Array, low: Array, high: Array, steps: int, adjacency: str) -> Answer:
-    """How many records lie in each step of each feature's range, one row per feature.
-
-    Guarantee: a record changes one cell of each row by 1 (replace: two cells).
-    """
-    share = (np.clip(records, low, high) - low) / (high - low)
-    places = np.minimum((share * steps).astype(np.int64), steps - 1)
-    value = np.stack([np.bincount(column, minlength=steps) for column in places.T]).astype(np.float64)
-    asked = query("grid-counts", low=low, high=high, steps=steps, adjacency=checked(adjacency))
-    return Answer(value, change_in_grid_counts(value.shape, **asked["parameters"]), asked)
-
-
-@changes("grid-counts")
-def change_in_grid_counts(shape: Any, *, low: Any, high: Any, steps: int, adjacency: str) -> Counts:
-    """One cell per feature; see `grid_counts`."""
-    if tuple(shape) != (len(low), steps):
-        raise InvalidInput(f"the counts have shape {(len(low), steps)}, not {tuple(shape)}")
-    return Counts(len(low) * (2 if adjacency == REPLACE else 1), adjacency=adjacency)

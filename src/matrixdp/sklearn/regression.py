@@ -47,6 +47,16 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `predict` and `score` depend on the records given to them.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateLinearRegression
+        >>> model = PrivateLinearRegression(low=-1, high=1, target_low=-1, target_high=1, epsilon=1.0, delta=1e-6)
+        >>> model.fit(records[:, :2], records[:, 2]).coef_.shape
+        (2,)
+        >>> model.certificate_.float_safe
+        True
     """
 
     def __init__(
@@ -131,6 +141,14 @@ class PrivateRidge(PrivateLinearRegression):
         mechanism: likewise.
         random_state: likewise.
         ledger: likewise.
+
+    Example:
+        >>> import numpy as np
+        >>> records = np.random.default_rng(0).uniform(-1, 1, size=(2000, 3))
+        >>> from matrixdp.sklearn import PrivateRidge
+        >>> model = PrivateRidge(10.0, low=-1, high=1, target_low=-1, target_high=1, epsilon=1.0, delta=1e-6)
+        >>> model.fit(records[:, :2], records[:, 2]).intervals_.shape
+        (2, 3)
     """
 
     def __init__(

@@ -39,7 +39,6 @@ from matrixdp.distributions import Gaussian, time_workloads
 from matrixdp.distributions.covariance import Isotropic, OverTime
 from matrixdp.errors import InvalidInput, NumericalFailure, StreamError
 from matrixdp.mechanisms import RECIPES, calibrate
-from matrixdp.participation import Participation
 from matrixdp.pipeline import SAMPLER_SHARE, sized_for_budget, sized_for_mu
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate, check_releasable
@@ -47,6 +46,7 @@ from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 from matrixdp.privacy.records import decode, encode
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
+from matrixdp.sensitivity import Participation
 from matrixdp.streams.state import State, checked_path
 
 FIRST_PART = 32
@@ -63,6 +63,14 @@ class Answer:
         step: the day, from 1.
         value: the private answer of the workload, in the shape of the day's value.
         standard_error: of the noise, the same in every cell.
+
+    Example:
+        >>> from matrixdp import Budget, Participation
+        >>> from matrixdp.streams import Stream
+        >>> stream = Stream(steps=30, sensitivity=Participation(1.0), budget=Budget(1.0, 1e-6))
+        >>> answer = stream.add(500.0)
+        >>> answer.step, answer.value.shape
+        (1, (1,))
     """
 
     step: int
@@ -101,6 +109,17 @@ class Stream:
     Raises:
         InvalidInput: if the state has other settings.
         StreamError: if the state is a copy, was put back, is readable by others, or cannot be used.
+
+    Example:
+        >>> from matrixdp import Budget, Participation
+        >>> from matrixdp.streams import Stream
+        >>> weekly = Participation(1.0, separation=7, times=4)
+        >>> stream = Stream(steps=28, sensitivity=weekly, budget=Budget(1.0, 1e-6), workload="prefix")
+        >>> for visitors in (510.0, 480.0, 530.0):
+        ...     answer = stream.add(visitors)
+        ...
+        >>> answer.step, stream.certificate.meets(Budget(1.0, 1e-6))
+        (3, True)
     """
 
     def __init__(

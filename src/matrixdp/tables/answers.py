@@ -20,6 +20,19 @@ class TableAnswer(Answer):
 
     `answer.release(budget, ledger=ledger)` gives a labelled release. As every answer it also goes into
     `release(*answer, budget, query=answer.query)`, `compare` and plans.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import Categorical, Domain, Numeric, Table
+        >>> frame = pandas.DataFrame({"region": ["north", "south", "north"], "age": [31, 45, 28]})
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> table = Table(frame, Domain({"region": Categorical(["north", "south"]), "age": ages}))
+        >>> answer = table.counts("region", "age")
+        >>> answer.sensitivity
+        Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+        >>> answer.release(Budget(1.0, 1e-6)).table().columns.tolist()
+        ['region', 'age', 'value', 'standard_error', 'low', 'high']
     """
 
     axes: Axes

@@ -155,6 +155,17 @@ def sql(database: Any, query: str) -> Sql:
             `postgresql://...`, which needs the extra `postgres`; or an open connection of Python's database interface.
         query: one SELECT. It is part of how the table was made, and must not depend on the cells, nor drop or join
             rows by them in a way that the unit of privacy does not cover.
+
+    Example:
+        >>> import sqlite3
+        >>> from matrixdp.tables import Categorical, Domain, Table, sql
+        >>> database = sqlite3.connect(":memory:")
+        >>> _ = database.execute("create table visits (region text)")
+        >>> _ = database.execute("insert into visits values ('north'), ('south')")
+        >>> domain = Domain({"region": Categorical(["north", "south"])})
+        >>> Table(sql(database, "select region from visits"), domain).counts("region").sensitivity
+        Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
+        >>> database.close()
     """
     if not isinstance(query, str) or not query.strip():
         raise InvalidInput(f"query must be a SELECT, got {_check.kind(query)}")

@@ -22,7 +22,12 @@ MOST_CELLS = 1 << 24
 class Domain(Mapping[str, Column]):
     """Columns by name. Cells that it does not list have a place too: see `matrixdp.tables.columns`.
 
-    Domain({"region": Categorical(["north", "south"]), "age": Numeric(0, 100, bins=[0, 18, 65, 100])})
+    Example:
+        >>> from matrixdp.tables import Categorical, Domain, Numeric
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> domain = Domain({"region": Categorical(["north", "south"]), "age": ages})
+        >>> list(domain), domain["age"].labels
+        (['region', 'age'], ('[0, 18)', '[18, 65)', '[65, 100]', 'other', 'missing'))
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:

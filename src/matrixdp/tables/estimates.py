@@ -49,6 +49,17 @@ class TableEstimates(Labelled):
     Attributes:
         release: the noisy vector or matrix that they were computed from, with the certificate.
         axes: the labels.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import Categorical, Domain, Numeric, Table
+        >>> frame = pandas.DataFrame({"region": ["north", "south", "north"], "age": [31, 45, 28]})
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> table = Table(frame, Domain({"region": Categorical(["north", "south"]), "age": ages}))
+        >>> means = table.means("age", by=["region"]).release(Budget(1.0, 1e-6))
+        >>> means.table().columns.tolist()
+        ['region', 'value', 'standard_error', 'low', 'high']
     """
 
     release: Release

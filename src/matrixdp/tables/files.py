@@ -105,6 +105,14 @@ def csv_file(
         separator: one character.
         columns: the names of the columns, where the first line is a row.
         encoding: of the text.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp.tables import Categorical, Domain, Table, csv_file
+        >>> pandas.DataFrame({"region": ["north"], "age": [31]}).to_csv("visits.csv", sep=";", index=False)
+        >>> domain = Domain({"region": Categorical(["north", "south"])})
+        >>> Table(csv_file("visits.csv", separator=";"), domain).counts("region").sensitivity
+        Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     if not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n':
         raise InvalidInput("separator must be one character, and no quote or end of a line")

@@ -22,7 +22,13 @@ from matrixdp.tables.columns import MISSING_LABEL, MOST_CATEGORIES, Codes, Colum
 
 @dataclass(frozen=True, eq=False)
 class Categorical(Column):
-    """Values from a public list. Text and numbers are compared as text: 1, 1.0 and "1" are one value."""
+    """Values from a public list. Text and numbers are compared as text: 1, 1.0 and "1" are one value.
+
+    Example:
+        >>> from matrixdp.tables import Categorical
+        >>> Categorical(["north", "south"], missing="out").labels  # "other" is for cells that are not in the list
+        ('north', 'south', 'other')
+    """
 
     values: tuple[Any, ...]
 
@@ -63,7 +69,13 @@ class Categorical(Column):
 
 @dataclass(frozen=True, eq=False)
 class Ordered(Categorical):
-    """Values from a public list whose order has a meaning, such as grades."""
+    """Values from a public list whose order has a meaning, such as grades.
+
+    Example:
+        >>> from matrixdp.tables import Ordered
+        >>> Ordered(["low", "middle", "high"], missing="out", unexpected="out").labels
+        ('low', 'middle', 'high')
+    """
 
 
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
@@ -71,7 +83,13 @@ TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Boolean(Column):
-    """True or false; texts in `true` and `false` mean them, upper and lower case alike."""
+    """True or false; texts in `true` and `false` mean them, upper and lower case alike.
+
+    Example:
+        >>> from matrixdp.tables import Boolean
+        >>> Boolean(missing="out").labels
+        ('false', 'true', 'other')
+    """
 
     true: tuple[str, ...] = TRUE
     false: tuple[str, ...] = FALSE
@@ -110,6 +128,11 @@ class Numeric(Column):
         bins: for counts, the borders of bins from low to high, or a number of bins of equal width. A bin holds its
             lower border; the last one holds both.
         outside: "clip" moves numbers outside the bounds to the nearer one; "unexpected" leaves them to that policy.
+
+    Example:
+        >>> from matrixdp.tables import Numeric
+        >>> Numeric(0, 100, bins=[0, 18, 65, 100], missing="out", unexpected="out").labels
+        ('[0, 18)', '[18, 65)', '[65, 100]')
     """
 
     low: float
@@ -182,6 +205,11 @@ class Date(Column):
         by: "day", "week", "month" or "year".
         format: the form of dates in text, as for `strptime`; ISO dates by default.
         outside: "unexpected" leaves days outside to that policy; "clip" moves them to the nearer end.
+
+    Example:
+        >>> from matrixdp.tables import Date
+        >>> Date("2026-01-01", "2026-03-31", by="month", missing="out", unexpected="out").labels
+        ('2026-01', '2026-02', '2026-03')
     """
 
     start: Any

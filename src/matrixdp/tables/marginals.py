@@ -92,6 +92,14 @@ def plan_marginals(
 
     Source: xiao2023optimal.
     Deviates: see `matrixdp.mechanisms.solvers.marginals`.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import plan_marginals
+        >>> sizes = {"region": 4, "age": 10, "sex": 2}
+        >>> plan = plan_marginals(sizes, budget=Budget(1.0, 1e-6), up_to=2)
+        >>> round(plan.variance(["region", "age"]) ** 0.5, 2)  # the standard error of a cell
+        5.8
     """
     if isinstance(budget, Budget) and budget.delta == 0:
         raise NotApplicable(
@@ -155,6 +163,13 @@ class MarginalPlan:
         budget: what the release may use.
         certificate: of the noise as planned. A release is drawn on a grid, which may add up to a thousandth to the
             noise; its own certificate and variances say so.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import plan_marginals
+        >>> plan = plan_marginals({"region": 4, "age": 10}, budget=Budget(1.0, 1e-6), up_to=2)
+        >>> plan.names, plan.certificate.meets(plan.budget)
+        (('region', 'age'), True)
     """
 
     names: tuple[str, ...]
@@ -270,6 +285,15 @@ class MarginalRelease:
         plan: what was asked for.
         release: the noisy residuals, with the certificate.
         total: the number of records, where it is public (replace); NaN otherwise.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import plan_marginals
+        >>> plan = plan_marginals({"region": 2, "age": 3}, budget=Budget(1.0, 1e-6), up_to=2)
+        >>> out = plan.release(np.array([[0, 1], [1, 2], [1, 0]]))  # each record by the places of its values
+        >>> out.table(["region"]).shape, out.table(["region", "age"]).shape
+        ((2,), (2, 3))
     """
 
     plan: MarginalPlan

@@ -44,6 +44,13 @@ class Estimate:
         level: the coverage of each that is aimed at; `method` says whether it is proven.
         method: how the intervals were made.
         certificate: what the release guarantees.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import release_means
+        >>> estimate = release_means([31.0, 45.0, 28.0], 0, 100, budget=Budget(1.0, 1e-6))
+        >>> estimate.value.shape, bool((estimate.low <= estimate.value).all())
+        ((1,), True)
     """
 
     value: Array
@@ -138,7 +145,15 @@ def release_means(
     note: str = "",
     rng: np.random.Generator | None = None,
 ) -> Estimate:
-    """The mean of a column, in each group; see `bounded_totals` and `means` for the arguments."""
+    """The mean of a column, in each group; see `bounded_totals` and `means` for the arguments.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import release_means
+        >>> ages, regions = [31.0, 45.0, 28.0], [0, 1, 0]
+        >>> release_means(ages, 0, 100, budget=Budget(1.0, 1e-6), groups=regions, group_count=2).value.shape
+        (2,)
+    """
     _check.probability("level", level)
     answer = bounded_totals(
         values,
@@ -167,6 +182,14 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
         low: the least value.
         high: the largest value.
         level: the coverage of each interval.
+
+    Example:
+        >>> from matrixdp import Budget, release
+        >>> from matrixdp.tables import means
+        >>> from matrixdp.tables.means import bounded_totals
+        >>> out = release(*bounded_totals([31.0, 45.0, 28.0], 0, 100), Budget(1.0, 1e-6))
+        >>> means(out, 0, 100).value.shape
+        (1,)
     """
     lower, upper = _interval(low, high)
     above, below = (np.asarray(release.value, dtype=np.float64) / STEPS).T

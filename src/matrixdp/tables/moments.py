@@ -40,6 +40,15 @@ class Moments:
 
     Intervals are to first order in the noise: near the level where the noise is small beside the number of records and
     the spread of the columns, which `reliable` tells for regressions. Their coverage is measured in the tests.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import release_moments
+        >>> people = np.random.default_rng(0).uniform([20, 0], [60, 9], size=(500, 2))
+        >>> moments = release_moments(people, [0, 0], [100, 10], budget=Budget(1.0, 1e-6))
+        >>> moments.mean().value.shape, moments.correlation().value.shape
+        ((2,), (2, 2))
     """
 
     release: Release
@@ -193,6 +202,15 @@ def release_moments(
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
 
     Guarantee: `result.certificate`; see `bounded_moments`.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import release_moments
+        >>> people = np.random.default_rng(0).uniform([20, 0], [60, 9], size=(500, 2))
+        >>> moments = release_moments(people, [0, 0], [100, 10], budget=Budget(1.0, 1e-6))
+        >>> moments.regression(1, [0]).value.shape  # of column 1 on column 0, with an intercept
+        (2,)
     """
     answer = bounded_moments(records, low, high, contributions=contributions, adjacency=adjacency)
     released = prepare(*answer, budget, mechanism, query=answer.query, rng=rng).release(ledger, note)

@@ -147,6 +147,17 @@ class TableRelease(Release, Labelled):
 
     Error bars are those of the noise: how far a number may lie from what the rows say. How far these are from the truth
     about more people than they cover is not in them.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import Categorical, Domain, Numeric, Table
+        >>> frame = pandas.DataFrame({"region": ["north", "south", "north"], "age": [31, 45, 28]})
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> table = Table(frame, Domain({"region": Categorical(["north", "south"]), "age": ages}))
+        >>> out = table.counts("region").release(Budget(1.0, 1e-6))
+        >>> out.table()["region"].tolist()
+        ['north', 'south', 'other', 'missing']
     """
 
     axes: Axes = field(default=())

@@ -52,6 +52,15 @@ class Quantiles:
         high: the upper ends.
         level: the probability with which each interval covers the quantile of the records; at least.
         release: what the search found, or the noisy histogram.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import release_quantiles
+        >>> ages = np.arange(1000) % 100
+        >>> median = release_quantiles(ages, [0.5], edges=range(101), budget=Budget(1.0, 1e-6))
+        >>> bool(median.low[0] <= median.estimate[0] <= median.high[0])
+        True
     """
 
     probabilities: Array
@@ -95,6 +104,14 @@ def release_quantiles(
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
 
     Guarantee: `result.certificate`.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import release_quantiles
+        >>> ages, quartiles = np.arange(1000) % 100, [0.25, 0.5, 0.75]
+        >>> release_quantiles(ages, quartiles, edges=range(101), budget=Budget(1.0, 1e-6)).estimate.shape
+        (3,)
     """
     borders, wanted = _edges(edges), probabilities_in(probabilities)
     _check.probability("level", level)
@@ -144,6 +161,16 @@ def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0
         edges: the borders of the bins.
         probabilities: which quantiles.
         level: the coverage of each interval.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget, release
+        >>> from matrixdp.queries import histogram
+        >>> from matrixdp.tables import quantiles
+        >>> ages, edges = np.arange(1000) % 100, np.arange(101.0)
+        >>> out = release(*histogram(ages, edges=edges), Budget(1.0, 1e-6))
+        >>> quantiles(out, edges, [0.25, 0.75]).estimate.shape
+        (2,)
     """
     borders, wanted = _edges(edges), probabilities_in(probabilities)
     _check.probability("level", level)

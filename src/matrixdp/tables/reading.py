@@ -23,6 +23,13 @@ def source_of(given: Any, columns: Sequence[str] | None = None) -> Source:
             DuckDB relation, the path of a .csv, .tsv (also .gz, .bz2, .xz) or .parquet file, or what `csv_file` and
             `sql` make.
         columns: the names of the columns, for arrays and for separated text without a header.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp.tables import Categorical, Domain, Table, source_of
+        >>> rows = source_of(np.array([[31, 2], [45, 0]]), columns=["age", "visits"])
+        >>> Table(rows, Domain({"visits": Categorical([0, 1, 2])})).counts("visits").sensitivity
+        Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     if isinstance(given, (str, Path)):
         found = from_path(Path(given), columns)

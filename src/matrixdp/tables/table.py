@@ -58,6 +58,17 @@ class Table:
 
     Rows are read anew for each query, in batches, and only the columns that it needs. That the source can be read, and
     what its columns are called, is taken as public; the number of its rows is not.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import Categorical, Domain, Numeric, Table
+        >>> frame = pandas.DataFrame({"region": ["north", "south", "north"], "age": [31, 45, 28]})
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> table = Table(frame, Domain({"region": Categorical(["north", "south"]), "age": ages}))
+        >>> out = table.counts("region").release(Budget(1.0, 1e-6))
+        >>> out.value.shape  # north, south, and one cell each for what is missing or unexpected
+        (4,)
     """
 
     def __init__(

@@ -54,6 +54,17 @@ class TableMarginals(Labelled):
         marginals: the same without labels; weighted sums, and versions without negative cells.
         axes: the labels of the columns.
         tables: the tables that are written out, each by its columns; () is the total.
+
+    Example:
+        >>> import pandas
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import Categorical, Domain, Numeric, Table
+        >>> frame = pandas.DataFrame({"region": ["north", "south", "north"], "age": [31, 45, 28]})
+        >>> ages = Numeric(0, 100, bins=[0, 18, 65, 100])
+        >>> table = Table(frame, Domain({"region": Categorical(["north", "south"]), "age": ages}))
+        >>> out = table.marginals(up_to=2).release(Budget(1.0, 1e-6))
+        >>> out.of("region", "age").table().columns.tolist()
+        ['region', 'age', 'value', 'standard_error', 'low', 'high']
     """
 
     marginals: MarginalRelease

@@ -41,7 +41,7 @@ def study(
     if list_all:
         for entry in STUDIES.values():
             needs = "" if entry.load is None else " (needs data)"
-            console.print(f"{entry.name:<10} {entry.title}{needs}", markup=False, soft_wrap=True)
+            show.text(f"{entry.name:<10} {entry.title}{needs}")
         return
     if name is None:
         raise InvalidInput(f"NAME is missing: one of {', '.join(STUDIES)}; matrixdp study --list describes them")
@@ -62,4 +62,4 @@ def study(
         console.print(table)
     if out is not None:
         for path in chosen.write(found, out):
-            console.print(str(path), markup=False, soft_wrap=True)
+            show.text(path)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.mechanisms import calibrate
-from matrixdp.participation import Participation
+from matrixdp.sensitivity import Participation
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import figures, splits

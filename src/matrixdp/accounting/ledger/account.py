@@ -8,6 +8,7 @@ from matrixdp import _check
 from matrixdp.accounting.ledger.book import Book
 from matrixdp.accounting.ledger.entries import Change, Entry
 from matrixdp.accounting.ledger.left import Left, Remaining, left
+from matrixdp.accounting.ledger.rules import Quota, Reservation
 from matrixdp.accounting.ledger.statement import Facts, statement
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.accounting.methods import Use, Uses
@@ -96,6 +97,14 @@ class Account:
     def changes(self) -> list[Entry | Change]:
         """All quotas, reservations and returns, oldest first."""
         return [event for event in self._book.events() if event.kind != "spend"]
+
+    def quotas(self) -> list[Quota]:
+        """The quotas that hold now."""
+        return [*self._book.current().quotas.values()]
+
+    def reservations(self) -> list[Reservation]:
+        """The open reservations."""
+        return [*self._book.current().reservations.values()]
 
     def statement(self, year: int | None = None, kind: str = "markdown") -> str:
         """One page in plain language: what was released, to whom it applies, the exact total, the risk, the head.

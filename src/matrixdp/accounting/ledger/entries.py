@@ -63,6 +63,15 @@ class Entry:
         fields: all of this as it was hashed.
         document: the certificate or the stated guarantee, as JSON knows it; empty before schema 4.
         plan_uses: the releases of the plan that the entry begins, if it begins one.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Counts, Ledger, release
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> _ = release([12, 3], Counts(1), Budget(1.0, 1e-7), ledger=ledger, note="two counts")
+        >>> (entry,) = ledger.history()
+        >>> entry.number, entry.note, entry.count
+        (1, 'two counts', 1)
     """
 
     number: int
@@ -155,6 +164,14 @@ class Change:
         quota: the quota as it is from now on; None where it was removed.
         analyst: who gave the reservation back.
         fields: all of this as it was hashed.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Ledger
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> _ = ledger.set_quota("statistics", Budget(1.0, 1e-6), members=["ann"])
+        >>> [(change.kind, change.name) for change in ledger.changes()]
+        [('quota', 'statistics')]
     """
 
     number: int

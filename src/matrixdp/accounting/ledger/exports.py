@@ -90,6 +90,15 @@ def verify_export(lines: Iterable[str | Mapping[str, Any]], head: str | None = N
 
     Raises:
         InvalidInput: if this is not the export of a ledger at all.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Counts, Ledger, release
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> from matrixdp.accounting.ledger import verify_export
+        >>> _ = release([12, 3], Counts(1), Budget(1.0, 1e-7), ledger=ledger)
+        >>> bool(verify_export(ledger.export()))
+        True
     """
     if head is not None and not isinstance(head, str):
         raise InvalidInput(f"head must be a hash, a str, got {_check.kind(head)}")

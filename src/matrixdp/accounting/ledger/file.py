@@ -4,6 +4,10 @@ The table `ledger` has one row: what was fixed at creation, the number of entrie
 row per entry, and `documents` the certificates and curves that they name, each once: the first part of a series brings
 its certificate along, the later parts name the same one. Files from before schema 4 keep the columns in which their
 entries stated their guarantees; newer entries leave them empty.
+
+The file is written with a rollback journal and `synchronous = EXTRA`: at rest it is one whole file, and a commit
+returns only when the data and the folder's entries have reached the disk. (A write-ahead log would flush less often,
+but it keeps recent spends in a second file, easily left behind by a copy, and it needs memory shared by all processes.)
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """A budget that outlives the process: a file or a database with every spend, shared by all who release from records.
 
-A spend is on the disk before any noise is drawn, so a crash can waste budget but never lose a spend. A file is
-written with a rollback journal and `synchronous = EXTRA`: at rest it is one whole file, and a commit returns only when
-the data and the folder's entries have reached the disk. (A write-ahead log would flush less often, but it keeps recent
-spends in a second file, easily left behind by a copy, and it needs memory shared by all processes.)
-
-Entries form a chain (`chain`), and the store knows how many there are and the last hash. docs/ledger.md says what this
-finds and what it cannot. `exports` checks what `export` writes, without the ledger.
+A spend is on the disk before any noise is drawn, so a crash can waste budget but never lose a spend. Entries form a
+chain (`chain`), and the store knows how many there are and the last hash. docs/ledger.md says what this finds and what
+it cannot. `exports` checks what `export` writes, without the ledger.
 
 Every operation opens a connection of its own, and none is open while the process forks.
 """
@@ -16,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
@@ -27,10 +22,9 @@ from matrixdp.accounting.ledger.book import Book, Fields
 from matrixdp.accounting.ledger.chain import Document, canonical, sha256
 from matrixdp.accounting.ledger.elsewhere import parts_of
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
-from matrixdp.accounting.ledger.file import File
 from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota
 from matrixdp.accounting.ledger.spends import Spend, checked
-from matrixdp.accounting.ledger.store import Session, Store
+from matrixdp.accounting.ledger.store import Session, store_of
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.adjacency import takes_relation
@@ -100,7 +94,7 @@ class Ledger(Account):
             raise InvalidInput(f"adaptive must be True, False or None, got {_check.kind(adaptive)}")
         given = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
         names = {name: value and check_name(name, value) for name, value in given.items()}
-        store = _store_of(path, dataset, _check.positive("timeout", timeout))
+        store = store_of(path, dataset, _check.positive("timeout", timeout))
         if not store.exists():
             if budget is None:
                 raise LedgerError(f"there is no ledger {store.name}; create it with a budget (matrixdp ledger create)")
@@ -318,10 +312,6 @@ class Ledger(Account):
 
         self._book.change("quota", note, prepare)
 
-    def quotas(self) -> list[Quota]:
-        """The quotas that hold now."""
-        return [*self._book.current().quotas.values()]
-
     def reserve(
         self,
         name: str,
@@ -393,10 +383,6 @@ class Ledger(Account):
         self._book.change("return", note, prepare)
         return given[-1]
 
-    def reservations(self) -> list[Reservation]:
-        """The open reservations."""
-        return [*self._book.current().reservations.values()]
-
     def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
         """Plans releases for the whole budget; see `Budget.plan`. The first of them pays for all.
 
@@ -423,19 +409,3 @@ class Ledger(Account):
 def _quota_fields(document: Document) -> Fields:
     digest = sha256(canonical(document))
     return {"quota": digest}, {digest: document}
-
-
-def _store_of(path: str | os.PathLike[str], dataset: str | None, timeout: float) -> Store:
-    """The file, or the database, behind a ledger."""
-    if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")):
-        from matrixdp.accounting.ledger.postgres import Postgres
-
-        return Postgres(path, dataset, timeout)
-    try:
-        found = Path(path).resolve()  # a later change of the working folder must not change the ledger
-        found.exists()
-    except Exception as reason:  # its text may quote what was given in place of a path
-        raise InvalidInput(
-            f"path must name a file that can be reached, got {_check.kind(path)} ({_check.origin(reason)})"
-        ) from None
-    return File(found, timeout)

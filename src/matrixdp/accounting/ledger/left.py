@@ -22,6 +22,13 @@ class Remaining:
 
     The total-variation error of that release's sampler comes on top; for matrices of many millions of entries, stay a
     little below.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Ledger
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> round(ledger.remaining().epsilon, 6)
+        3.0
     """
 
     mu: float
@@ -43,6 +50,13 @@ class Left:
         epsilon: the epsilon that it may promise at the budget's delta.
         releases: how many more releases like the one asked about fit, one by one; a few more may where its noise is not
             Gaussian. None if none was asked about.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Ledger
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> [(left.name, left.spent) for left in ledger.left()]
+        [('total', 0.0)]
     """
 
     name: str

@@ -53,6 +53,14 @@ class Quota:
         budget: what the spends of its members may use together.
         per: "year", "quarter" or "month" (UTC), or None for the lifetime of the ledger.
         members: the analysts whose spends count.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Ledger
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> _ = ledger.set_quota("statistics", Budget(1.0, 1e-6), per="year", members=["ann", "bob"])
+        >>> [(quota.name, quota.members) for quota in ledger.quotas()]
+        [('statistics', ('ann', 'bob'))]
     """
 
     name: str
@@ -130,6 +138,15 @@ class Reservation:
         block: the releases of one block.
         charge: what each block was charged.
         whole: whether this is one block of a plan or a training, which the first spend of a series uses.
+
+    Example:
+        >>> import tempfile
+        >>> from matrixdp import Budget, Counts, Ledger, release
+        >>> ledger = Ledger(f"{tempfile.mkdtemp()}/budget.db", Budget(3.0, 1e-6))
+        >>> certificate = release([12, 3], Counts(1), Budget(0.5, 1e-7)).certificate
+        >>> _ = ledger.reserve("spring report", certificate, count=2)
+        >>> [(kept.name, kept.left) for kept in ledger.reservations()]
+        [('spring report', 2)]
     """
 
     name: str

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from matrixdp import _check
 from matrixdp.accounting.ledger.chain import Document, Header
 from matrixdp.budget import Budget
-from matrixdp.errors import LedgerError
+from matrixdp.errors import InvalidInput, LedgerError
 
 Found = TypeVar("Found")
 
@@ -87,3 +89,21 @@ def tampered(name: str | Path, finding: str) -> LedgerError:
         f"the ledger {name} was changed by other means: {finding}. Release nothing on its account; restore it from a "
         "copy, and record there what was spent since"
     )
+
+
+def store_of(path: str | os.PathLike[str], dataset: str | None, timeout: float) -> Store:
+    """The file, or the database, behind a ledger."""
+    if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")):
+        from matrixdp.accounting.ledger.postgres import Postgres
+
+        return Postgres(path, dataset, timeout)
+    from matrixdp.accounting.ledger.file import File
+
+    try:
+        found = Path(path).resolve()  # a later change of the working folder must not change the ledger
+        found.exists()
+    except Exception as reason:  # its text may quote what was given in place of a path
+        raise InvalidInput(
+            f"path must name a file that can be reached, got {_check.kind(path)} ({_check.origin(reason)})"
+        ) from None
+    return File(found, timeout)

@@ -16,7 +16,14 @@ from matrixdp.errors import InvalidInput
 
 
 class Covariance(ABC):
-    """A covariance of the entries of a value, possibly supported on a subspace."""
+    """A covariance of the entries of a value, possibly supported on a subspace.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Covariance, Isotropic
+        >>> noise = Isotropic((2, 3), std=2.0)
+        >>> isinstance(noise, Covariance), noise.rank()
+        (True, 6)
+    """
 
     shape: Shape
 
@@ -108,7 +115,13 @@ class Covariance(ABC):
 
 
 class FullCovariance(Covariance):
-    """A positive definite covariance; its precision is Q = S^-1."""
+    """A positive definite covariance; its precision is Q = S^-1.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import FullCovariance, Isotropic, Symmetric
+        >>> isinstance(Isotropic((2, 2), std=1.0), FullCovariance), isinstance(Symmetric(2, std=1.0), FullCovariance)
+        (True, False)
+    """
 
     @property
     @abstractmethod

@@ -15,7 +15,13 @@ from matrixdp.errors import InvalidInput
 
 @dataclass(frozen=True, eq=False)
 class Blocks(FullCovariance):
-    """A vector made of consecutive pieces, read as matrices or vectors, whose noises are independent of each other."""
+    """A vector made of consecutive pieces, read as matrices or vectors, whose noises are independent of each other.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Blocks, Isotropic
+        >>> Blocks((Isotropic((2, 3), std=1.0), Isotropic((4,), std=2.0))).shape
+        (10,)
+    """
 
     parts: tuple[FullCovariance, ...]
     shape: Shape = field(init=False)

@@ -21,6 +21,11 @@ class Dense(FullCovariance):
     """Any covariance of the entries, taken row by row; as large as the square of their number.
 
     Give the matrix (or its Spectrum) and the value's shape, a vector by default.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Dense
+        >>> Dense([[2.0, 0.5], [0.5, 1.0]]).shape
+        (2,)
     """
 
     matrix: Any

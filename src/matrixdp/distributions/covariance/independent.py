@@ -64,7 +64,13 @@ class _Independent(FullCovariance):
 
 @dataclass(frozen=True, eq=False)
 class Isotropic(_Independent):
-    """The same independent noise on every entry."""
+    """The same independent noise on every entry.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Isotropic
+        >>> Isotropic((6, 8), std=4.0).describe()
+        'i.i.d. Gaussian, std 4'
+    """
 
     shape: Shape
     std: float
@@ -92,7 +98,13 @@ class Isotropic(_Independent):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(_Independent):
-    """Independent noise with a standard deviation of its own on every entry."""
+    """Independent noise with a standard deviation of its own on every entry.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Diagonal
+        >>> Diagonal([1.0, 2.0]).describe()
+        'independent Gaussian, std 1 to 2'
+    """
 
     std: Array
     shape: Shape = field(init=False)

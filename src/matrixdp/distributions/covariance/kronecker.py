@@ -21,6 +21,11 @@ class Kronecker(FullCovariance):
     """Rows correlated by one matrix and columns by another: cov(Z_ij, Z_kl) = rows_ik * columns_jl.
 
     Each factor is a covariance matrix, a vector of variances for a diagonal one, or a Spectrum.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Kronecker
+        >>> Kronecker(rows=[[2.0, 0.5], [0.5, 1.0]], columns=[1.0, 1.0, 4.0]).shape
+        (2, 3)
     """
 
     rows: Any

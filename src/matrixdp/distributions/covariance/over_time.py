@@ -40,6 +40,11 @@ class OverTime(FullCovariance):
         shape: of the value: steps and columns.
         std: of the noise that is added to C X.
         inverse: whether the coefficients are those of C^-1 instead, so that C is dense.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import OverTime
+        >>> OverTime([1.0, 0.5], shape=(30, 1), std=2.0).shape
+        (30, 1)
     """
 
     coefficients: Array

@@ -23,6 +23,13 @@ class ResidualNoise(_Independent):
     """Noise of one standard deviation per residual, in the units of its contrasts; see `matrixdp.residuals`.
 
     An entry of the residual of A has the standard deviation stds[A] times the units of its contrasts.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.tables import plan_marginals
+        >>> plan = plan_marginals({"region": 2, "age": 3}, budget=Budget(1.0, 1e-6), up_to=2)
+        >>> type(plan.law.covariance).__name__
+        'ResidualNoise'
     """
 
     basis: ResidualBasis

@@ -16,7 +16,13 @@ ROUNDOFF = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """A positive definite matrix as variances along orthonormal directions (columns), the axes when none are given."""
+    """A positive definite matrix as variances along orthonormal directions (columns), the axes when none are given.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Spectrum
+        >>> Spectrum.of("matrix", [[2.0, 0.0], [0.0, 1.0]]).variances.tolist()
+        [1.0, 2.0]
+    """
 
     variances: Array
     directions: Array | None = None

@@ -48,6 +48,11 @@ class Symmetric(_OnSymmetric):
 
     `std` is the standard deviation of each coordinate of the traceless part, `trace_std` of the coordinate along
     identity/sqrt(d); they are equal unless both are given. Entries off the diagonal have variance std^2/2, twice each.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import Symmetric
+        >>> Symmetric(5, std=2.0).shape
+        (5, 5)
     """
 
     dimension: int
@@ -127,6 +132,11 @@ class SymmetricEntries(_OnSymmetric):
         diagonal: the covariance of the d entries on Y's diagonal: a matrix, or its Spectrum.
         off_diagonal: the variances of Y's other entries, a symmetric matrix whose diagonal is not used.
         directions: the orthonormal columns of U; the axes by default.
+
+    Example:
+        >>> from matrixdp.distributions.covariance import SymmetricEntries
+        >>> SymmetricEntries([1.0, 2.0], [[0.0, 0.5], [0.5, 0.0]]).shape
+        (2, 2)
     """
 
     diagonal: Any

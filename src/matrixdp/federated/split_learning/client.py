@@ -36,6 +36,17 @@ class SplitClient:
         inputs: the attributes, one row per record; refused if they are not finite.
         plan: what server and participants agreed on.
         folder: the participant's own folder, with its ledger, its network and its last replies.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import SplitClient, SplitPlan
+        >>> plan = SplitPlan(records=100, epochs=1, batch_size=50, budget=Budget(3.0, 1e-5))
+        >>> client = SplitClient(nn.Linear(4, 3), torch.randn(100, 4), plan=plan, folder=tempfile.mkdtemp())
+        >>> client.answer("first", 0, None)["features"].shape
+        (50, 3)
     """
 
     def __init__(self, network: nn.Module, inputs: Any, *, plan: SplitPlan, folder: str | os.PathLike[str]) -> None:

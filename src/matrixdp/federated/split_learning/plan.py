@@ -73,6 +73,13 @@ class SplitPlan:
         update_share: with unit "record", the share of the budget (of mu^2) that goes to a participant's own training;
             with 0 its network keeps its initial parameters.
         seed: of the division into batches.
+
+    Example:
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import SplitPlan
+        >>> plan = SplitPlan(records=100, epochs=2, batch_size=50, budget=Budget(3.0, 1e-5))
+        >>> plan.steps, len(plan.batch(0))
+        (4, 50)
     """
 
     records: int

@@ -33,6 +33,20 @@ class SplitServer:
         plan: what server and participants agreed on.
         loss: (outputs, labels) -> the mean loss of a batch.
         learning_rate: of SGD; with 0 the network stays as it was made.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import SplitClient, SplitPlan, SplitServer
+        >>> plan = SplitPlan(records=100, epochs=1, batch_size=50, budget=Budget(3.0, 1e-5))
+        >>> client = SplitClient(nn.Linear(4, 3), torch.randn(100, 4), plan=plan, folder=tempfile.mkdtemp())
+        >>> server = SplitServer(nn.Linear(3, 2), torch.randint(2, (100,)), plan=plan)
+        >>> noisy = client.answer("first", 0, None)["features"]
+        >>> (gradient,) = server.learn(0, [noisy])
+        >>> client.answer("first", 1, gradient)["features"].shape
+        (50, 3)
     """
 
     def __init__(

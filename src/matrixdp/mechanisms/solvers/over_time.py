@@ -42,7 +42,7 @@ import numpy as np
 from matrixdp._check import Array
 from matrixdp.distributions import time_workloads
 from matrixdp.errors import NotApplicable
-from matrixdp.participation import Participation
+from matrixdp.sensitivity import Participation
 
 DENSE_STEPS = 1024
 """The most steps for a workload whose inverse has many bands."""

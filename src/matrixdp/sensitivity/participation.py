@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp._sensitivity import Sensitivity
 from matrixdp.adjacency import REPLACE, ZERO_OUT, checked, takes_relation
 from matrixdp.errors import InvalidInput
+from matrixdp.sensitivity.entries import Sensitivity
 
 Steps = npt.NDArray[np.intp]
 
