@@ -79,6 +79,17 @@ class TrustedServer:
         note: what the ledger remembers; never data.
         series: the name of this run in the ledger. A server that is made again with the same name and settings goes on
             with the rounds that are left, from the last model that was published. Separated rounds have none.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget
+        >>> from matrixdp.federated import CentralPrivacy, TrustedServer
+        >>> privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=10, clients=5, clip=1.0)
+        >>> server = TrustedServer(privacy, size=3)
+        >>> asked = server.choose(range(5))
+        >>> mean, report = server.finish({client: np.full(3, 0.1) for client in asked})
+        >>> mean.shape
+        (3,)
     """
 
     def __init__(
