@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 GENERATE = (ROOT / "docs" / "generate.py").read_text(encoding="utf-8")
 MODULES = ast.literal_eval(re.search(r"^MODULES = (\(.*?^\))", GENERATE, re.M | re.S)[1])
 # Packages whose names are not for callers, or stand at another place too.
-OTHERS = {"matrixdp.explorer", "matrixdp.federated.split_learning", "matrixdp.learn.layers"}
+OTHERS = {"matrixdp.explorer", "matrixdp.federated.split_learning", "matrixdp.learn.layers", "matrixdp.sensitivity"}
 
 
 def public(module):

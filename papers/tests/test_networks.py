@@ -104,6 +104,16 @@ def shapes(network):
     return {tuple(p.flatten(1).T.shape) for p in network.parameters() if p.ndim > 1}
 
 
+def test_first_weights_as_tensorflow_makes_them():
+    """Glorot: uniform up to sqrt(6 / (fan in + fan out)), and biases of zero; PyTorch's are smaller in a wide layer."""
+    torch.manual_seed(0)
+    layer = networks.as_tensorflow(networks.TutorialCNN()).features[7]
+    bound = (6 / (512 + 32)) ** 0.5
+    assert 0.99 * bound < layer.weight.abs().max() <= bound
+    assert torch.all(layer.bias == 0)
+    assert networks.TutorialCNN().features[7].weight.abs().max() < 0.5 * bound
+
+
 def test_the_gradients_have_the_shapes_in_the_papers_tables():
     assert (400, 120) in shapes(networks.LeNet())
     assert (4608, 512) in shapes(networks.ResNet18())

@@ -205,7 +205,7 @@ def wishart(budget: Budget) -> Claim:
 
     Its noise W has d + 1 degrees of freedom and scale 3/(2 n epsilon) I, and is positive semidefinite. Let a neighbour
     have one more record x of norm 1, so that its value is larger by V = x x^T/n. Every output of the neighbour is at
-    least its value, so it cannot give the output A + W unless W >= V, that is unless 1/(x^T W^-1 x) >= 1/n. As
+    least its value. So it cannot give the output A + W unless W >= V, that is unless 1/(x^T W^-1 x) >= 1/n. As
     1/(x^T W^-1 x) is 3/(2 n epsilon) times a chi-square with 2 degrees of freedom, that fails with probability
     1 - exp(-epsilon/3): an event that the neighbour never shows, so delta is at least that at every epsilon.
 

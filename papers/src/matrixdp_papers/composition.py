@@ -83,7 +83,7 @@ def amortised(
         each private with the returned pair on their batch are together (epsilon, delta)-private. With "linear", none.
     Source: ji2024less, equation 16 and section 7.3, with amplification "linear".
     Deviates: 1. sampling turns epsilon_0 into log(1 + q (e^epsilon_0 - 1)), which is more than the q epsilon_0 of the
-        paper, 29 times more at its epsilon_0 = 5.42, so "exact" is the default; 2. the number of steps is rounded up.
+        paper: 29 times more at its epsilon_0 = 5.42. So "exact" is the default; 2. the number of steps is rounded up.
 
     Args:
         epsilon: of all steps.
@@ -198,8 +198,8 @@ def before_sampling(epsilon: float, delta: float, sampling_rate: float) -> tuple
 def sampled_pure(epsilon: float, sampling_rate: float) -> float:
     """Amplification of a pure epsilon as in MGM: log((1 - q + q e^epsilon) / (1 - q + q e^-epsilon)).
 
-    Guarantee: an epsilon-private step, run on records that are each replaced by nothing with probability 1 - q,
-    independently, is private with the returned epsilon, also if the record of one person is replaced by another.
+    Guarantee: an epsilon-private step, run on records that are each left out with probability 1 - q, independently, is
+    private with the returned epsilon. That holds also if the record of one person is replaced by another.
     Source: yang2023matrix, Theorem 6, solved for the outer epsilon; beimel2014bounds. Deviates: none.
     """
     epsilon, rate = _epsilon(epsilon), check_sampling_rate(sampling_rate)

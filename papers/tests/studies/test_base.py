@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from matrixdp import plots
 from matrixdp.errors import InvalidInput
 from matrixdp_papers.cli.study import study as command
 from matrixdp_papers.studies import STUDIES, figures
@@ -38,6 +39,29 @@ def test_a_mean_has_the_interval_of_students_law():
     assert "±" in str(found)
 
 
+def test_a_mechanism_has_its_colour_in_every_figure():
+    names = ("MVG, binary", "second moment, optimal", "MGM with the utilities", "r1smg, rescaled", "r1smg", "PPCA")
+    style = figures.styles(names)
+    for name, mechanism in zip(names, ("mvg", "optimal", "mgm", "r1smg", "r1smg"), strict=False):
+        assert style[name][0] == plots.COLOURS[mechanism], name
+    assert style["r1smg, rescaled"][2] != style["r1smg"][2]
+    assert style["PPCA"][0] not in plots.COLOURS.values()
+
+
+def test_curves_share_one_legend_below_the_panels():
+    figure, panels = figures.panels(3)
+    for panel, names in zip(panels, (("mvg", "idn"), ("mvg",), ("optimal",)), strict=True):
+        curves = {name: [0.1, Mean(0.2, 0.05, 3)] for name in names}
+        figures.curves(panel, [1.0, 1e5], curves, title="t", labels=("x", "y"), scales=("log", "linear"))
+        figures.mark_constant(panel, 0.5)
+        assert panel.get_ylim() == (0, 1)
+        assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "1e5"]
+    figures.legend_below(figure, panels, columns=2)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["most frequent class", "mvg", "idn", "optimal"]
+    assert all(panel.get_legend() is None for panel in panels)
+
+
 def test_a_table_refuses_rows_of_another_length():
     with pytest.raises(InvalidInput, match="2 cells"):
         Table("t", ("a", "b"), ((1,),))
@@ -50,24 +74,24 @@ def test_the_report_has_claim_findings_difference_picture_and_numbers():
     assert "shape 2 x 3" in text
 
 
-def test_a_stored_run_is_told_again(tmp_path):
+def test_a_stored_run_is_reported_again(tmp_path):
     def tell(setting, tables):
         return Results(setting, tables, f"again {tables[0]['error']['a']}", "difference")
 
     again = replace(STUDY, tell=tell)
     STUDY.write(results(), tmp_path)
-    found = again.told_again(tmp_path / "results.json")
+    found = again.remake(tmp_path / "results.json")
     assert found.found == "again 2 ± 0.1"
     assert found.tables[0].rows[0][:2] == ("a", Mean(2.0, 0.1, 5))
     assert found.tables[0].records()[1]["note"] == "no|ne"
     with pytest.raises(InvalidInput, match="has to be run"):
-        STUDY.told_again(tmp_path / "results.json")
+        STUDY.remake(tmp_path / "results.json")
     with pytest.raises(InvalidInput, match="those of the study other"):
-        replace(again, name="other").told_again(tmp_path / "results.json")
+        replace(again, name="other").remake(tmp_path / "results.json")
     for text in ("{", "[]", "{}"):
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(InvalidInput, match=r"results\.json"):
-            again.told_again(tmp_path / "results.json")
+            again.remake(tmp_path / "results.json")
 
 
 def test_a_baseline_that_did_not_train_is_told():

@@ -8,7 +8,7 @@ import pytest
 from matrixdp import Budget
 from matrixdp.privacy.certificate import certify
 from matrixdp_papers.datasets import Labelled
-from matrixdp_papers.studies import features
+from matrixdp_papers.studies import features, released_features
 from matrixdp_papers.studies.base import Mean, plain, silent
 from matrixdp_papers.studies.splits import Split
 
@@ -53,12 +53,12 @@ def test_it_runs_on_small_data(small_data, tmp_path):
 def test_the_front_never_sees_what_is_released(small_data, monkeypatch):
     """Private records may be anything: the network is the same, so that their features alone change."""
     network = features.NETWORKS[0]
-    order = np.random.default_rng(features.SEED).permutation(80)
+    order = np.random.default_rng(released_features.SEED).permutation(80)
     split = small_data["MNIST"]
     changed = split.train.records.copy()
     changed[order[16:]] = 0.5
     one, other = (
-        features.features(network, split._replace(train=Labelled(records, split.train.label)), True)
+        released_features.features(network, split._replace(train=Labelled(records, split.train.label)), True)
         for records in (split.train.records, changed)
     )
     torch.testing.assert_close(one.test, other.test, rtol=0, atol=0)
@@ -66,14 +66,14 @@ def test_the_front_never_sees_what_is_released(small_data, monkeypatch):
     assert not torch.equal(one.private, other.private)
     # a planted fault: a change of the public records does change the front
     changed[order[0]] = 3.0
-    fault = features.features(network, split._replace(train=Labelled(changed, split.train.label)), True)
+    fault = released_features.features(network, split._replace(train=Labelled(changed, split.train.label)), True)
     assert not torch.equal(one.test, fault.test)
 
 
 def test_features_lie_in_the_set(small_data):
     for network in features.NETWORKS:
         if network.name in small_data:
-            found = features.features(network, small_data[network.name], True)
+            found = released_features.features(network, small_data[network.name], True)
             assert float(found.private.abs().max()) <= 1.0
             assert found.private.shape == (64, {"MNIST": 400, "IMDB": 150}[network.name])
 
@@ -105,7 +105,7 @@ def test_the_truth_at_the_papers_number_of_records():
 
 
 def test_equal_guarantees_are_equal():
-    shares = features.binary_shares(np.random.default_rng(0).random((50, 8)) * np.arange(1, 9))
+    shares = released_features.binary_shares(np.random.default_rng(0).random((50, 8)) * np.arange(1, 9))
     budget = Budget(0.8, 1e-5)
     laws = features.exact_laws((16, 8), budget, shares)
     for name, law in laws.items():
@@ -123,20 +123,20 @@ def test_equal_guarantees_are_equal():
 
 def test_the_shares_favour_what_varies_in_public():
     public = np.random.default_rng(0).normal(size=(100, 8)) * np.array([1, 1, 9, 1, 1, 9, 1, 1])
-    shares = features.binary_shares(public)
+    shares = released_features.binary_shares(public)
     assert np.sum(shares) == pytest.approx(1)
     assert set(np.argsort(shares)[-2:]) == {2, 5}
-    assert np.sum(shares[[2, 5]]) == pytest.approx(features.PRECISION)
+    assert np.sum(shares[[2, 5]]) == pytest.approx(released_features.PRECISION)
 
 
 def test_the_noise_that_is_drawn_is_the_law():
     """Variances by column within 6 standard errors: a false alarm has a probability below 1e-6."""
-    shares = features.binary_shares(np.random.default_rng(0).normal(size=(50, 6)) * np.arange(1, 7))
+    shares = released_features.binary_shares(np.random.default_rng(0).normal(size=(50, 6)) * np.arange(1, 7))
     laws = features.exact_laws((10, 6), Budget(0.8, 1e-5), shares)
     batches = 2000
     for name in ("analytic", "mvg", "r1smg"):
         rows = torch.zeros(10 * batches, 6)
-        features.add_noise(rows, laws[name], 10, seed=3)
+        released_features.add_noise(rows, laws[name], 10, seed=3)
         if name == "r1smg":
             # one normal number a batch: its square has a relative spread of sqrt(2)
             found = rows.double().view(batches, -1).square().sum(1).numpy()
@@ -155,8 +155,8 @@ def test_batches_have_noise_of_their_own():
     shares = np.full(4, 0.25)
     law = features.exact_laws((5, 4), Budget(0.8, 1e-5), shares)["analytic"]
     rows = torch.zeros(10, 4)
-    features.add_noise(rows, law, 5, seed=3)
+    released_features.add_noise(rows, law, 5, seed=3)
     assert not torch.allclose(rows[:5], rows[5:])
     again = torch.zeros(10, 4)
-    features.add_noise(again, law, 5, seed=3)
+    released_features.add_noise(again, law, 5, seed=3)
     torch.testing.assert_close(rows, again)

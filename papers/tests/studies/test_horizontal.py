@@ -219,6 +219,7 @@ def test_rounds_that_are_run(uploads):
         experiment = horizontal.EXPERIMENTS[1]._replace(clip=std / relative, rounds=10)
         assert horizontal.rounds_run(point, experiment) == rounds
     assert horizontal.rounds_run(federated_noise.Point("unperturbed", math.inf, None), experiment) == 10
+    assert horizontal.rounds_run(point, experiment._replace(clip=std, trained=7)) == 7
 
 
 def test_rounds_add_up(uploads, rng):
@@ -238,6 +239,8 @@ def test_rounds_add_up(uploads, rng):
     experiment = horizontal.EXPERIMENTS[1]._replace(clip=2.5, rounds=4)
     found = horizontal.federate(Constant(), points, experiment, initial, silent)
     torch.testing.assert_close(found, torch.full((2, 2, uploads.size), 1 + 2 + 2.5 + 2.5))  # too little noise to run
+    fewer = horizontal.federate(Constant(), points, experiment._replace(trained=3), initial, silent)
+    torch.testing.assert_close(fewer, torch.full((2, 2, uploads.size), 1 + 2 + 2.5))
     experiment = experiment._replace(clip=1e-5)
     found = horizontal.federate(Constant(), points, experiment, initial, silent)
     torch.testing.assert_close(found[:, 0], torch.full((2, uploads.size), 4e-5))

@@ -61,6 +61,24 @@ def test_the_favoured_row_gets_less_noise(small_mvg, rng):
     assert np.argmin(variances) == len(variances) - 1
 
 
+def test_without_gamma_the_condition_is_that_of_the_change_alone():
+    """(H + H_1/2) gamma^2 + 2 H gamma s = H s^2 with H = 11/6 for three rows."""
+    harmonic, half, s = 11 / 6, 1 + 2**-0.5 + 3**-0.5, 0.7
+    gamma = mvg.gamma_free((3, 8), s)
+    assert (harmonic + half) * gamma**2 + 2 * harmonic * gamma * s == pytest.approx(harmonic * s**2)
+
+
+def test_without_gamma_mvg_keeps_its_claim_with_less_noise(small_mvg, rng):
+    for experiment, kind in ((mvg.regression(small_mvg.liver, rng), "binary"),
+                             (mvg.component(small_mvg.movement, rng), "uniform")):  # fmt: skip
+        found = {name: trial.law for name, trial in trials(experiment).items()}
+        sensitivity = experiment.trials[0].answer.sensitivity
+        for radius in ("", ", radius"):
+            free, published = found[f"mvg, {kind}{radius}, no gamma"], found[f"mvg, {kind}{radius}"]
+            assert free.root_mean_square < published.root_mean_square
+            assert certify(free, sensitivity).delta(1.0) <= experiment.budget.delta
+
+
 def test_the_real_data_lie_inside_their_public_ends(folder):
     data = mvg.load(folder)
     assert [part.shape for part in data] == [(345, 6), (2021, 4), (2126, 21)]

@@ -61,8 +61,8 @@ def test_it_runs_on_small_data(small):
             assert all(math.isfinite(cell) for cell in row if isinstance(cell, float)), row
             assert isinstance(row[-1], Mean)
             assert 0 <= row[-1].mean <= 1
-    assert "Purchase-100, Texas-100" in found.setting["not run for want of data"]
-    assert "Did not run, as the data are not at hand" in found.difference
+    assert "Purchase-100, Texas-100" in found.setting["not run, data not available"]
+    assert "Did not run, as the data are not available" in found.difference
     vertical.STUDY.report(found)
 
 

@@ -21,7 +21,7 @@ def study(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(help="A stored results.json: make its report and pictures anew.", show_default="run the study"),
+        typer.Option(help="A stored results.json: remake its report and pictures.", show_default="run the study"),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A few runs only: seconds, to see that it works.")] = False,
 ) -> None:
@@ -50,10 +50,10 @@ def study(
     chosen = STUDIES[name]
 
     def progress(steps: Sequence[Item], label: str) -> Iterable[Item]:
-        return track(steps, label, console=console, transient=True)
+        return track(steps, label, console=console, transient=True, disable=not console.is_terminal)
 
     if results is not None:
-        found = chosen.told_again(results)
+        found = chosen.remake(results)
     else:
         loaded = None if chosen.load is None else chosen.load(data)
         found = chosen.run(loaded, smoke, progress)

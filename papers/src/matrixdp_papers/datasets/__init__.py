@@ -1,8 +1,8 @@
 """The public data of the papers' experiments, from a folder that the caller names; nothing is downloaded.
 
-Every loader takes the folder as an argument or from the environment variable MATRIXDP_DATA, checks the file's sha256
-(or, where none is known, what is in it), and raises InvalidInput, which says where the data are published, when a file
-is missing or is another one.
+Every loader takes the folder as an argument or from the environment variable MATRIXDP_DATA. It checks the file's sha256
+or, where none is known, its contents. If a file is missing or another one, it raises InvalidInput, which says where the
+data are published.
 """
 
 from matrixdp_papers.datasets.adult import ADULT, ADULT_ATTRIBUTES, ADULT_COLUMNS, ADULT_HALVES, load_adult

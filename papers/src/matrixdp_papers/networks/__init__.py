@@ -5,7 +5,7 @@ papers release, `network[SPLIT:]` classifies them. With `activation=nn.Tanh` the
 """
 
 from matrixdp_papers.networks.graph import GCN
-from matrixdp_papers.networks.parts import SPLIT
+from matrixdp_papers.networks.parts import SPLIT, as_tensorflow
 from matrixdp_papers.networks.tabular import MLP
 from matrixdp_papers.networks.text import LSTM, BiLSTM
 from matrixdp_papers.networks.vision import VGG16, AlexNet, LeNet, ResNet18, TutorialCIFAR, TutorialCNN
@@ -22,4 +22,5 @@ __all__ = [
     "ResNet18",
     "TutorialCIFAR",
     "TutorialCNN",
+    "as_tensorflow",
 ]

@@ -17,3 +17,13 @@ SPLIT = 1
 def network(features: Iterable[nn.Module], top: Iterable[nn.Module]) -> nn.Sequential:
     """The layers that make the features, then those that classify them, as two named parts."""
     return nn.Sequential(OrderedDict(features=nn.Sequential(*features), top=nn.Sequential(*top)))
+
+
+def as_tensorflow(model: nn.Sequential) -> nn.Sequential:
+    """The model with first weights as TensorFlow makes them: Glorot's uniform weights, and biases of zero."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model

@@ -1,7 +1,7 @@
 """Samples from the matrix Bingham law: d x k matrices V with orthonormal columns, density exp(tr V^T A V).
 
-**Gibbs.** Given the k - 1 other columns, a column is a unit vector x orthogonal to them with density exp(x^T A x), a
-vector Bingham law in q = d - k + 1 dimensions. Columns are drawn in turn from exactly that.
+**Gibbs.** Given the k - 1 other columns, a column is a unit vector x orthogonal to them with density exp(x^T A x).
+That is a vector Bingham law in q = d - k + 1 dimensions. Columns are drawn in turn from exactly that.
 
 **One column.** Rejection from the angular central Gaussian law: x = z/|z| for z normal with precision tau I - A, on the
 space orthogonal to the others. On the sphere its density is proportional to w^(-q/2) with w = tau - x^T A x, and
@@ -13,7 +13,7 @@ inverse of the precision has trace 2: then at least about 0.6 sqrt(2/q) of them,
 
 **z in O(d k).** In the eigenbasis A = diag(a), a_1 >= a_2 >= .. Let T be the first k coordinates and R the rest, and
 V_T, V_R the rows of the other columns there. As tau > a_k, the precision D_R = tau - a_R is positive, though D_T need
-not be. Given z_T, z_R is normal with precision D_R under the condition V_R^T z_R = -V_T^T z_T, and integrating it out
+not be. Given z_T, z_R is normal with precision D_R under the condition V_R^T z_R = -V_T^T z_T. Integrating it out
 leaves z_T normal with precision D_T + V_T G^-1 V_T^T, where G = V_R^T D_R^-1 V_R. No matrix is larger than d x k.
 """
 

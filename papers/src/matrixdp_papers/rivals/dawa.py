@@ -24,7 +24,7 @@ from matrixdp_papers.rivals.hilbert import hilbert_order
 
 Indices = npt.NDArray[np.intp]
 
-# Windows are looked at in blocks of about so many entries.
+# Windows are processed in blocks of about this many entries.
 _BLOCK = 2**22
 
 
@@ -100,13 +100,14 @@ def private_partition(line: Array, epsilon: float, charge: float, *, rng: np.ran
         bucket with j. Fix a partition P, with b its bucket of m cells with j, and all noise but that of b. Partitions
         that share b with P have no other bucket with j, so how they compare with P is not changed. All others cost up
         to D_max more or less. So P costs least if the noise of b lies below a threshold, which moves by at most
-        D_m + D_max, and with noise of scale (D_m + D_max)/epsilon the probability of that changes by a factor of at
-        most e^epsilon.
+        D_m + D_max. With noise of scale (D_m + D_max)/epsilon the probability of that changes by a factor of at most
+        e^epsilon.
 
         Two shortcuts are tempting. Single cells need noise, although their deviation is always 0: otherwise j stands
-        alone when all buckets with j came out costly, each of which a record changes, and their losses add up to 1.3
-        epsilon with four cells and to more with more. And noisy costs are not raised to the charge, although deviations
-        are not negative: the threshold could fall below it, and P become impossible, so that the proof would not hold.
+        alone when all buckets with j came out costly. A record changes each of these, and their losses add up to 1.3
+        epsilon with four cells, and to more with more cells. And noisy costs are not raised to the charge, although
+        deviations are not negative: the threshold could fall below it, and P become impossible, so that the proof would
+        not hold.
 
     Source: li2014data, private partition with intervals of power-of-two length.
     Deviates: (1) scale (D_m + D_max)/epsilon, at most the 2 D/epsilon with D = 2 for all buckets.

@@ -49,7 +49,7 @@ def hb(
         The leaves, possibly negative. The estimate of any other node, or of any range, is the sum of its leaves.
 
     Guarantee: "laplace" is pure epsilon-DP. A record is in one node of each of the h levels, so adding or removing it
-        changes all counts together by h in l1 norm, and the noise has scale h/epsilon; replacing it doubles both.
+        changes all counts together by h in l1 norm. The noise has scale h/epsilon; replacing it doubles both.
         "gaussian" is (epsilon, delta)-DP with equality: the l2 norm is sqrt(h), or sqrt(2h), and the noise has standard
         deviation sqrt(h)/mu, or sqrt(2h)/mu, with mu = mu(epsilon, delta). Inference is post-processing.
 
@@ -87,7 +87,7 @@ def consistent(levels: list[Array], branching: int) -> Array:
     parent has more than its children together is shared among them in proportion to their variances.
 
     Source: hay2010boosting, the closed form for hierarchical counts.
-    Deviates: (1) weights from the variances of the nodes at hand, which in a full tree are the published ones.
+    Deviates: (1) weights from the variances of the nodes themselves, which in a full tree are the published ones.
     """
     estimates, variances = [levels[0]], [np.ones_like(levels[0])]
     sums, spreads = [], []
@@ -130,7 +130,7 @@ def range_variance(shape: Shape, branching: int, noise: str = "laplace") -> floa
     each end on each level below; it parts at the top with probability 1 - 1/b, and otherwise is a range of height h-1.
 
     Source: qardaji2013understanding, equation 3.
-    Deviates: (1) the exact number on the tree at hand, in one dimension or two.
+    Deviates: (1) the exact number on the tree itself, in one dimension or two.
     """
     sides, b = _check.shape(shape), _checked_branching(branching)
     h = height(sides, b)

@@ -28,8 +28,8 @@ def ppca(
 ) -> Array:
     """A basis of a k-dimensional subspace that holds much of the records' energy.
 
-    The subspace is drawn with density exp(rate * tr(V^T X^T X V)), the matrix Bingham law, for the matrix X with a
-    record in each row, clipped to the norm r. Under "replace" the rate is epsilon/(2 r^2); with r = 1, n records and
+    The subspace is drawn with density exp(rate * tr(V^T X^T X V)), the matrix Bingham law. X has a record in each row,
+    clipped to the norm r. Under "replace" the rate is epsilon/(2 r^2); with r = 1, n records and
     A = X^T X/n that is the published exp((n epsilon/2) tr(V^T A V)). Under "add/remove" it is epsilon/r^2.
 
     Args:
@@ -47,12 +47,12 @@ def ppca(
 
     Guarantee: pure epsilon-DP for the law itself, records of norm at most r. The score tr(V^T X^T X V), a sum of
         |V^T x|^2 between 0 and r^2 over the records, changes by at most r^2 when one is replaced: the exponential
-        mechanism's exp(epsilon score/(2 r^2)). When a record is added no score falls, none rises by more than r^2, and
-        so the density rises by a factor of at most exp(rate r^2) for every V, its integral by a factor between 1 and
-        that: their ratio moves by at most exp(rate r^2), which allows twice the rate.
+        mechanism's exp(epsilon score/(2 r^2)). When a record is added no score falls, and none rises by more
+        than r^2. So the density rises by a factor of at most exp(rate r^2) for every V, and its integral by a factor
+        between 1 and that: their ratio moves by at most exp(rate r^2), which allows twice the rate.
 
         For k = 1 the sample has that law, up to floating point. For k > 1 a run of finite length has it only in the
-        limit, so that epsilon holds up to an unknown delta, the distance of the chain from its limit. That distance
+        limit. So epsilon holds up to an unknown delta, the distance of the chain from its limit. That distance
         seems small: on 784 features, k = 20, the score is stationary after a few sweeps. It is not proven small.
 
     Source: chaudhuri2013near, algorithm PPCA; hoff2009simulation for the sampler.

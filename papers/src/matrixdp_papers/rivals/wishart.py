@@ -37,8 +37,8 @@ def wishart(
         accept_violation: draw although the guarantee does not hold, to reproduce a comparison.
         rng: a numpy Generator, for reproducible studies.
 
-    Guarantee: none. Pure epsilon-DP is claimed, and refuted: noise W >= 0 leaves every output above its value, so with
-        one more record x of norm r, or x in place of a record 0, the output A + W is impossible unless
+    Guarantee: none. Pure epsilon-DP is claimed, and refuted: noise W >= 0 leaves every output above its value. Let a
+        neighbour have one more record x of norm r, or x in place of a record 0. It cannot give the output A + W unless
         W >= x x^T/n. That fails with probability `impossible(epsilon)`, so delta is at least that at every epsilon;
         see `matrixdp_papers.claims.wishart` for the argument.
 

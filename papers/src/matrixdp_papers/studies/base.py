@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 Item = TypeVar("Item")
-# Of an accuracy.
+# Differences of accuracies below this are not reported.
 NOTABLE = 0.005
 
 
@@ -103,7 +103,7 @@ class Table:
 
         cells = [tuple(map(shown, row)) for row in self.rows]
         widths = [
-            max([max(map(len, column.split())), *(len(row[place]) for row in cells)]) + 3
+            max([*map(len, column.split()), *(len(row[place]) for row in cells)]) + 3
             for place, column in enumerate(self.columns)
         ]
         parts: list[list[int]] = [[]]
@@ -115,7 +115,9 @@ class Table:
             last = number == len(parts) - 1
             table = RichTable(title=None if number else self.title, caption=self.note or None if last else None)
             for place in (0, *part):
-                table.add_column(self.columns[place], justify="right" if place else "left", no_wrap=not place)
+                least = widths[place] - 3  # so that no cell is cut
+                justify: Literal["right", "left"] = "right" if place else "left"
+                table.add_column(self.columns[place], justify=justify, no_wrap=not place, min_width=least)
             for row in cells:
                 table.add_row(*(row[place] for place in (0, *part)))
             yield table
@@ -162,8 +164,8 @@ class Study:
     run: Callable[[Any, bool, Progress], Results]
     tell: Callable[[Mapping[str, Any], tuple[Table, ...]], Results] | None = None
 
-    def told_again(self, path: Path) -> Results:
-        """The words and pictures of stored results, made anew; nothing is measured again."""
+    def remake(self, path: Path) -> Results:
+        """The report and pictures of stored results; nothing is measured again."""
         if self.tell is None:
             raise InvalidInput(f"the study {self.name} has to be run: leave --results out")
         try:

@@ -204,17 +204,22 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     runs = 5 if smoke else 400
     tasks = group_means(data.liver), cross_moments(data.heart, data.normal)
     tables = (*(measure(task, runs, rng, progress) for task in tasks), bought(data.heart, runs, rng, progress))
-    figure, panels = figures.panels(3, width=5.4, height=3.0)
+    setting = {"epsilon": EPSILON, "delta": "1/N", "runs": runs, "groups": GROUPS, "seed": SEED, "smoke": smoke}
+    return tell(setting, tables)
+
+
+def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
+    """The report of what was measured."""
+    figure, panels = figures.panels(3, width=8.0, height=2.6, columns=1)
     for panel, table in zip(panels[:2], tables[:2], strict=True):
         values = {row[0]: Mean(row[2], math.nan, 0) for row in table.rows}
         figures.bars(panel, values, title=table.title.split(",")[0], label="error, i.i.d. = 1", scale="log")
     base = tables[2].rows[0][1].mean
-    variances = {row[0]: Mean(row[1].mean / base, row[1].half_width / base, runs) for row in tables[2].rows}
+    variances = {row[0]: Mean(row[1].mean / base, row[1].half_width / base, row[1].runs) for row in tables[2].rows}
     figures.bars(
         panels[2], variances, title=tables[2].title.split(",")[0], label="error of the variance, one release = 1"
     )
-    setting = {"epsilon": EPSILON, "delta": "1/N", "runs": runs, "groups": GROUPS, "seed": SEED, "smoke": smoke}
-    return Results(setting, tables, _found(*tables), DIFFERENCE, {"directions": figure})
+    return Results(dict(setting), tables, _found(*tables), DIFFERENCE, {"directions": figure})
 
 
 def _found(means: Table, cross: Table, paid: Table) -> str:
@@ -263,4 +268,5 @@ STUDY = Study(
     ),
     load=load,
     run=run,
+    tell=tell,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
@@ -154,11 +154,14 @@ def dimensions(smoke: bool, progress: Progress) -> Table:
 
 
 def _picture(table: Table) -> Figure:
-    figure, panels = figures.panels(len(FIGURE_9_EPSILONS))
+    figure, panels = figures.panels(len(FIGURE_9_EPSILONS), width=6.4, height=3.0, columns=1)
     chosen = ("classic", "analytic", "r1smg", "r1smg that keeps the claim")
     for panel, epsilon in zip(panels, FIGURE_9_EPSILONS, strict=True):
         rows = [row for row in table.rows if row[1] == epsilon]
-        series = {name.replace(" that", ", that"): [row[table.columns.index(name)] for row in rows] for name in chosen}
+        series = {
+            name.replace(" that keeps the", ", enough for its"): [row[table.columns.index(name)] for row in rows]
+            for name in chosen
+        }
         largest = max(row[table.columns.index("true delta of r1smg")] for row in rows)
         figures.curves(
             panel,
@@ -167,7 +170,7 @@ def _picture(table: Table) -> Figure:
             title=f"epsilon {epsilon:g}; true delta of r1smg up to {largest:.2g}",
             labels=("number of entries M", "expected loss"),
         )
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
+    figures.legend_below(figure, panels, columns=4)
     return figure
 
 
@@ -223,14 +226,18 @@ def run(data: None, smoke: bool, progress: Progress) -> Results:
     """Computes all of them; no data are needed."""
     table_4, powers, table_5 = errors(smoke, progress), growth(), timing(smoke, progress)
     figure_9, sections = dimensions(smoke, progress), (conditions(), scaling(smoke, progress))
-    found = beside(_beside(table_4, powers, table_5, figure_9, *sections))
     setting = {"epsilon": BUDGET.epsilon, "delta": BUDGET.delta, "smoke": smoke}
-    tables = (table_4, powers, *sections, table_5, figure_9)
-    return Results(setting, tables, found, DIFFERENCE, {"figure-9": _picture(figure_9)})
+    return tell(setting, (table_4, powers, *sections, table_5, figure_9))
+
+
+def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
+    """The report of what was computed and timed."""
+    found = beside(_beside(*tables))
+    return Results(dict(setting), tables, found, DIFFERENCE, {"figure-9": _picture(tables[-1])})
 
 
 def _beside(
-    table_4: Table, powers: Table, table_5: Table, figure_9: Table, conditions: Table, scaling: Table
+    table_4: Table, powers: Table, conditions: Table, scaling: Table, table_5: Table, figure_9: Table
 ) -> list[tuple[str, str, str, str]]:
     ratio = {row[2]: row[4] for row in table_4.rows if row[0] == "gradient, Adult"}
     grown = {row[0]: f"m^{row[1]:.1f} n^{row[2]:.1f}" for row in powers.rows}
@@ -269,7 +276,7 @@ def _beside(
 
 DIFFERENCE = (
     "- The Gaussian baseline of table 4 gives every entry its share of epsilon and delta and adds the shares up. "
-    "Against one analytic Gaussian on the whole matrix the order of the mechanisms turns round.\n"
+    "Against one analytic Gaussian on the whole matrix the order of the mechanisms is reversed.\n"
     "- MVG and MGM bound the loss by the norm of the whole noise. Its radius zeta is of order sqrt(mn); MVG's theorem "
     "has the square of it. That is one power of m and n more in the error, and where H_r^2 is wrong by as much.\n"
     "- The time of MVG is its SVD. Times are of one busy machine; their ratios and powers are what to read.\n"
@@ -290,4 +297,5 @@ STUDY = Study(
     ),
     load=None,
     run=run,
+    tell=tell,
 )

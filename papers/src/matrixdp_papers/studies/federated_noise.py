@@ -24,7 +24,7 @@ from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.sensitivity import Counts, Entrywise
 from matrixdp_papers import composition
-from matrixdp_papers.studies import gradients
+from matrixdp_papers.studies import noise_per_step
 from matrixdp_papers.studies.recalibrated import recalibrated
 
 PER_ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
@@ -44,13 +44,13 @@ SAME = 1e-6
 
 
 def round_budget(epsilon: float, delta: float, rounds: int) -> Budget:
-    """What each of so many releases may spend by the paper's composition; half of delta is its slack.
+    """What each of `rounds` releases may spend by the paper's composition; half of delta is its slack.
 
     Source: kairouz2017composition, Theorem 3.4; yang2023matrix, section 8.2.
     """
     if not epsilon / rounds > _ADDS_UP:
-        return gradients.step_budget(epsilon, delta, rounds)
-    return Budget(epsilon / rounds, gradients.step_budget(1.0, delta, rounds).delta)
+        return noise_per_step.step_budget(epsilon, delta, rounds)
+    return Budget(epsilon / rounds, noise_per_step.step_budget(1.0, delta, rounds).delta)
 
 
 def before_sampling(budget: Budget, sampling_rate: float) -> Budget:
@@ -102,7 +102,7 @@ def layered(shapes: Iterable[Shape], of_layer: Callable[[Shape], Gaussian]) -> G
 
 
 def composed(certificate: Certificate, releases: float, delta: float) -> float:
-    """The epsilon of so many releases together; where noise is not Gaussian, that of the first of them alone."""
+    """The epsilon of a number of releases together; where noise is not Gaussian, that of the first of them alone."""
     if certificate.mu is None:
         return certificate.epsilon(delta)
     return float(gaussian.epsilon(certificate.mu * math.sqrt(releases), delta))

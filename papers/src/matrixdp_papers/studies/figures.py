@@ -5,32 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from matrixdp import plots
 from matrixdp_papers.studies.base import Mean
 
-# The colour-blind can tell them apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-
-
-# One colour and mark for each mechanism, in every picture.
-STYLES = {
-    "no noise": ("#000000", "o"),
-    "gaussian": ("#7F7F7F", "s"),
-    "classic": ("#56B4E9", "v"),
-    "analytic": ("#0072B2", "s"),
-    "mvg": ("#CC79A7", "*"),
-    "mgm": ("#009E73", "D"),
-    "udn": ("#8C6D31", "^"),
-    "idn": ("#E69F00", "P"),
-    "r1smg": ("#D55E00", "X"),
-    "matrix-mechanism": ("#999999", "<"),
-    "optimal": ("#5E3C99", ">"),
-}
-OTHERS = (("#B2182B", "p"), ("#01665E", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
+# Colours by number, for bars and histograms.
+COLOURS = (plots.COLOURS["analytic"], plots.COLOURS["r1smg"])
+# Series that are no mechanism by name; those of one study take the colours in OTHERS in turn.
+NAMED = {"no noise": plots.OTHER, "gaussian": "#8FBC3F", "dp-sgd": "#01665E", "i.i.d.": plots.COLOURS["analytic"]}
+MARKS = {"no noise": "o", "gaussian": "s", "dp-sgd": "h", "classic": "v", "analytic": "s", "mvg": "*", "mgm": "D",
+         "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">"}  # fmt: skip
+OTHERS = (("#B2182B", "p"), ("#35978F", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
           ("#762A83", ">"))  # fmt: skip
+UNNAMED = "#BBBBBB"
 LINES = ("-", "--", ":", "-.")
+# Up to this many values on a log axis have a tick each.
+FEW = 7
+
+
+def mechanism(name: str) -> str:
+    """The part of a label that has a colour of its own, such as "mvg" in "mvg, binary"; else its first part."""
+    parts = name.lower().split(", ")
+    known = (part for part in (*parts, parts[0].split()[0]) if part in NAMED or part in plots.COLOURS)
+    return next(known, parts[0])
 
 
 def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
@@ -39,19 +39,26 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     seen: dict[str, int] = {}
     others: dict[str, tuple[str, str]] = {}
     for name in names:
-        key = name.split(",")[0].lower()
+        key = mechanism(name)
         variant = seen.setdefault(key, 0)
-        if key not in STYLES and key not in others:
-            others[key] = OTHERS[len(others) % len(OTHERS)]
-        colour, mark = (STYLES | others)[key]
+        known = NAMED.get(key) or plots.COLOURS.get(key)
+        if known is None:
+            colour, mark = others.setdefault(key, OTHERS[len(others) % len(OTHERS)])
+        else:
+            colour, mark = known, MARKS.get(key, "o")
         found[name], seen[key] = (colour, mark, LINES[variant % len(LINES)]), variant + 1
     return found
 
 
-def panels(count: int, width: float = 4.6, height: float = 3.8) -> tuple[Figure, list[Axes]]:
-    """A figure with a row of panels."""
-    figure = Figure(figsize=(width * count, height), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+def panels(count: int, width: float = 4.8, height: float = 3.6, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels, `columns` in each row."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = plots.figure_of(width * columns, height * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in grid[count:]:
+        unused.set_axis_off()
+    return figure, grid[:count]
 
 
 def curves(
@@ -63,27 +70,36 @@ def curves(
     labels: tuple[str, str],
     scales: tuple[str, str] = ("log", "log"),
 ) -> None:
-    """Draws one curve per name, with confidence intervals where there are any."""
+    """Draws one curve per name, with confidence intervals where there are any.
+
+    Later curves are thinner, so that those that lie on each other can all be seen.
+    """
     style = styles(series)
-    for name, points in series.items():
+    for order, (name, points) in enumerate(series.items()):
         heights = [point.mean if isinstance(point, Mean) else point for point in points]
         spread = [point.half_width if isinstance(point, Mean) else math.nan for point in points]
         colour, mark, line = style[name]
-        panel.errorbar(x, heights, yerr=spread, label=name, color=colour, marker=mark, linestyle=line, linewidth=1.2,
-                       markersize=4, capsize=2)  # fmt: skip
+        thick = 1 - order / len(series)
+        panel.errorbar(x, heights, yerr=spread, label=name, color=colour, marker=mark, linestyle=line,
+                       linewidth=1.0 + 2 * thick, markersize=4.5 + 4 * thick, elinewidth=1.0, capsize=2)  # fmt: skip
     panel.set(xscale=scales[0], yscale=scales[1], xlabel=labels[0], ylabel=labels[1])
+    if scales[0] == "log" and len(x) <= FEW:
+        panel.set_xticks(x, [f"{value:g}" if value < 1e4 else f"{value:.2g}".replace("e+0", "e") for value in x])
+        panel.set_xticks([], minor=True)
     panel.set_title(title, fontsize=10)
     panel.grid(alpha=0.3)
 
 
 def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, scale: str = "linear") -> None:
-    """Draws one horizontal bar per name, with its confidence interval and its number."""
-    for place, value in enumerate(values.values()):
+    """Draws one horizontal bar per name in its mechanism's colour, with its confidence interval and its number."""
+    for place, (name, value) in enumerate(values.items()):
+        key = mechanism(name)
+        colour = NAMED.get(key) or plots.COLOURS.get(key, UNNAMED)
         spread = None if math.isnan(value.half_width) else value.half_width
-        panel.barh(place, value.mean, xerr=spread, color=COLOURS[0], height=0.7, capsize=2)
+        panel.barh(place, value.mean, xerr=spread, color=colour, height=0.7, capsize=2)
         end = value.mean + (spread or 0.0)
         panel.annotate(f" {value}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    panel.set_yticks(range(len(values)), list(values), fontsize=8)
+    panel.set_yticks(range(len(values)), list(values), fontsize=9)
     panel.invert_yaxis()
     least, most = (extreme(value.mean for value in values.values()) for extreme in (min, max))
     # The right third is room for the numbers; bars on a log scale start at a whole decade.
@@ -91,3 +107,20 @@ def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, sca
     panel.set(xscale=scale, xlabel=label)
     panel.set_xlim(start, most * (most / start) ** 0.6 if scale == "log" else 1.6 * most)
     panel.set_title(title, fontsize=10)
+
+
+def legend_below(figure: Figure, panels: Iterable[Axes], *, columns: int, title: str | None = None) -> None:
+    """One legend for all panels, below them and off the data."""
+    handles: dict[str, Artist] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=columns, fontsize=9, title=title
+    )
+
+
+def mark_constant(panel: Axes, least: float) -> None:
+    """A dotted line at the accuracy of the most frequent class, and the accuracy from 0 to 1."""
+    panel.axhline(least, color="#999999", linestyle=":", linewidth=1, label="most frequent class")
+    panel.set_ylim(0, 1)

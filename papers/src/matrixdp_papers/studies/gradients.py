@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy.optimize import brentq
 
 from matrixdp._check import Shape
-from matrixdp.accounting.accountant import Accountant, noise_multiplier_for
-from matrixdp.accounting.renyi import largest_divergence
+from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.distributions.covariance import Isotropic
@@ -27,15 +25,16 @@ from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Counts, Frobenius
 from matrixdp_papers import composition, datasets
-from matrixdp_papers.studies import figures, splits
+from matrixdp_papers.studies import figures, noise_per_step, splits
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beaten, beside, titled
+from matrixdp_papers.studies.noise_per_step import DELTA, step_budget
 from matrixdp_papers.studies.splits import CENTRED, Split
 
 if TYPE_CHECKING:  # PyTorch is imported by a run alone
     from matrixdp_papers.studies.training import Task
 
 SEED = 2021
-DELTA, CLIP = 1e-5, 1.0
+CLIP = 1.0
 # What is asked for a proposal for each layer, as a matrix, with its options. MVG favours the first output of a layer:
 # the singular vectors of a gradient, which the paper takes as directions, are as private as the gradient.
 BY_LAYER: dict[str, dict[str, Any]] = {
@@ -46,8 +45,8 @@ BY_LAYER: dict[str, dict[str, Any]] = {
     "udn": {},
     "idn": {},
 }
-# Above so many times the clip, noise leaves nothing to learn from, and no network is trained.
-TOO_LOUD = 1000.0
+# Noise above this many times the clip leaves nothing to learn from, and no network is trained.
+LARGEST_NOISE = 1000.0
 KOV, THEOREM_4, EXACT = "KOV 3.4", "Theorem 4", "exact"
 
 
@@ -81,7 +80,7 @@ EXPERIMENTS = (
     Lots("MNIST", "LeNet", 1024, 100, 20, 0.5, 0.2, (0.01, 0.1, 1.0), 3),
     Lots("Adult", "MLP", 512, 50, 50, 0.5, 2.0, (0.01, 0.1, 1.0), 3),
     Lots("Cora", "GCN", 200, 50, 50, 2.0, 10.0, (0.01, 0.1, 1.0), 3),
-    Lots("CIFAR-10", "VGG16", 1024, 30, 10, 0.1, 0.002, (1.0,), 1),
+    Lots("CIFAR-10", "VGG16", 1024, 30, 10, 0.1, 0.002, (0.01, 0.1, 1.0), 1),
     Lots("SVHN", "AlexNet", 1024, 60, 2, 0.1, 0.05, (1.0,), 1),
 )
 # Of a smoke run.
@@ -91,21 +90,6 @@ SMALL_MODELS = ("LeNet", "MLP", "GCN")
 
 
 # --- the paper's accounting ---
-
-
-def step_budget(epsilon: float, delta: float, steps: int) -> Budget:
-    """What the paper lets each lot spend: its composition solved for a step. Half of delta is its slack.
-
-    Source: kairouz2017composition, Theorem 3.4; yang2021improved, section 5.1, which has no amplification here.
-    """
-    slack = delta / 2
-    step_delta = -math.expm1((math.log1p(-delta) - math.log1p(-slack)) / steps)
-
-    def excess(step: float) -> float:
-        return composition.kov(step, step_delta, steps, slack)[0] - epsilon
-
-    step_epsilon = float(brentq(excess, 0.0, epsilon, xtol=1e-300, rtol=1e-14)) * (1 - 1e-12)
-    return Budget(step_epsilon, step_delta * (1 - 1e-12))
 
 
 def published_laws(shapes: list[Shape], step: Budget) -> dict[str, NoiseLaw | NotApplicable]:
@@ -123,7 +107,7 @@ def published_laws(shapes: list[Shape], step: Budget) -> dict[str, NoiseLaw | No
 
 
 def theorem_4(shapes: list[Shape], budget: Budget, steps: int) -> Gaussian:
-    """IMGM's noise for so many steps, by its own composition; it takes no account of sampling.
+    """IMGM's noise for a number of steps, by its own composition; it takes no account of sampling.
 
     Source: yang2021improved, Theorem 4.
     """
@@ -218,12 +202,12 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Table:
     def row(name: str, accounting: str, epsilon: float, law: NoiseLaw | NotApplicable) -> tuple[Any, ...]:
         if isinstance(law, NotApplicable):
             return (name, accounting, epsilon, None, None, "refused", None)
-        true, loudness, score = truth(law, epsilon, steps, rate), law.root_mean_square / CLIP, None
-        if loudness <= TOO_LOUD:
+        true, relative, score = truth(law, epsilon, steps, rate), law.root_mean_square / CLIP, None
+        if relative <= LARGEST_NOISE:
             budget = Budget(epsilon, DELTA)
             passes = (training.with_noise(task, law, budget, lots.trained, seed) for seed in seeds)
             score = Mean.of(training.at_end(networks, task.test) for networks in passes)
-        return (name, accounting, epsilon, loudness, true.epsilon, "kept" if true.kept else "violated", score)
+        return (name, accounting, epsilon, relative, true.epsilon, "kept" if true.kept else "violated", score)
 
     plain = (training.without_noise(task, lots.trained, seed, lots.plain_rate) for seed in seeds)
     without = Mean.of(training.at_end(networks, task.test) for networks in plain)
@@ -242,7 +226,7 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Table:
     about = f"{lots.name}, {lots.model}, {len(task.train):,} records, lots of {task.lot}, {steps} steps"
     note = (
         f"Tested on {len(label):,} records; {lots.trained} of the paper's {lots.epochs} epochs, runs: {lots.repeats}. "
-        f"No network was trained where the noise is above {TOO_LOUD:g} times the clip."
+        f"No network was trained where the noise is above {LARGEST_NOISE:g} times the clip."
     )
     return Table(f"{about}: test accuracy", COLUMNS, tuple(rows), note)
 
@@ -267,111 +251,50 @@ def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
     return tell(setting, tuple(tables))
 
 
-# --- Theorem 4, and what else is known of composition ---
-
-STEPS = (1, 10, 100, 1180, 5400, 54_000)
-SAMPLED = 1024 / 60_000
-
-
-def composition_table(steps: tuple[int, ...] = STEPS) -> Table:
-    """The noise of a step by six theorems, for epsilon 1 in all; half of delta is slack where a theorem has one."""
-    epsilon = 1.0
-    rows = []
-    for count in steps:
-        step = step_budget(epsilon, DELTA, count)
-        strong = composition.strong_step(epsilon, DELTA, count, DELTA / 2)
-        budgets = (_optimal_step(epsilon, count), (step.epsilon, step.delta), strong)
-        by_budget = (1 / float(gaussian.mu(*budget)) for budget in budgets)
-        rows.append((
-            count, 1 / composition.gaussian_step(epsilon, DELTA, count), *by_budget, _renyi_std(epsilon, count),
-            noise_multiplier_for(epsilon, DELTA, SAMPLED, count),
-        ))  # fmt: skip
-    columns = ("steps", "Theorem 4", "KOV 3.3", "KOV 3.4", "strong", "Rényi", "exact, sampled")
-    note = (
-        f"In multiples of the clip, at delta {DELTA:g}. Without sampling the exact accountant is Theorem 4. With it, "
-        f"a record is in a lot with probability {SAMPLED:.3g}."
-    )
-    return Table("Std of the noise of a step at a total epsilon of 1", columns, tuple(rows), note)
-
-
-def _optimal_step(epsilon: float, steps: int) -> tuple[float, float]:
-    """What each step may spend by Theorem 3.3 of Kairouz, Oh and Viswanath, with half of delta as slack."""
-    delta = -math.expm1((math.log1p(-DELTA) - math.log1p(-DELTA / 2)) / steps) * (1 - 1e-12)
-
-    def excess(log_step: float) -> float:
-        return math.log(max(composition.optimal_delta(math.exp(log_step), delta, steps, epsilon), 1e-300) / DELTA)
-
-    if excess(math.log(epsilon)) <= 0:  # one step may spend it all
-        return epsilon, delta
-    return math.exp(float(brentq(excess, math.log(epsilon / steps), math.log(epsilon), xtol=1e-12)) - 1e-9), delta
-
-
-def _renyi_std(epsilon: float, steps: int) -> float:
-    """The least noise for which some order of the Rényi divergence gives the budget."""
-    found = (largest_divergence(order, epsilon, DELTA) / order for order in np.geomspace(1.1, 1000, 2000))
-    return math.sqrt(steps / (2 * max(found)))
-
-
-def renyi_table() -> Table:
-    """Appendix B's divergence of IMGM, beside the truth."""
-    mu = float(gaussian.mu(1.0, DELTA))
-    rows = tuple(
-        (order, (2 * order + 1) * mu / (2 * (order - 1)) * math.exp(mu * (order**2 + order) / 2), order * mu**2 / 2)
-        for order in (2.0, 5.0, 10.0, 20.0, 50.0)
-    )
-    note = (
-        "The paper takes the moment of the privacy loss for that of the likelihood ratio, and leaves out a logarithm."
-    )
-    return Table("Rényi divergence of IMGM at epsilon 1", ("order", "appendix B", "true"), rows, note)
-
-
 # --- the report ---
 
 
 def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     """The report of what was measured."""
     measured = titled(tables, ": test accuracy")
-    composed, renyi = composition_table(), renyi_table()
-    pictures = {"composition": _composition_picture(composed), "lots": _picture(measured)}
-    found = beside([*_theorems(composed, renyi), *(line for table in measured for line in _beside(table))])
-    flags = [warning for table in measured if (warning := _flag(table))]
+    composed, renyi = noise_per_step.composition_table(), noise_per_step.renyi_table()
+    pictures = {"composition": noise_per_step.picture(composed), "lots": _picture(measured)}
+    found = beside([*noise_per_step.rows(composed, renyi), *(line for table in measured for line in _beside(table))])
+    flags = [warning for table in measured for warning in (_flag(table), _unrun(table)) if warning]
     lines = [*flags, *DIFFERENCE, MATRIX_MECHANISM.format(matrix_mechanism_ratio(Budget(1.0, DELTA)))]
     return Results(dict(setting), (*measured, composed, renyi), found, "\n".join(lines), pictures)
 
 
-def _theorems(composed: Table, renyi: Table) -> list[tuple[str, str, str, str]]:
-    at = next(row for row in composed.records() if row["steps"] == 1180)
-    order, paper, true = next(row for row in renyi.rows if row[0] == 10)
-    return [
-        ("noise of a lot, epsilon 1, 1,180 lots", f"KOV 3.4: {at['KOV 3.4']:.0f} x clip", f"{at['Theorem 4']:.0f} x "
-         f"clip by its own Theorem 4; {at['exact, sampled']:.3g} with sampling",
-         "KOV knows the budget of a step only; Theorem 4 knows the noise"),
-        ("its composition is tight (Theorem 4)", "yes", "yes, without sampling", "the lots are sampled, and Theorem 4 "
-         "takes no account of it"),
-        (f"Rényi divergence, order {order:g} (appendix B)", f"{paper:.2g}", f"{true:.2g}", "the formula is vacuous, "
-         "and its derivation wrong"),
-    ]  # fmt: skip
-
-
 def _beside(table: Table) -> list[tuple[str, str, str, str]]:
-    """The last epsilon of a data set: what each accounting leaves of the accuracy."""
+    """What each accounting leaves of the accuracy: the exact one at every epsilon, the others at the last."""
     rows, name = table.records(), table.title.split(",")[0]
-    last = max(row["epsilon"] for row in rows if row["epsilon"] is not None)
+    epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"] is not None})
 
-    def of(noise: str, accounting: str | None) -> str:
-        row = next(
-            r for r in rows if r["noise"] == noise and r["accounting"] == accounting and r["epsilon"] in (None, last)
-        )
-        return str(row["accuracy"]) if row["accuracy"] is not None else "not trained"
+    def of(noise: str, accounting: str | None, epsilon: float | None = epsilons[-1]) -> str:
+        key = noise, accounting, epsilon if accounting else None
+        found = next(r["accuracy"] for r in rows if (r["noise"], r["accounting"], r["epsilon"]) == key)
+        return "not trained" if found is None else str(found)
 
+    sweep = ", ".join(f"{of('analytic', EXACT, epsilon)} at {epsilon:g}" for epsilon in epsilons)
     ours = (
-        f"analytic by KOV 3.4 {of('analytic', KOV)}; Theorem 4 {of('imgm', THEOREM_4)}; exact {of('analytic', EXACT)}; "
-        f"no noise {of('none', None)}"
+        f"exact accounting {sweep}; at {epsilons[-1]:g} by KOV 3.4 {of('analytic', KOV)}, by Theorem 4 "
+        f"{of('imgm', THEOREM_4)}; no noise {of('none', None)}"
     )
-    why = (
-        f"most frequent class {of('the most frequent class', None)}; R1SMG, which protects nothing, {of('r1smg', KOV)}"
-    )
-    return [(f"{name}, accuracy at epsilon {last:g}", "in progress", ours, why)]
+    constant = of("the most frequent class", None)
+    why = f"most frequent class {constant}; R1SMG, which protects nothing, {of('r1smg', KOV)}"
+    return [(f"{name}, accuracy of IMGM by epsilon", "in progress", ours, why)]
+
+
+def _unrun(table: Table) -> str:
+    """A warning where networks were not trained although their noise is not too large."""
+    name = table.title.split(",")[0]
+    rows = [row for row in table.records() if row["epsilon"] is not None]
+    missing = [row for row in rows if row["accuracy"] is None and (row["std / clip"] or math.inf) <= LARGEST_NOISE]
+    planned = next(lots.epsilons for lots in EXPERIMENTS if lots.name == name)
+    absent = [f"{epsilon:g}" for epsilon in planned if epsilon not in {row["epsilon"] for row in rows}]
+    words = [f"{len(missing)} settings"] if missing else []
+    words += [f"epsilon {' and '.join(absent)}"] if absent else []
+    return f"- {name}: {' and '.join(words)} did not run for lack of device time." if words else ""
 
 
 def _flag(table: Table) -> str:
@@ -380,24 +303,13 @@ def _flag(table: Table) -> str:
     (_, without), *noisy = rows
     better = beaten(without, noisy)
     where = table.title.split(",")[0]
-    told = f"- {where}: training without noise ({without}) did worse than {better}. Its learning rate was not tuned."
-    return told if better else ""
-
-
-def _composition_picture(table: Table) -> Figure:
-    """The std of a step against the number of steps."""
-    figure, (panel,) = figures.panels(1, width=6.4, height=4.4)
-    steps, *curves = (list(column) for column in zip(*table.rows, strict=True))
-    series: dict[str, list[float | Mean]] = dict(zip(table.columns[1:], curves, strict=True))
-    labels = ("steps", "std of a step / clip")
-    figures.curves(panel, steps, series, title="Noise of a step, total epsilon 1, delta 1e-5", labels=labels)
-    panel.legend(fontsize=8)
-    return figure
+    words = f"- {where}: training without noise ({without}) did worse than {better}. Its learning rate was not tuned."
+    return words if better else ""
 
 
 def _picture(tables: list[Table]) -> Figure:
-    """Accuracy against epsilon by accounting; the curves that are not there are above the limit."""
-    figure, panels = figures.panels(len(tables), width=3.6)
+    """Accuracy against epsilon by accounting, two data sets in a row; where no network was trained there is no mark."""
+    figure, panels = figures.panels(len(tables))
     for panel, table in zip(panels, tables, strict=True):
         rows = table.records()
         epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"] is not None})
@@ -407,16 +319,12 @@ def _picture(tables: list[Table]) -> Figure:
             for label, noise, accounting in CURVES
         }
         series["no noise"] = [found["none", None, None]] * len(epsilons)
-        labels = ("epsilon of the whole training", "test accuracy")
-        figures.curves(
-            panel, epsilons, series, title=table.title.split(",")[0], labels=labels, scales=("log", "linear")
-        )
-        panel.axhline(found["the most frequent class", None, None].mean, color="#999999", linestyle=":", linewidth=1)
-        panel.set_ylim(0, 1)
+        title, labels = table.title.split(",")[0], ("epsilon of the whole training", "test accuracy")
+        figures.curves(panel, epsilons, series, title=title, labels=labels, scales=("log", "linear"))
+        figures.mark_constant(panel, found["the most frequent class", None, None].mean)
     absent = [lots.name for lots in EXPERIMENTS if lots.name not in {table.title.split(",")[0] for table in tables}]
     title = f"did not run: {', '.join(absent)}; no mark: not trained" if absent else "no mark: not trained"
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=8, title=title)
+    figures.legend_below(figure, panels, columns=3, title=title)
     return figure
 
 

@@ -19,7 +19,7 @@ from matrixdp.distributions import NoiseLaw
 from matrixdp.federated.tensors import flat, load
 from matrixdp_papers.studies import training
 
-# Records x networks that are judged at a time.
+# Records x networks in one forward pass of an evaluation.
 _JUDGED = 2**16
 
 
@@ -117,7 +117,7 @@ class Clients(Protocol):
 
 
 def orders(count: int, seeds: Iterable[int], device: torch.device) -> Tensor:
-    """A random order of so many records for each seed."""
+    """A random order of `count` records for each seed."""
     made = (torch.randperm(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds)
     return torch.stack(list(made)).to(device)
 
@@ -160,7 +160,7 @@ class SideBySide(Clients):
 
 
 class OneByOne(Clients):
-    """Clients with large networks, trained one after the other by Adam, which starts anew in every round.
+    """Clients with large networks, trained one after the other by Adam, which starts again in every round.
 
     The arguments are those of SideBySide.
     """
@@ -170,6 +170,9 @@ class OneByOne(Clients):
     ) -> None:
         self.network, self.records, self.label = network, records, label
         self.epochs, self.lot, self.learning_rate = epochs, lot, learning_rate
+        self.recorded: Any = network
+        if records.is_cuda and records.is_floating_point():  # a recurrent layer has few kernels to launch
+            self.recorded = torch.cuda.make_graphed_callables(nn.Sequential(network), (records[0, :lot].clone(),))
 
     def updates(self, weights: Tensor, turn: int) -> Tensor:
         repeats, configurations, size = weights.shape
@@ -187,11 +190,13 @@ class OneByOne(Clients):
         return found
 
     def _train(self, client: int, passes: Tensor) -> None:
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.learning_rate)
+        fused = self.records.is_cuda
+        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.learning_rate, fused=fused)
         for order in passes:
             for batch in torch.split(order, self.lot):
                 optimizer.zero_grad()
-                outputs = self.network(self.records[client, batch])
+                forward = self.recorded if len(batch) == self.lot else self.network
+                outputs = forward(self.records[client, batch])
                 loss: Any = nn.functional.cross_entropy(outputs, self.label[client, batch])
                 loss.backward()
                 optimizer.step()

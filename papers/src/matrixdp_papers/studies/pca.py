@@ -244,7 +244,7 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     """The report of what was measured."""
     names = [table.title.split(CLAIMS)[0] for table in tables if CLAIMS in table.title]
     found = {name: [table for table in tables if table.title.startswith((f"{name},", f"{name}:"))] for name in names}
-    missing = [] if "Swarm" in names else ["- Did not run, as the data are not at hand: Swarm, the paper's own data."]
+    missing = [] if "Swarm" in names else ["- Did not run, as the data are not available: Swarm, the paper's own data."]
     rows = beside(line for name, parts in found.items() for line in _beside(name, parts))
     pictures = {"figure-6": _picture(found)}
     return Results(dict(setting), tables, rows, "\n".join([*missing, DIFFERENCE]), pictures)
@@ -258,21 +258,21 @@ def _beside(name: str, parts: list[Table]) -> list[tuple[str, str, str, str]]:
     at = missed.columns[1 + (len(missed.columns) - 1) // 2]
     first, last = whole.columns[1], whole.columns[-1]
 
-    def told(table: Table, column: str, *mechanisms: str) -> str:
+    def listed(table: Table, column: str, *mechanisms: str) -> str:
         return ", ".join(f"{mechanism} {table[column][mechanism]}" for mechanism in mechanisms)
 
     delta = claims["true delta"]
     return [
         (f"{name}: total deviation, {at}", "R1SMG near 0, the others far above",
-         told(deviation, at, "r1smg", "analytic", "PPCA", "MOD-SULQ"),
+         listed(deviation, at, "r1smg", "analytic", "PPCA", "MOD-SULQ"),
          f"R1SMG's true delta is {delta['r1smg']:.2g}; with enough noise {deviation[at]['r1smg, rescaled']}"),
         (f"{name}: over all components, {first.split()[1]} and {last.split()[1]}", "R1SMG near 0",
          f"r1smg {whole[first]['r1smg']} and {whole[last]['r1smg']}, analytic {whole[first]['analytic']} and "
          f"{whole[last]['analytic']}", "records are clipped to norm 1, so that Gaussian noise is small"),
-        (f"{name}: variance missed, {at}", "", told(missed, at, "analytic", "optimal", "PPCA", "mvg", "mgm"),
+        (f"{name}: variance missed, {at}", "", listed(missed, at, "analytic", "optimal", "PPCA", "mvg", "mgm"),
          "MVG and MGM are loose; they keep their claims"),
         (f"{name}: SVM accuracy, {at}", "R1SMG close to no noise",
-         f"{told(accuracy, at, 'r1smg', 'analytic', 'PPCA')}; no noise "
+         f"{listed(accuracy, at, 'r1smg', 'analytic', 'PPCA')}; no noise "
          f"{accuracy[at]['no noise']:.4g}", "as Gaussian noise with a true guarantee"),
         (f"{name}: Wishart", "epsilon-DP", f"delta at least {delta['Wishart']:.2g}", "its claim is false"),
     ]  # fmt: skip
@@ -292,9 +292,8 @@ def _picture(found: Mapping[str, list[Table]]) -> Figure:
             labels = ("epsilon (R1SMG claims 1e-7 of it)", metric)
             figures.curves(panel, epsilons, curves, title=name, labels=labels, scales=scales)
         row[1].set_ylim(0, 1)
-    handles = grid[0, 1].get_legend_handles_labels()
     title = None if "Swarm" in found else "did not run: Swarm"
-    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=9, title=title)
+    figures.legend_below(figure, grid.flat, columns=6, title=title)
     return figure
 
 

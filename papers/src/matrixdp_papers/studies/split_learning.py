@@ -83,7 +83,7 @@ class Release(NamedTuple):
     """How the features of both participants are released.
 
     Attributes:
-        law: of the features of so many records as it has rows; None for no noise.
+        law: of a matrix of features with one row per record; None for no noise.
         learns: whether the local networks are trained, or stay as they were made.
         once: whether each record is released once, and its noisy features serve in all epochs.
         update_std: of the noise in the local training; None trains without clipping and noise.

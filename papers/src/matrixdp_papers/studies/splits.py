@@ -9,7 +9,7 @@ import numpy as np
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Folder, Graph, Labelled
 
-# The mean and the deviation of red, green and blue in the training pictures, as everyone who uses CIFAR-10 knows them.
+# The published mean and standard deviation of red, green and blue in the training pictures of CIFAR-10.
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CENTRED = (
     "- CIFAR-10 is centred and scaled by the published mean and deviation of each colour. They were computed from its "
@@ -73,7 +73,7 @@ def _centred(data: Labelled) -> Labelled:
 
 
 def cora(graph: Graph) -> Split:
-    """The public training nodes and others that nothing is judged by, 1,140 in all, and the public test nodes."""
+    """1,140 training nodes, the public ones and others outside validation and test, and the public test nodes."""
     taken = np.concatenate([graph.train, graph.validation, graph.test])
     train = np.concatenate([graph.train, np.setdiff1d(np.arange(len(graph.label)), taken)])[:CORA_TRAIN]
     features = graph.features / np.maximum(graph.features.sum(axis=1, keepdims=True), 1)

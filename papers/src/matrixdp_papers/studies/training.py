@@ -27,17 +27,17 @@ try:
 except ImportError as reason:
     raise InvalidInput(f"this study needs PyTorch: pip install 'matrixdp[learn]' ({reason})") from None
 
-# Records that pass through a network at a time when it is judged.
+# Records in one forward pass of an evaluation.
 CHUNK = 512
 
 
 def pick_device() -> torch.device:
-    """The first GPU, or the processor."""
+    """The first GPU, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def affordable(epochs: int, repeats: int, least: int) -> tuple[int, int]:
-    """Epochs and repeats of a run: all of them on a GPU, a tenth of the epochs (at least so many) on a processor."""
+    """Epochs and repeats of a run: all on a GPU; on a CPU a tenth of the epochs, but at least `least`."""
     return (epochs, repeats) if torch.cuda.is_available() else (max(least, epochs // 10), max(1, repeats // 3 * 2))
 
 
@@ -76,7 +76,7 @@ class Task:
         return self.lot / len(self.train)
 
     def steps(self, epochs: int) -> int:
-        """How many batches so many passes have."""
+        """The number of batches in a number of epochs."""
         return epochs * -(-len(self.train) // self.lot)
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -109,9 +109,9 @@ def accuracy(network: nn.Module, data: TensorDataset) -> float:
     return int(torch.stack(right).sum()) / len(label)
 
 
-def by_epoch(networks: Iterable[nn.Module], data: TensorDataset) -> list[float]:
-    """The accuracy of a network after each pass."""
-    return [accuracy(network, data) for network in networks]
+def by_epoch(networks: Iterable[nn.Module], *parts: TensorDataset) -> list[list[float]]:
+    """The accuracy of a network after each pass, on each part of the data."""
+    return [[accuracy(network, part) for part in parts] for network in networks]
 
 
 def at_end(networks: Iterable[nn.Module], data: TensorDataset) -> float:
@@ -125,8 +125,8 @@ def passes(
 ) -> Iterator[nn.Module]:
     """Trains without noise on batches of shuffled records, and yields the network after each pass.
 
-    The batches of a pass are of one size, up to a record: after a small one at the end the network would be judged by
-    what a few records have made of it.
+    The batches of a pass are of one size, up to a record: a small last batch would sway the network just before it is
+    tested.
     """
     loss, random = nn.CrossEntropyLoss(), generator(seed)
     records, label = data.tensors
@@ -147,7 +147,7 @@ def without_noise(task: Task, epochs: int, seed: int, learning_rate: float | Non
 
 
 def trainer(task: Task, noise: str | NoiseLaw, budget: Budget, planned: int, seed: int, **options: Any) -> PrivateSGD:
-    """Private SGD with random numbers that can be repeated, planned for so many epochs."""
+    """Private SGD with random numbers that can be repeated, planned for a number of epochs."""
     network = seeded_network(task.network, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=task.learning_rate)
     loss = nn.CrossEntropyLoss(reduction="none")
@@ -170,7 +170,7 @@ def with_noise(
         budget: what is claimed.
         planned: the epochs that the claim is for.
         seed: of weights, batches and noise.
-        epochs: stop after so many.
+        epochs: stop after this many.
     """
     private = trainer(task, law, budget, planned, seed, accept_violation=True)
     for _ in range(epochs or planned):

@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms import calibrate
-from matrixdp.plots import figure_of
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, Sensitivity
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Labelled
-from matrixdp_papers.studies import figures, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beaten, beside, titled
+from matrixdp_papers.studies import federated_report, splits
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.federated_report import CONSTANT, NO_NOISE, Found
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.splits import Split
 
@@ -34,7 +33,6 @@ CORRECTED_EPSILONS = (1.0, 2.0, 5.0, 8.0, 10.0)
 # The norm of a record's gradient in a participant's own training, and the share of the budget that this training gets.
 CLIP, UPDATE_SHARE = 0.1, 0.5
 SMOKE_TRAIN, SMOKE_TEST = 60, 40
-NO_NOISE, CONSTANT = "no noise", "most frequent class"
 PAPER, EQUAL = ": the paper's accounting, matrices of", ": equal true guarantees"
 CORRECTED = ": a discriminant that is corrected for the noise"
 ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
@@ -108,8 +106,8 @@ class Point(NamedTuple):
         epsilon: what is claimed.
         release: how it is done.
         each: the epsilon that the mechanism was given for a matrix, or an element.
-        record: the epsilon of a record at a participant, as far as its own rows tell it; with networks that learn in
-            the clear the truth is more. Of R1SMG that of one release.
+        record: the epsilon of a record at a participant, as far as its own rows tell it; with networks that learn
+            without noise the truth is more. Of R1SMG that of one release.
         participant: the epsilon of all that a participant sends, if any change of its data may change everything; None
             where nothing is known.
         exact: whether the noise was sized by its certificate.
@@ -257,8 +255,8 @@ def _tables(
         Table(f"{about}{PAPER} {experiment.rows} x {experiment.features}",
               ("mechanism", "claimed epsilon", "epsilon of a release", "std", "epsilon of a record's own rows",
                "true participant-level epsilon", "test accuracy"), tuple(rows[False]),
-              f"{note} A record's own rows are not all that tells of it, for the networks learn from it in the clear; "
-              "what holds is the epsilon of the participant, for all that it sends. R1SMG: that of one release."),
+              f"{note} A record's own rows are not its only trace: the networks learn from it without noise; "
+              "the epsilon of the participant covers all that it sends. R1SMG: that of one release."),
         Table(f"{about}{EQUAL}",
               ("training", "epsilon", "std", "true record-level epsilon", "true participant-level epsilon",
                "test accuracy"), tuple(rows[True]),
@@ -290,7 +288,7 @@ def run(data: dict[str, Task], smoke: bool, progress: Progress) -> Results:
                 tables.append(corrected(task, smoke, progress))
     setting = {"delta": DELTA, "participants": 2, "repeats": 1 if smoke else REPEATS, "seed": SEED, "smoke": smoke,
                "clip of a record's gradient": CLIP, "share of private training": UPDATE_SHARE,
-               "device": str(training.pick_device()), "not run for want of data": ", ".join(
+               "device": str(training.pick_device()), "not run, data not available": ", ".join(
                    experiment.name for experiment in EXPERIMENTS if experiment.name not in data) or "none"}  # fmt: skip
     return tell(setting, tuple(tables))
 
@@ -298,40 +296,15 @@ def run(data: dict[str, Task], smoke: bool, progress: Progress) -> Results:
 # --- the report ---
 
 
-class Found(NamedTuple):
-    """The tables of one data set, read again: rows by series and epsilon."""
-
-    name: str
-    without: Mean
-    least: float
-    paper: dict[str, dict[float, dict[str, Any]]]
-    equal: dict[str, dict[float, dict[str, Any]]]
-
-    def learners(self, series: dict[str, dict[float, dict[str, Any]]]) -> str:
-        """The series that learn at least half of what can be learned, at some epsilon."""
-        half = (self.without.mean + self.least) / 2
-        good = [n for n, at in series.items() if any(row["test accuracy"].mean >= half for row in at.values())]
-        return ", ".join(good) or "none"
-
-
-def _series(table: Table) -> dict[str, dict[float, dict[str, Any]]]:
-    found: dict[str, dict[float, dict[str, Any]]] = {}
-    for row in table.records():
-        if row[table.columns[0]] not in (NO_NOISE, CONSTANT):
-            found.setdefault(row[table.columns[0]], {})[row[table.columns[1]]] = row
-    return found
-
-
 def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     """The report of what was measured."""
-    measured = []
-    for paper, equal in zip([t for t in tables if PAPER in t.title], titled(tables, EQUAL), strict=True):
-        accuracy, name = paper["test accuracy"], paper.title.split(",")[0]
-        measured.append(Found(name, accuracy[NO_NOISE], accuracy[CONSTANT].mean, _series(paper), _series(equal)))
+    papers = [table for table in tables if PAPER in table.title]
+    measured = [Found.read(*pair) for pair in zip(papers, titled(tables, EQUAL), strict=True)]
     missing = [experiment.name for experiment in EXPERIMENTS if experiment.name not in {f.name for f in measured}]
-    lines = [f"- Did not run, as the data are not at hand: {', '.join(missing)}."] if missing else []
+    lines = [f"- Did not run, as the data are not available: {', '.join(missing)}."] if missing else []
     found = beside([line for entry in measured for line in _beside(entry)] + _beside_corrected(tables, measured))
-    return Results(dict(setting), tables, found, "\n".join([*lines, *DIFFERENCE]), {"figure-3": _picture(measured)})
+    figure = federated_report.picture(measured, absent=missing)
+    return Results(dict(setting), tables, found, "\n".join([*lines, *DIFFERENCE]), {"figure-3": figure})
 
 
 def _beside(found: Found) -> list[tuple[str, str, str, str]]:
@@ -349,11 +322,7 @@ def _beside(found: Found) -> list[tuple[str, str, str, str]]:
         (f"{found.name}: the same at a true epsilon up to {last:g}", "", found.learners(found.equal),
          "hiding a record in every batch takes too much noise for these features"),
     ]  # fmt: skip
-    noisy = ((name, row["test accuracy"]) for name, each in found.paper.items() for row in each.values())
-    if better := beaten(found.without, noisy):
-        rows.append((f"{found.name}: training without noise", "the upper bound", f"{found.without}, below {better}",
-                     "its learning rate was not tuned: no upper bound"))  # fmt: skip
-    return rows
+    return rows + found.flag()
 
 
 def _beside_corrected(tables: tuple[Table, ...], measured: list[Found]) -> list[tuple[str, str, str, str]]:
@@ -366,26 +335,6 @@ def _beside_corrected(tables: tuple[Table, ...], measured: list[Found]) -> list[
     return [("Adult: one feature of each half, at true epsilons", "", scores, why)]
 
 
-def _picture(measured: list[Found]) -> Figure:
-    """Figure 3: accuracy against the claimed epsilon; below, against the true one."""
-    figure = figure_of(9.6, 4.2 * len(measured))
-    grid = figure.subplots(len(measured), 2, squeeze=False, sharey=True)
-    for row, found in zip(grid, measured, strict=True):
-        for panel, series, word in zip(row, (found.paper, found.equal), ("claimed", "true"), strict=True):
-            x = sorted({epsilon for at in series.values() for epsilon in at})
-            curves: dict[str, list[float | Mean]] = {NO_NOISE: [found.without] * len(x)}
-            curves |= {name: [at[epsilon]["test accuracy"] for epsilon in x] for name, at in series.items()}
-            labels = (f"{word} epsilon", "test accuracy")
-            figures.curves(panel, x, curves, title=found.name, labels=labels, scales=("log", "linear"))
-            panel.axhline(found.least, color="#999999", linestyle=":", linewidth=1)
-            panel.set_ylim(0, 1)
-    handles = {label: h for panel in grid[0] for h, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    absent = ", ".join(e.name for e in EXPERIMENTS if e.name not in {found.name for found in measured})
-    title = f"did not run: {absent}" if absent else None
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=9, title=title)
-    return figure
-
-
 DIFFERENCE = (
     "- The paper's epsilon for Gaussian noise is the one \"on each element\", its own words; 'added up' divides it by "
     "the number of elements, as its table 4 does. The matrix mechanism is on single elements too. With the identity "
@@ -393,10 +342,10 @@ DIFFERENCE = (
     "- Theorem 6 is stated for delta = 0 and for batches that nobody knows. Server and participants must agree on the "
     "records of a batch, so that sampling hides nothing. Over the batches the paper composes nothing here.",
     "- One record changes one row of a batch, not all of it, which the paper's sensitivity allows for. But a local "
-    "network that learns from a record in the clear carries it into the rows of others. A record is hidden only if "
+    "network that learns from a record without noise carries it into the rows of others. A record is hidden only if "
     "the local training is private too, or left out.",
     "- At a true guarantee the classic noise, MGM, UDN and IDN are the analytic Gaussian, and have no rows.",
-    "- With local networks left as they were made, features can be released once and trained on for ever.",
+    "- With local networks left as they were made, features can be released once and used in every epoch.",
     "- One feature of each half, released twice, has far less noise than ten, released five times. The discriminant is "
     "corrected for it, where a network that is trained on noisy features shrinks their weights.",
     "- The server scales what it gets by 1/sqrt(1 + std^2), so that training is stable. The features of the test "
