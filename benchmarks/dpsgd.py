@@ -130,8 +130,9 @@ def ours(noise):
 
         # Batches of one size, so that all rows do the same work.
         def step():
-            at = trainer.noise.step if "over time" in noise else None
-            trainer.step(PoissonBatch(inputs, targets, turn=Turn(trainer, step=at)))
+            of = trainer.noise if "over time" in noise else None
+            turn = Turn(trainer) if of is None else Turn(trainer, step=of.step, run=of.run)
+            trainer.step(PoissonBatch(inputs, targets, turn=turn))
 
         return step
 

@@ -206,6 +206,101 @@ LOSSES = {
 }
 
 
+# --- by other doors ---
+
+
+def overwritten(x):
+    """In place: the input of the next layer, and perhaps of the next batch."""
+    return x.add_(x.flip(0) * 1e-3)
+
+
+def strided(x):
+    """Reads a record from where its neighbour lies in memory."""
+    return x + torch.as_strided(x, x.shape, x.stride(), WIDTH)
+
+
+def from_storage(x):
+    return x + torch.tensor(list(x.untyped_storage())[:4]).sum()
+
+
+def rolled_outside(x):
+    with torch._C._DisableFuncTorch():
+        return x + torch.roll(x, 1, 0)
+
+
+class Looking(torch.Tensor):
+    """Mixes the rows of whatever it is added to."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        found = super().__torch_function__(function, types, args, kwargs or {})
+        return found - found.mean(0, keepdim=True) if function is torch.Tensor.add else found
+
+
+class OwnVmap(torch.autograd.Function):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x):
+        return x - x.mean(0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x - x.mean(in_dims[0], keepdim=True), in_dims[0]
+
+
+class Aliased(nn.Module):
+    """Reaches itself by a list, a set and an attribute, and keeps the last record in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+        self.known, self.others = [self.linear], {1: (self.linear, {})}
+        self.__dict__["same"] = self
+
+    def forward(self, x):
+        kept = self.others[1][1].get("last", 0.0)
+        self.others[1][1]["last"] = self.same.known[0].last = x
+        return self.linear(x + kept + getattr(self.known[0], "last", 0.0) - x)
+
+
+def hooked_later():
+    """Hooks that come after the check; the first batch has been traced by then."""
+    model, calls = nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 2)), []
+
+    def function(outputs, y):
+        calls.append(1)
+        model[1].register_forward_hook(lambda module, given, found: found - found.mean(0))
+        return LOSS(outputs, y)
+
+    return model, function
+
+
+OTHER_DOORS = {
+    "in place": then(overwritten),
+    "neighbour in memory": then(strided),
+    "storage": then(from_storage),
+    "outside of vmap": then(rolled_outside),
+    "tensor with functions of its own": then(lambda x: x.as_subclass(Looking).add(0.0).as_subclass(torch.Tensor)),
+    "own rule for vmap": between(OwnVmap.apply),
+    "cumulative, in logarithms": then(lambda x: x.logcumsumexp(0)),
+    "windows over records": then(lambda x: x + functional.pad(x, (0, 0, 1, 0))[:-1]),
+    "sorted by loss": loss(lambda outputs, y: LOSS(outputs, y).sort(descending=True).values.sort().values),
+    "weighed by the batch's loss": loss(lambda outputs, y: LOSS(outputs, y) * LOSS(outputs, y).detach().softmax(0)),
+    "data of a tensor": loss(lambda outputs, y: LOSS(outputs - outputs.data.mean(0), y)),
+    "aliases": lambda: (Aliased(), LOSS),
+    "hooks that come later": hooked_later,
+}
+
+
 # --- backward ---
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy
 
+from cases import COVARIANCES
 from matrixdp import Budget, Certificate, Counts, Entrywise, Frobenius, RankOne, calibrate, certify, intervals, release
 from matrixdp.backends import numpy as numpy_backend
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical, sums
@@ -89,6 +90,23 @@ def test_gaussian_intervals_cover_as_often_as_they_say(name):
     assert not plausible(hits, trials, 0.9)
 
 
+@pytest.mark.parametrize("name", COVARIANCES)
+def test_intervals_of_every_covariance_cover_as_often_as_they_say(name):
+    """One entry of each of 1,500 draws, in turn."""
+    law = Gaussian(COVARIANCES[name].covariance)
+    symmetric = name.startswith("symmetric")
+    value = np.arange(9.0).reshape(3, 3)
+    value = value + value.T if symmetric else value
+    out = release(value, RankOne(0.05) if symmetric else Frobenius(0.05), BUDGET, law)
+    drawing = out.certificate.drawing
+    noisy = np.array([numpy_backend.prepared(value, out.noise, drawing)() for _ in range(1500)])
+    apart = np.abs(noisy - value).reshape(1500, 9)[np.arange(1500), np.arange(1500) % 9]
+    for level in LEVELS:
+        sizes = ((out.interval(level).high - out.interval(level).low) / 2).ravel()[np.arange(1500) % 9]
+        assert plausible(np.sum(apart <= sizes), 1500, level)
+        assert not plausible(np.sum(apart <= 0.75 * sizes), 1500, level)  # the planted fault
+
+
 PRODUCTS = {
     "laplace": Product((20_000,), 1.0, 1.0, 2.0),
     "between": Product((20_000,), 0.5, 1.5, 2.0),
@@ -97,10 +115,13 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_discrete_intervals_attain_the_level_they_state(name):
+@pytest.mark.parametrize(
+    ("name", "delta"), [*((name, 0.5) for name in PRODUCTS), ("laplace", 0.0), ("fine laplace", 0.0)]
+)
+def test_discrete_intervals_attain_the_level_they_state(name, delta):
     law, counts = PRODUCTS[name], np.random.default_rng(2).integers(0, 50, 20_000)
-    out = release(counts, Counts(1, 0.25), Budget(5.0, 0.5), law)
+    out = release(counts, Counts(1, 0.25), Budget(5.0, delta), law)
+    assert bool(out.certificate.drawing.exact) == (delta == 0)
     assert out.on_grid
     for level in LEVELS:
         found = out.interval(level)
@@ -126,6 +147,7 @@ def test_values_off_the_grid_are_covered_although_they_were_floored(name):
 SPHERICAL = {
     "l2": Spherical((3,), 3.0, 1.0, 2.0),
     "r1smg": Spherical((4,), 1.0, 2.0, 1.0),
+    "rank-r": Spherical((6,), 3.0, 2.0, 1.0),
     "one number": Spherical((), 1.0, 1.0, 1.0),
 }
 
@@ -137,9 +159,12 @@ def test_spherical_intervals_cover_as_often_as_they_say(name):
     value = np.full(law.shape, 10.0)
     finish = numpy_backend.prepared(value, law, Drawing())  # certifying each release anew would take minutes
     outs = [Release(finish(), certificate, law) for _ in range(6000)]
-    size, wide = law.half_width(0.95), law.half_width(0.95, simultaneous=True)
+    wide = law.half_width(0.95, simultaneous=True)
     apart = np.array([np.abs(out.value - value) for out in outs])
-    assert plausible(np.sum(apart.reshape(6000, -1)[:, 0] <= size.ravel()[0]), 6000, 0.95)
+    for level in LEVELS:
+        first = apart.reshape(6000, -1)[:, 0]
+        assert plausible(np.sum(first <= law.half_width(level).ravel()[0]), 6000, level)
+        assert not plausible(np.sum(first <= 0.75 * law.half_width(level).ravel()[0]), 6000, level)  # a planted fault
     assert plausible(np.sum(np.all(apart <= wide, axis=tuple(range(1, apart.ndim)))), 6000, 0.95, upper=False)
     assert np.all(covered(value, outs[0].interval(1 - 1e-12)))
     along = law.linear(np.full(law.shape, 0.5))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from matrixdp import (
+    L1,
     Accountant,
     Budget,
     Counts,
@@ -23,7 +24,7 @@ from matrixdp.accounting.composition import Composition, Part
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.ledger.exports import verify_export
 from matrixdp.accounting.methods import Use
-from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.errors import BudgetExceeded, InvalidInput, MatrixDPError
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.discrete import DiscreteProfile
@@ -235,11 +236,63 @@ def test_samplers_and_rates_count_in_domination():
 # --- named parts, and what cannot be planned ---
 
 
-def test_pure_budgets_are_divided_by_name_alone():
-    assert Budget(1.0, 0).split(a=1, b=3)["b"].delta == 0.0
-    for divided in (lambda: Budget(1.0, 0).plan([Counts(1)]), lambda: Budget(1.0, 0).shared(3)):
-        with pytest.raises(InvalidInput, match="delta above 0"):
-            divided()
+PURE = Budget(1.0, 0)
+
+
+def test_named_parts_of_a_pure_budget_are_pure():
+    assert PURE.split(a=1, b=3)["b"].delta == 0.0
+
+
+@pytest.mark.parametrize("shaped", [False, True])
+def test_a_pure_plan_uses_its_epsilon_to_the_last_digit_and_for_the_least_error(shaped, tmp_path):
+    sets, shapes = [Counts(1), Counts(8), L1(3, 1, step=1)], [(4,), (8, 2), (5,)]
+    plan = PURE.plan(sets, weights=[1, 1, 2], shapes=shapes if shaped else None)
+    total = plan.composition
+    assert total.verify()
+    assert total.meets(PURE)
+    assert 1 - 1e-12 < total.epsilon(0) <= 1
+    scales = [law.scale for law in plan.laws]
+    steps, weights = np.array([1, 8, 3]), np.array([1, 1, 2]) * (np.array([4, 16, 5]) if shaped else 1)
+    best = np.cbrt(steps / weights)  # of sum w s^2 with sum m / s given
+    assert np.allclose(scales / best, np.sum(steps / best), rtol=1e-12)
+    ledger = Ledger(tmp_path / "budget.db", PURE)
+    for shape, each, part in zip(shapes, sets, plan, strict=True):
+        out = release(np.ones(shape, dtype=int), each, part, ledger=ledger)
+        assert out.certificate.drawing.exact
+    assert ledger.spent() == total.epsilon(0)
+    with pytest.raises(MatrixDPError, match="planned"):
+        release(np.ones(4, dtype=int), Counts(1), plan[0], ledger=ledger)
+
+
+def test_a_shared_pure_budget_takes_any_pure_noise(tmp_path):
+    shared = PURE.shared(4, like=Counts(1))
+    assert shared.composition.epsilon(0) == 1.0
+    ledger = Ledger(tmp_path / "budget.db", PURE)
+    for value, each in (([3], Counts(1)), ([3, 4], Counts(2)), ([1.5, 2.5], Entrywise(1.0)), ([3, 4], L1(3, step=1))):
+        out = release(value, each, shared, ledger=ledger)
+        assert out.certificate.epsilon(0) == 0.25
+    assert ledger.spent() == 1.0
+    with pytest.raises(MatrixDPError, match="planned"):
+        release([3], Counts(1), shared, ledger=ledger)
+    assert not lies_under(Use(DiscreteProfile(1.0, 3.999)), Use(shared.reference.profile))
+    assert not lies_under(Use(DiscreteProfile(1.2, 400.0)), Use(shared.reference.profile))
+
+
+def test_what_has_no_pure_noise_is_refused_before_anything_is_spent(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", PURE)
+    for refused in (
+        lambda: PURE.plan([Counts(1), Frobenius(1.0)]),
+        lambda: ledger.plan([RankOne(1.0)]),
+        lambda: release(np.zeros((2, 2)), Frobenius(1.0), PURE.shared(2), ledger=ledger),
+        lambda: release([3], Counts(1), Budget(0.5, 1e-9), "laplace", ledger=ledger),  # from tables
+        lambda: release(np.zeros(3), Frobenius(1.0), Budget(0.5, 1e-9), ledger=ledger),
+        lambda: ledger.record({"mu": 0.1}, adjacency="add/remove"),
+        lambda: ledger.record({"epsilon": 0.1, "delta": 1e-9}, adjacency="add/remove"),
+    ):
+        with pytest.raises((InvalidInput, BudgetExceeded), match=r"pure|no noise|Gaussian"):
+            refused()
+    assert ledger.spent() == 0.0
+    assert ledger.history() == []
 
 
 def test_named_parts_add_up():

@@ -41,8 +41,12 @@ class Budget:
             )
         object.__setattr__(self, "delta", abs(float(self.delta)))  # -0.0 is 0
 
+    def whole(self, what: str) -> Budget:
+        """The budget itself, unless it is a part of a plan; `what` needs that, for the message."""
+        return self
+
     def with_delta(self, what: str) -> Budget:
-        """The budget itself, if its delta is above 0.
+        """The budget itself, if it is a whole one and its delta is above 0.
 
         Args:
             what: what needs that, for the message.
@@ -50,10 +54,10 @@ class Budget:
         Raises:
             InvalidInput: if delta is 0.
         """
-        if not self.delta > 0:
+        if not self.whole(what).delta > 0:
             raise InvalidInput(
-                f"{what} needs a budget with delta above 0, got {self}: delta = 0 is kept by single releases of "
-                "discrete Laplace noise, mechanism 'laplace'"
+                f"{what} needs a budget with delta above 0, got {self}: delta = 0 is kept by discrete Laplace noise "
+                "alone, mechanism 'laplace'"
             )
         return self
 
@@ -78,7 +82,8 @@ class Budget:
         Args:
             releases: how many there are at most; only a ledger counts them.
             like: the sensitivity set of a typical release, for which the noise is best. Every release must lie under
-                that noise at every epsilon. Without it, the noise is Gaussian.
+                that noise at every epsilon. Without it, the noise is Gaussian. For delta = 0, each release has its part
+                of epsilon, whatever its set; `like` says the adjacency alone.
         """
         return _planners["shared"](self, releases, like)
 
@@ -109,7 +114,7 @@ class Allotment(Budget):
         """The epsilon and delta of one release."""
         return Budget(self.epsilon, self.delta)
 
-    def with_delta(self, what: str) -> NoReturn:
+    def whole(self, what: str) -> NoReturn:
         """Refused, and so is whatever needs the budget of several releases."""
         raise InvalidInput(f"{what} needs a whole budget, not a part of a plan, got {self}")
 

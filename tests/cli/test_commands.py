@@ -71,9 +71,16 @@ def test_delta_0_is_pure_differential_privacy(call, people):
     assert result.exit_code == 0, result.stderr
     assert "pure differential privacy" in result.stdout
     assert call("verify", people.with_name("pure.certificate.json")).exit_code == 0
-    ledger = call("ledger", "create", people.with_name("budget.db"), *PURE[-4:])
-    assert ledger.exit_code != 0
-    assert "delta above 0" in ledger.stderr
+    ledger = people.with_name("budget.db")
+    assert call("ledger", "create", ledger, *PURE[-4:]).exit_code == 0
+    assert call("release", people, *given, "--output", people.with_name("again.csv"), "--ledger", ledger).exit_code == 0
+    text = call("ledger", "show", ledger).stdout
+    assert "epsilon 0.5 at delta 0" in text
+    assert "Left for one release: epsilon 0" in text
+    gaussian = ("--query", "histogram", "--edges", "0:1:4", "--columns", "0", "--epsilon", "0.1", "--delta", "1e-9")
+    refused = call("release", people, *gaussian, "--output", people.with_name("no.csv"), "--ledger", ledger)
+    assert refused.exit_code != 0
+    assert "only pure releases keep" in refused.stderr
 
 
 def test_compare_as_json(call):

@@ -168,7 +168,7 @@ def test_no_pattern_of_a_fixed_order_is_worse_than_its_certificate():
 @pytest.mark.parametrize("bands", [1, 4])
 def test_the_noise_uses_the_budget_and_no_more(order, bands):
     run = correlated(order, bands=bands)
-    assert 0.98 * BUDGET.epsilon <= run._accounts(12).epsilon(BUDGET.delta) <= BUDGET.epsilon
+    assert 0.98 * BUDGET.epsilon <= run._costs.after(12).epsilon(BUDGET.delta) <= BUDGET.epsilon
     composition = run.composition()
     assert composition.meets(BUDGET)
     assert composition.verify()
@@ -350,7 +350,7 @@ def test_a_law_that_does_not_keep_the_budget_needs_the_word_of_the_caller():
         with pytest.raises(BudgetExceeded, match="too small to take one step"):
             correlated(order, noise=law, bands=None)
         run = correlated(order, noise=law, bands=None, accept_violation=True)
-        assert run._accounts(12).epsilon(BUDGET.delta) > BUDGET.epsilon
+        assert run._costs.after(12).epsilon(BUDGET.delta) > BUDGET.epsilon
 
 
 def dropout():
@@ -383,14 +383,12 @@ def test_a_training_that_is_resumed_is_the_same_training(order):
 
 
 def correlated_epsilon(run, steps):
-    return run._accounts(steps).epsilon(BUDGET.delta)
+    return run._costs.after(steps).epsilon(BUDGET.delta)
 
 
 def test_another_sum_at_the_same_step_has_other_noise():
-    first = correlated("fixed")
-    state = saved(first)
-    second = correlated("fixed")
-    second.load_state_dict(state)
+    first, second = correlated("fixed"), correlated("fixed")
+    second.noise.load_state_dict(first.noise.state_dict())
     zeros, ones = torch.zeros(SIZE, dtype=torch.float64), torch.full((SIZE,), 2.0**-9, dtype=torch.float64)
     first.noise.add_(zeros)
     second.noise.add_(ones)
@@ -414,7 +412,7 @@ def test_the_ledger_is_charged_once_before_the_first_noise(tmp_path, monkeypatch
     run.train(1)
     assert seen == [1] * 5
     assert [(e.count, e.planned, e.sampling_rate) for e in ledger.history()] == [(3, 3, 0.8)]
-    assert run._accounts(12).epsilon(1e-5) <= ledger.spent()
+    assert run._costs.after(12).epsilon(1e-5) <= ledger.spent()
 
 
 @pytest.mark.parametrize("charged", [True, False])
@@ -436,16 +434,30 @@ def test_a_ledger_allows_no_second_run_from_a_checkpoint(tmp_path, charged):
 
 def test_batches_drawn_before_a_checkpoint_was_loaded_are_refused():
     """It brings other coins: a record of a batch drawn before could be in the next one too."""
-    state, run = saved(correlated("fixed")), correlated("fixed")
-    batches = run.batches()
+    other, run = correlated("fixed"), correlated("fixed")
+    other.step(next(iter(other)))
+    state, batches = saved(other), run.batches()
     batch = next(batches)
     run.load_state_dict(state)
     for old in (batch, next(batches)):
         with pytest.raises(InvalidInput, match=r"Draw batches anew|left out"):
             run.step(old)
-    assert (run.steps, run.noise.step) == (0, 0)
+    assert (run.steps, run.noise.step) == (1, 1)
     run.train(1)
-    assert run.steps == 5
+    assert run.steps == 6
+
+
+def test_trainings_from_one_checkpoint_without_a_step_share_no_coins(tmp_path):
+    """Each has a ledger of its own, which takes its batches for independent of all others."""
+    state, runs = saved(correlated()), []
+    for name in ("one", "two"):
+        run = correlated(ledger=Ledger(tmp_path / name, Budget(4.0, 1e-5)))
+        run.load_state_dict(state)
+        runs.append(run)
+    assert runs[0].noise._key.expose() != runs[1].noise._key.expose()
+    assert [runs[0].noise.batch(t) for t in range(8)] != [runs[1].noise.batch(t) for t in range(8)]
+    runs[0].train(1)
+    assert len(runs[0].ledger.history()) == 1
 
 
 def test_a_ledger_without_room_allows_no_step(tmp_path):

@@ -24,16 +24,10 @@ from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.layers import base, normalization, rounding
 from matrixdp.learn.layers import convolution as convolutions
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Starting threads takes longer than these small products."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+]
 
 
 @pytest.fixture(autouse=True)

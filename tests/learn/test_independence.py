@@ -15,6 +15,7 @@ from independence_cases import (
     KEPT,
     LOSS,
     LOSSES,
+    OTHER_DOORS,
     RECORDS,
     WIDTH,
     Keeps,
@@ -35,7 +36,7 @@ from matrixdp.learn.independence import rules
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-MIXING = {"FORWARD": FORWARD, "LOSSES": LOSSES, "BACKWARD": BACKWARD, "KEPT": KEPT}
+MIXING = {"FORWARD": FORWARD, "LOSSES": LOSSES, "OTHER_DOORS": OTHER_DOORS, "BACKWARD": BACKWARD, "KEPT": KEPT}
 
 
 def is_refused_or_harmless(model, function, data, dtype):

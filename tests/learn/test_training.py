@@ -141,7 +141,7 @@ def test_any_optimizer_and_double_precision():
 
 def test_the_noise_uses_the_budget_and_no_more():
     run = trainer(steps=10)
-    assert 0.98 * BUDGET.epsilon < run._accounts(10).epsilon(BUDGET.delta) <= BUDGET.epsilon
+    assert 0.98 * BUDGET.epsilon < run._costs.after(10).epsilon(BUDGET.delta) <= BUDGET.epsilon
     assert run.epsilon() == 0.0
     run.train(10)
     assert 0.98 * BUDGET.epsilon < run.epsilon() <= BUDGET.epsilon
@@ -159,7 +159,7 @@ def test_layers_with_noise_of_their_own_keep_the_budget(name, options, clipping)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     run = trainer(model, noise=name, by_layer=True, clipping=clipping, **options)
     assert isinstance(run.noise.law.covariance, Blocks)
-    assert 0.98 * BUDGET.epsilon < run._accounts(10).epsilon(BUDGET.delta) <= BUDGET.epsilon
+    assert 0.98 * BUDGET.epsilon < run._costs.after(10).epsilon(BUDGET.delta) <= BUDGET.epsilon
     before = parameters(run)
     run.train(2)
     assert bool((parameters(run) != before).all())

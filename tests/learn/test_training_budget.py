@@ -68,7 +68,7 @@ def test_the_ledger_is_charged_for_all_steps_before_the_first_and_knows_of_each_
     monkeypatch.setattr(run.gradients, "zero", lambda: (seen.append(sum(e.count for e in ledger.history())), real()))
     run.train(1)
     assert seen == [4, 4, 4, 4]
-    assert ledger.spent() >= run._accounts(12).epsilon(1e-5)
+    assert ledger.spent() >= run._costs.after(12).epsilon(1e-5)
     step(run, 0, 3)
     assert seen[4] == 8
     assert [(e.count, e.planned, e.sampling_rate) for e in ledger.history()] == [(4, 12, 0.25), (4, 12, 0.25)]

@@ -1,5 +1,9 @@
 """Several views of a record are averaged before they are clipped, and count as one."""
 
+import contextlib
+import gc
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -247,3 +251,24 @@ def test_what_kept_a_record_never_runs_again():
         with pytest.raises(InvalidInput, match="refused here before"):
             gradients.accumulate(torch.zeros(1, 2), torch.ones(1, 1))
         assert not gradients.flat.any()
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.3, False), (30.0, True)])
+def test_a_thread_that_lets_go_late_keeps_nothing(seconds, kept, monkeypatch):
+    """As that of a CUDA device's backward pass, which lets go of its tensors after it has answered."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # which may take as long
+    over = threading.Event()
+
+    def hold(box):
+        over.wait(seconds)
+        box.clear()
+
+    def augment(x):
+        threading.Thread(target=hold, args=([x + 0],), daemon=True).start()
+        return x + 1
+
+    gradients = ClippedGradients(nn.Linear(2, 1, bias=False), squares, clip=1.0, augment=augment)
+    with pytest.raises(InvalidInput, match="keeps tensors") if kept else contextlib.nullcontext():
+        gradients.accumulate(torch.tensor([[1.0, 0.0]]), torch.ones(1, 1))
+    over.set()

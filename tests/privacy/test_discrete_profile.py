@@ -42,7 +42,8 @@ def test_a_scale_that_is_off_by_a_billionth_is_seen():
 
 
 def forget():
-    for function in (cells.cell_loss, discrete.delta_of):
+    caches = (cells.cell_loss, discrete.delta_of, cell_sums._total, cell_sums._tilt, cell_sums._on_grid)
+    for function in caches:
         function.cache_clear()
 
 
@@ -73,8 +74,15 @@ def transformed(loss, count, epsilon, tolerance):
 )
 def test_transforms_and_convolutions_on_a_lattice_agree(exponent, scale, shift, count, epsilon):
     loss = cells.cell_loss(exponent, scale, shift)
-    direct = cell_sums._convolved([loss], [count], epsilon)
+    length = count * (loss.losses.size - 1) + 1
+    direct = cell_sums._convolved([loss], [count], epsilon, length)
     assert transformed(loss, count, epsilon, 1e-9) == pytest.approx(direct, rel=1e-9)
+    # only the sums above epsilon count
+    above = math.ceil((count * loss.losses[0] - epsilon) / loss.spacing) + 1
+    assert above < length
+    assert cell_sums._convolved([loss], [count], epsilon, above) == pytest.approx(direct, rel=1e-12)
+    if above > 2:
+        assert cell_sums._convolved([loss], [count], epsilon, above - 2) < direct * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def truth(kind, parameter, columns, stretch=0):
 
 
 LAWS = {
-    "Laplace": ("law", (1.0, 2.5), lambda: tables._laplace(Fraction(2, 5))),
-    "wide Laplace": ("law", (1.0, 40.0), lambda: tables._laplace(Fraction(1, 40))),
-    "low digit": ("digit", 2.0**-10, lambda: tables._digit(Fraction(1, 1024))),
+    "Laplace": ("law", (1.0, 2.5), lambda: tables.digits(1.0, 2.5).tables[0]),
+    "wide Laplace": ("law", (1.0, 40.0), lambda: tables.digits(1.0, 40.0).tables[0]),
+    "low digit": ("digit", 2.0**-10, lambda: tables.digits(1.0, 1024.0).tables[0]),
     "generalised": ("law", (1.296875, 10.75), lambda: tables._generalised(1.296875, 10.75, Fraction(43, 4))),
     "wide generalised": ("law", (1.7, 150.0), lambda: tables._generalised(1.7, 150.0, Fraction(150))),
     "narrow generalised": ("law", (1.5, 0.25), lambda: tables._generalised(1.5, 0.25, Fraction(1, 4))),
@@ -78,7 +78,7 @@ def test_numerators_are_what_the_columns_draw(bits):
     whole = sum(parts)
     parts = [part * TOTAL // whole for part in parts]
     parts[0] += TOTAL - sum(parts)
-    table = tables.AliasTable(*tables._alias(parts), 0.0)
+    table = tables.AliasTable(*tables.alias(parts), 0.0)
     totals = [0] * 2**bits
     for column, (packed, tie) in enumerate(zip(table.packed.tolist(), table.ties.tolist(), strict=True)):
         threshold, alias = packed >> bits + 1, packed % 2 ** (bits + 1)
@@ -91,7 +91,7 @@ def test_numerators_are_what_the_columns_draw(bits):
 
 def test_an_alias_table_can_hold_one_outcome_and_all_outcomes():
     for numerators in ([TOTAL] + [0] * 2047, [2**116] * 2048):
-        assert tables.AliasTable(*tables._alias(numerators), 0.0).numerators() == numerators
+        assert tables.AliasTable(*tables.alias(numerators), 0.0).numerators() == numerators
 
 
 def test_tables_cannot_be_changed():
@@ -151,9 +151,9 @@ def test_digits_of_a_geometric_variable_make_discrete_laplace(scale):
     found = tables.digits(1.0, scale)
     assert len(found.tables) == 2
     assert max(relative_errors(found, 1, scale)) < 2.0**-60
-    wrong = tables.Digits((found.tables[0], tables._laplace(2048 / Fraction(scale * 1.0001))), found.shifts, 0.0)
+    wrong = tables.Digits((found.tables[0], tables.digits(1.0, scale * 1.0001).tables[1]), found.shifts, 0.0)
     assert max(relative_errors(wrong, 1, scale)) > 1e-5
-    alike = tables.Digits((tables._laplace(Fraction(1, 40)), found.tables[1]), found.shifts, 0.0)
+    alike = tables.Digits((tables.digits(1.0, 40.0).tables[0], found.tables[1]), found.shifts, 0.0)
     assert max(relative_errors(alike, 1, scale)) > 1e-2
 
 

@@ -83,13 +83,23 @@ def test_sums_over_rectangles(rng):
     np.testing.assert_allclose(equal_guarantees.sums(counts, rectangles), slow, atol=1e-12)
 
 
-def test_the_choice_is_made_on_the_other_table():
+def test_the_choice_is_made_on_other_maps_in_two_rounds(small_map):
     columns = ("mechanism", "x", "y")
-    last = Mean(8.0, 0, 2)
-    other = Table("o", columns, (("a", Mean(3.0, 0, 2), Mean(2.0, 0, 2)), ("b", Mean(1.0, 0, 2), last)))
-    table = Table("t", columns, (("a", Mean(5.0, 0, 2), Mean(9.0, 0, 2)), ("b", Mean(7.0, 0, 2), last)))
-    assert equal_guarantees.choose(other, table, ["a", "b"])[:2] == ("b", "x")
-    assert equal_guarantees.choose(other, table, ["a"]) == ("a", "y", Mean(9.0, 0, 2))
+    rows = (("a", Mean(3.0, 0, 2), Mean(2.0, 0, 2)), ("b", Mean(1.0, 0, 2), Mean(8.0, 0, 2)))
+    other = Table("o", columns, rows)
+    assert [each[:2] for each in equal_guarantees.finalists(other, ["a", "b"], 3)] == [
+        ("b", "x"),
+        ("a", "y"),
+        ("a", "x"),
+    ]
+    assert [each[:2] for each in equal_guarantees.finalists(other, ["a"], 1)] == [("a", "y")]
+    exact = equal_guarantees.Method(lambda counts, rng: counts, 1.0, "g")
+    worse = equal_guarantees.Method(lambda counts, rng: counts + rng.normal(size=counts.shape), 1.0, "g")
+    among = [equal_guarantees.Choice(name, "valid cells", Mean(0.0, 0, 2)) for name in ("worse", "exact")]
+    tried = {"worse": worse, "exact": exact}
+    for rectangles in (None, equal_guarantees.random_rectangles(small_map.counts.shape, np.random.default_rng(0))):
+        found = equal_guarantees.settled(tried, among, [small_map.counts], small_map.valid, rectangles, 2, 1)
+        assert found.method == "exact"
 
 
 def test_post_processing_keeps_to_valid_cells_and_to_the_total(small_map, rng):

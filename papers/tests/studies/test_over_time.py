@@ -50,7 +50,7 @@ def test_both_noises_of_an_order_have_the_same_guarantee(small):
         assert [steps for *_, steps in plans] == [32, 32]
         for law, groups, _ in plans:
             run = training.trainer(task, law, budget, 4, 1, order=order, groups=groups if order == "sampled" else None)
-            assert 0.97 < run._accounts(32).epsilon(1e-5) / 2.0 <= 1.0
+            assert 0.97 < run._costs.after(32).epsilon(1e-5) / 2.0 <= 1.0
 
 
 def test_the_report_has_the_expected_beside_the_measured(rng):

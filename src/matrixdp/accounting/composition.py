@@ -118,7 +118,7 @@ class Composition:
         if not isinstance(self.budget, Budget | None):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta) or None, got {_check.kind(self.budget)}")
         if self.budget is not None:
-            self.budget.with_delta("a composition")
+            self.budget.whole("a composition")
         if len({part.certificate.adjacency for part in self.parts}) > 1:
             raise InvalidInput("parts must share one adjacency: guarantees about different neighbours do not add up")
 
@@ -143,10 +143,8 @@ class Composition:
             method: "exact" (Gaussian noise without sampling, or a single release), "pld" (privacy-loss distributions,
                 for everything), "renyi" (Gaussian noise, looser), or "auto", the best of them.
         """
-        if _check.number("delta", delta) == 0:
-            drawn_exactly = all(use.total_variation == 0.0 for use in self.uses)
-            return methods.pure_epsilon(self.uses) if drawn_exactly else math.inf
-        delta = _check.probability("delta", delta)
+        if _check.number("delta", delta) != 0:
+            delta = _check.probability("delta", delta)
         return methods.epsilon(self.uses, self.adjacency or ADD_REMOVE, delta, method)
 
     def delta(self, epsilon: float, method: str = "auto") -> float:

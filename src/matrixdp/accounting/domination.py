@@ -15,6 +15,9 @@ H(-x) = 1 - e^-x + e^-x H(x); so A <= R at every epsilon >= 0 is enough. One of 
    Both curves fall, so A(e) <= A(e_i) <= R(e_(i+1)) <= R(e) between two points. A is rounded up; R is lowered by more
    than its error.
 
+4. The reference is discrete Laplace noise in one entry that changes by one step, with pure epsilon E. It is randomized
+   response with E, which dominates all noise with a pure epsilon up to E (kairouz2017composition).
+
 Everything else is refused. So 3. refuses noise that lies under the reference by less than the distance of two points.
 """
 
@@ -26,7 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from matrixdp.accounting.methods import Use
+from matrixdp.accounting.methods import Use, exact_pure_epsilon
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Profile
@@ -51,7 +54,15 @@ def _under(profile: Profile, reference: Profile) -> bool:
         return isinstance(reference, GaussianProfile) and profile.mu <= reference.mu
     if isinstance(profile, DiscreteProfile) and isinstance(reference, DiscreteProfile) and _entries(profile, reference):
         return True
-    return _on_points(profile, reference)
+    return _on_points(profile, reference) or _pure(profile, reference)
+
+
+def _pure(profile: Profile, reference: Profile) -> bool:
+    """4. above."""
+    if not isinstance(reference, DiscreteProfile) or reference != DiscreteProfile(1.0, reference.scale_in_steps):
+        return False
+    own, most = exact_pure_epsilon(profile), exact_pure_epsilon(reference)
+    return own is not None and most is not None and own <= most
 
 
 def _entries(profile: DiscreteProfile, reference: DiscreteProfile) -> bool:

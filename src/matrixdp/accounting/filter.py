@@ -44,6 +44,9 @@ The other filters, for pure noise, for pure and Gaussian noise, and by Rényi di
 Gaussian one has 85 % for mu and 3 % for k, the samplers have 1 %, and the rest is shared by the others. Ledgers from
 before schema 5 keep the one filter that they were begun with, the Gaussian one: 95 % for mu, and 5 % for k.
 
+**delta = 0.** There is one filter: the pure epsilons of all blocks, drawn exactly, add up to at most epsilon. Along
+every transcript the ratio of the densities of P and Q is at most e to that sum, whatever was chosen in view of answers.
+
 One block alone keeps what a Composition finds for it, which is less than its charge, and may use the whole delta: the
 first block is fixed before any answer, and if its charge does not fit, no other block ever follows.
 """
@@ -142,7 +145,7 @@ class Spent:
         kind = frozenset(block.items())
         counters: list[tuple[Counter[Any], Any]] = [(self.kinds, kind), (self.mus, charged.mu)]
         counters.append((self.deltas, charged.delta))
-        if self.several:
+        if self.several and not self._pure:
             counters.append((self.costs, limits.cost(block, adjacency, limits.orders_for(self.budget))))
         for counter, name in counters:
             counter[name] += times
@@ -152,6 +155,8 @@ class Spent:
 
     def fits(self, adjacency: str) -> bool:
         """Whether all blocks together keep the budget."""
+        if self._pure:
+            return self.epsilon(adjacency) <= self.budget.epsilon
         if self._is_one_block():
             return methods.delta(self._one_block(), adjacency, self.budget.epsilon) <= self.budget.delta
         total, spent = self._total(adjacency), self._cost()
@@ -160,6 +165,8 @@ class Spent:
 
     def epsilon(self, adjacency: str) -> float:
         """epsilon of all blocks together at the budget's delta, rounded up; by the filter that asks for the least."""
+        if self._pure:
+            return methods.epsilon(self._releases(), adjacency, 0.0)
         if self._is_one_block():
             return methods.epsilon(self._one_block(), adjacency, self.budget.delta)
         total, spent = self._total(adjacency), self._cost()
@@ -168,6 +175,8 @@ class Spent:
 
     def remaining(self, adjacency: str) -> float:
         """The largest mu of one more Gaussian release that keeps the budget, rounded down."""
+        if self._pure:
+            return 0.0
         whole = float(gaussian.mu(self.budget.epsilon, self.budget.delta))
         if not (self.blocks or self.fixed):
             return whole
@@ -186,6 +195,18 @@ class Spent:
             more.fixed[Use(GaussianProfile(middle))] += 1
             low, high = (middle, high) if more.fits(adjacency) else (low, middle)
         return low
+
+    @property
+    def _pure(self) -> bool:
+        return self.budget.delta == 0.0
+
+    def _releases(self) -> Counter[Use]:
+        """How many releases of each kind all blocks have."""
+        found = Counter(self.fixed)
+        for block, times in self.kinds.items():
+            for use, count in block:
+                found[use] += times * count
+        return found
 
     def _share(self, converted: int) -> float:
         """The k of a block that comes after so many that are not Gaussian."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -96,7 +97,12 @@ Uses = Mapping[Use, int]  # how often each
 
 
 def epsilon(uses: Uses, adjacency: str, delta: float, method: str = "auto") -> float:
-    """The least epsilon that is proven at this delta, the errors of all samplers included."""
+    """The least epsilon that is proven at this delta, the errors of all samplers included.
+
+    For delta = 0 the pure epsilons add up, if all noise is drawn exactly; else it is infinite.
+    """
+    if delta == 0.0:
+        return pure_epsilon(uses) if all(use.total_variation == 0.0 for use in uses) else math.inf
     steps, variation, leaked = merged(uses), _variation(uses), _leaked(uses)
     left = math.nextafter(delta - leaked, 0.0) if leaked else delta
     found = answer(steps, adjacency, EpsilonAt(left), method) if left > 0.0 else math.inf
@@ -162,9 +168,26 @@ def _one_release(profiles: list[tuple[DiscreteProfile, int]]) -> dict[tuple[Prof
 
 
 def pure_epsilon(uses: Uses) -> float:
-    """The sum of the epsilons at which delta is 0, rounded up; sampling of the records only hides more."""
-    each = ((float(getattr(use.profile, "pure_epsilon", math.inf)), count) for use, count in uses.items())
-    return math.fsum(count * epsilon for epsilon, count in each) * (1.0 + 4.0 * _UNIT)
+    """The sum of the epsilons at which delta is 0, the least float that is not below it.
+
+    Sampling of the records only hides more.
+    """
+    total = Fraction(0)
+    for use, count in uses.items():
+        each = exact_pure_epsilon(use.profile)
+        if each is None:
+            return math.inf
+        total += count * each
+    found = float(total)
+    return found if found >= total else math.nextafter(found, math.inf)
+
+
+def exact_pure_epsilon(profile: Profile) -> Fraction | None:
+    """Where the delta of a profile reaches 0; None if it never does."""
+    if isinstance(profile, DiscreteProfile):
+        return profile.exact_pure_epsilon
+    found = float(getattr(profile, "pure_epsilon", math.inf))
+    return Fraction(found) if found < math.inf else None
 
 
 def closed_form(steps: Steps) -> Profile | None:

@@ -109,7 +109,7 @@ def discrete_sampler(law: Product, drawing: Drawing) -> Sampler:
     from matrixdp.secure import discrete  # numba, when it is needed
 
     source = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(drawing.exact))
-    discrete.add_noise(np.zeros(1), law.step, source)
+    discrete.add_noise(np.zeros(1), law.step, source, out=np.empty(1))
     return source
 
 

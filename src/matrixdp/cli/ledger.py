@@ -101,8 +101,8 @@ def display(
     # rounded to the private side: what was spent up, what is left down
     number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
     show.text(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}")
-    left = rounded_down(remaining.mu), rounded_down(remaining.epsilon)
-    show.text("Left for one Gaussian release: mu {}, which is epsilon {}".format(*left))
+    gaussian = f"Gaussian release: mu {rounded_down(remaining.mu)}, which is" if opened.budget.delta > 0 else "release:"
+    show.text(f"Left for one {gaussian} epsilon {rounded_down(remaining.epsilon)}")
     for entry in entries:
         show.text(described(entry))
 
@@ -259,7 +259,7 @@ def described(entry: Entry | Change) -> str:
     names = {"data set": entry.dataset, "analyst": entry.analyst, "purpose": entry.purpose, "unit": entry.unit}
     given = ", ".join(f"{name} {value}" for name, value in names.items() if value not in (None, "record"))
     origin = entry.source or ("stated" if entry.stated else "by a law that is not known here")
-    guarantee = ", ".join(part for part in (str(entry.profile), uses, rate) if part)
+    guarantee = ", ".join(part for part in (entry.in_words, uses, rate) if part)
     held = "" if entry.reservation is None else f"reservation {entry.reservation}"
     lines = [first, *(f"      {line}" for line in (given, held, guarantee, _charged(entry), origin) if line)]
     return "\n".join(fill(line, WIDTH, subsequent_indent=" " * 8) for line in lines)

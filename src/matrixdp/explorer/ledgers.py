@@ -85,7 +85,7 @@ class Shown:
             f"ledger = {call('Ledger', path, named=named)}",
             "print(ledger.budget, ledger.spent(), ledger.remaining())",
             "for entry, spent in zip(ledger.history(), ledger.spent_over_time()):",
-            "    print(entry.number, entry.time, entry.note, entry.analyst, entry.profile, spent)",
+            "    print(entry.number, entry.time, entry.note, entry.analyst, entry.in_words, spent)",
             f"print(ledger.verify({'' if self.kept is None else repr(self.kept)}))",
         )
         commands = (

@@ -2,6 +2,7 @@
 
 While a layer runs, its parameters ask for no gradients; its input is kept, and the gradient of its output is taken as
 the backward pass comes by. From these two, the rule of the layer gives the gradients of its parameters per record.
+Short types, as under autocast, are converted first: gradient and norm are those of the short factors.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class BackwardPass(Gradients):
         """Runs after each call of a layer: keeps its input, and waits for the gradient of its output."""
         layer.unfreeze()
         inputs = args[0] if args else next(iter(kwargs.values()))
-        layer.check(inputs, output, self._batch, self._trained.dtype)
+        layer.check(inputs, output, self._batch)
         self._waiting[layer] += 1
         for parameter in layer.parameters.values():
             self._users[parameter].add(layer)
@@ -106,13 +107,18 @@ class BackwardPass(Gradients):
 
     def _take(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         """From one call of a layer; a parameter is finished once all calls of the layers that use it have answered."""
-        gradient = gradient.detach() if self._scale == 1 else gradient.detach() * self._scale
-        for name, gradients in layer.gradients(inputs, gradient).items():
-            self._parts[layer.parameters[name]].append(gradients)
-        self._waiting[layer] -= 1
-        for parameter in layer.parameters.values():
-            if not any(self._waiting[user] for user in self._users[parameter]):
-                self._finish(parameter)
+        wide = self._trained.wide
+        # Under autocast, and in short types, both factors are short. From here on they are float32.
+        inputs = inputs.to(wide) if inputs.is_floating_point() else inputs
+        gradient = gradient.detach().to(wide)
+        gradient = gradient if self._scale == 1 else gradient * self._scale
+        with torch.autocast(self._trained.device.type, enabled=False):
+            for name, gradients in layer.gradients(inputs, gradient).items():
+                self._parts[layer.parameters[name]].append(gradients)
+            self._waiting[layer] -= 1
+            for parameter in layer.parameters.values():
+                if not any(self._waiting[user] for user in self._users[parameter]):
+                    self._finish(parameter)
 
     def _finish(self, parameter: nn.Parameter) -> None:
         """Merges the gradients of a parameter and counts their norm; what they came from is let go."""

@@ -10,7 +10,11 @@ from matrixdp import _check
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
+from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.privacy.certificate import Certificate
+
+RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
+"""What the guarantee of noise over time leaves out."""
 
 
 class Charges:
@@ -26,6 +30,7 @@ class Charges:
     ) -> None:
         self._ledger, self._certificate, self._rate = ledger, certificate, rate
         self._planned, self._epoch = planned, epoch
+        self._what = "private SGD" if certificate.remark == "" else f"private SGD ({certificate.remark})"
         # What must not change between checkpoints.
         self._setting = {
             "budget": (budget.epsilon, budget.delta),
@@ -47,12 +52,12 @@ class Charges:
         if self._ledger is None or taken < self._paid:
             return
         for name, steps in list(self._owed.items()):
-            self._spend(self._ledger, steps, f"private SGD, {steps} steps before the checkpoint {name}")
+            self._spend(self._ledger, steps, f"{self._what}, {steps} steps before the checkpoint {name}")
             del self._owed[name]
         count = min(self._epoch, self._planned - taken)
         if not count:  # noise over time is charged as a whole
             return
-        self._spend(self._ledger, count, f"private SGD, steps {taken + 1} to {taken + count}")
+        self._spend(self._ledger, count, f"{self._what}, steps {taken + 1} to {taken + count}")
         self._paid = taken + count
 
     def _spend(self, ledger: Ledger, count: int, note: str) -> None:
@@ -88,3 +93,27 @@ class Charges:
         if owed and not paid:
             self._owed[name] = owed
         return self._paid
+
+    def load_over_time(self, state: Mapping[str, Any], taken: int, noise: CorrelatedNoise) -> int:
+        """The same where noise is correlated over time: one run is charged as a whole, and `noise` continues it.
+
+        A checkpoint without a step has nothing to continue. Its coins are left there: two trainings with the same
+        coins, under two ledgers, would be charged as if their batches were independent.
+        """
+        over_time = state.get("over_time")
+        if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
+            raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
+        if self._ledger is not None and over_time["step"]:
+            raise InvalidInput(
+                "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
+                "been released already, and the charge was for one run. Keep the process that trains, or start a "
+                "new training, which has a charge of its own"
+            )
+        noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
+        series = self._series
+        self.load(state, taken)
+        if over_time["step"]:
+            noise.load_state_dict(over_time)
+        else:
+            self._series = series
+        return noise.step

@@ -154,11 +154,11 @@ class TrustedLoader:
         self.trainer = trainer
         """Has epsilon(), certificate and composition() of the steps so far."""
         self._trained = TrainableModel(trainer.gradients.model)
-        layers = self._trained.layers() if self._trained.dtype == self._trained.wide else None
+        layers = self._trained.layers()
         if layers is None:
             raise InvalidInput(
-                "a layer with trained parameters has no rule for gradients per record, or is not in float32 or "
-                "float64, so that a loop of its own cannot train it; leave trust_loop out"
+                "a layer with trained parameters has no rule for gradients per record, so that a loop of its own "
+                "cannot train it; leave trust_loop out"
             )
         self._layers = layers
         self._turn: Turn | None = None

@@ -24,7 +24,7 @@ from matrixdp.learn.backward import BackwardPass, Gradients
 from matrixdp.learn.clipping import QuantileClip
 from matrixdp.learn.independence.one_record import each_record, record_gradients
 from matrixdp.learn.independence.rules import NoRule, require
-from matrixdp.learn.independence.traced import TracedModel
+from matrixdp.learn.independence.traced import TracedModel, autocast
 from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.rounding import factor_roundoff, roundoff
 from matrixdp.learn.layers.trainable import Layer, TrainableModel
@@ -206,7 +206,10 @@ class ClippedGradients:
     def _accumulate(self, arguments: Any, targets: Any) -> int:
         found, finite = self._pass(arguments, targets)
         with torch.no_grad():
-            dropped = int((~finite).sum())  # the one wait for the device
+            if finite.is_cuda:  # which goes on while the sum is prepared
+                self._add(found, finite)
+                return int((~finite).sum())
+            dropped = int((~finite).sum())
             self._add(found, finite if dropped else None)
         return dropped
 
@@ -253,7 +256,6 @@ class ClippedGradients:
             view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
-            require(self._trained.dtype == self._trained.wide, f"parameters are {self._trained.dtype}")
             layers = TrainableModel(graph.model).layers()
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
             return _Fast(graph, layers or (), _kinds(view))
@@ -269,7 +271,7 @@ class ClippedGradients:
         shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         parts = [part for part in (self.model, self.loss) if isinstance(part, nn.Module)]
         modes = tuple(module.training for part in parts for module in part.modules())
-        return shapes, str(structure), modes, torch.is_autocast_enabled(self._trained.device.type)
+        return shapes, str(structure), modes, autocast()
 
     def _parts(self, arguments: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
@@ -307,7 +309,8 @@ class ClippedGradients:
         with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
             each = [_one_each(fast.graph(view, targets), batch) for view in views]
             losses = each[0] if len(each) == 1 else torch.stack(each).mean(0)
-            found.backward(losses)
+            with torch.autocast(self._trained.device.type, enabled=False):
+                found.backward(losses)
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses.detach())
 
     def _one_by_one(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
@@ -347,11 +350,11 @@ class ClippedGradients:
                 below = below if kept is None else below.masked_fill_(~kept, 0.0)
                 self._count.add_(below.sum() * (self._quantile.weight * self.clip))
             weights = weights.double()
-            if kept is not None:
-                weights = weights.masked_fill_(~kept, 0.0)
         else:
             weights = torch.ones_like(squared_norm, dtype=torch.float64)
             bound = _rounded_down(self.clip, self._trained.wide)
+        if kept is not None:
+            weights = weights.masked_fill_(~kept, 0.0)
         for parameter, gradients in found.gradients.items():
             usable = gradients if kept is None else gradients.masked(kept)
             if self.norm == "linf":
@@ -395,11 +398,11 @@ def _kinds(arguments: Any) -> list[Any]:
 
 
 def _most_numbers(device: torch.device) -> int:
-    """A quarter of a GPU's free memory holds so many in float32; passes are few then."""
+    """Half of a GPU's free memory holds so many in float32; passes are few then."""
     if device.type != "cuda":
         return _MOST_NUMBERS
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 16)
+    return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 8)
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:

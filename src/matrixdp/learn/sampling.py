@@ -273,6 +273,21 @@ class PoissonBatch:
         super().__setattr__(name, value)
 
 
+def check_batch(batch: Any, trainer: Any) -> None:
+    """Raises InvalidInput unless it is a batch of this trainer, as it was drawn, that has had no step."""
+    if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer is not trainer:
+        raise InvalidInput(
+            "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
+            "batches of a fixed size, is not Poisson sampling, and the guarantee would not hold. Write `for batch "
+            "in trainer.batches(): trainer.step(batch)`"
+        )
+    if not batch.unchanged:
+        raise InvalidInput(
+            "the batch was changed after it was drawn; change records in the data set, one at a time, or in the "
+            "model: what is done to a batch as a whole is not covered by the guarantee"
+        )
+
+
 def _version(part: Any) -> list[int | None]:
     """How many writes into each tensor PyTorch has counted."""
     leaves = [leaf for leaf in trees.tree_leaves(part) if isinstance(leaf, Tensor)]

@@ -4,66 +4,43 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from rich.progress import Progress
 from torch import nn
-from torch.utils import _pytree as trees
-from torch.utils.data import TensorDataset
 
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
-from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, NoiseLaw
-from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
-from matrixdp.learn.checkpoints import Charges
+from matrixdp.distributions import NoiseLaw
+from matrixdp.errors import BudgetExceeded, InvalidInput
+from matrixdp.learn.batches import BatchSource, in_parts
+from matrixdp.learn.checkpoints import RESUMED, Charges
 from matrixdp.learn.clipping import QuantileClip, largest_change
-from matrixdp.learn.correlated_noise import (
-    CorrelatedNoise,
-    Training,
-    is_over_time,
-    momentum_workload,
-    noise_over_time,
-)
+from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.noise import ParameterNoise, balanced, propose
-from matrixdp.learn.randomness import secret_randomness
-from matrixdp.learn.sampling import (
-    Collate,
-    PoissonBatch,
-    StepSampler,
-    Turn,
-    count_records,
-    example,
-    loader,
-    loader_of,
-    split,
-)
-from matrixdp.mechanisms import RECIPES
-from matrixdp.pipeline import sized_together
+from matrixdp.learn.optimizers import check_optimizer
+from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, check_batch, count_records, example, split
+from matrixdp.learn.step_costs import StepCosts, planned_steps
+from matrixdp.learn.step_noise import noise_of_steps
+from matrixdp.learn.units import Units
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
-from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
 # Attributes that the guarantee rests on, which cannot be changed.
 FIXED = frozenset(
     {"data", "model", "optimizer", "budget", "ledger", "generator", "batch_size", "rate", "epoch_steps", "gradients",
-     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges", "collate"}
+     "sensitivity", "noise", "affordable", "_process", "_records", "_stepping", "_charges", "_source",
+     "_costs", "_units", "collate"}
 )  # fmt: skip
-
-RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
-"""What the guarantee of noise over time leaves out."""
 
 
 class PrivateSGD:
@@ -101,6 +78,10 @@ class PrivateSGD:
         groups: for noise over time with sampling: records are put into so many groups at random, which take turns; as
             many as bands by default.
         by_layer: calls the mechanism for each parameter as a matrix.
+        ids: whose each record is, where a unit of privacy has several; the guarantee is then for units, whose number is
+            public. Records without an id are left out. `batch_size` counts units.
+        contributions: how many records of a unit count, chosen at random in secret. A batch has all of them or none.
+            Each is clipped, so noise grows with this number: choose it small, or make one item of a unit's records.
         ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
@@ -153,6 +134,8 @@ class PrivateSGD:
         order: str = "sampled",
         groups: int | None = None,
         by_layer: bool = False,
+        ids: Sequence[Any] | None = None,
+        contributions: int = 1,
         ledger: Ledger | None = None,
         capture: bool = False,
         largest_batch: int | None = None,
@@ -175,52 +158,63 @@ class PrivateSGD:
             warnings.warn("training with a generator of your own: whoever knows it can remove the noise", stacklevel=2)
         # batches
         self.data, self._records, self.collate = data, count_records(data), collate
-        if not _check.count("batch_size", batch_size) <= self._records:
-            raise InvalidInput(f"batch_size must be at most the number of records, {self._records}, got {batch_size}")
+        self._units = Units.of(ids, contributions, self._records)
+        if contributions > 1 and isinstance(clip, QuantileClip):
+            raise InvalidInput(
+                "clip must be a number where several records of a unit count: a QuantileClip counts units"
+            )
+        count = self._records if self._units is None else len(self._units)
+        if not _check.count("batch_size", batch_size) <= count:
+            whose = "records" if self._units is None else "units"
+            raise InvalidInput(f"batch_size must be at most the number of {whose}, {count}, got {batch_size}")
         self.batch_size = batch_size
         self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
-        self.epoch_steps = math.ceil(self._records / batch_size)
-        planned = _planned(epochs, steps, self.epoch_steps)
+        self.epoch_steps = math.ceil(count / batch_size)
+        planned = planned_steps(epochs, steps, self.epoch_steps)
         # gradients
         self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping, augment=augment, views=views)
         self._captured = CapturedGradients(self.gradients) if capture else None
         self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
         check_optimizer(optimizer, model)
-        change = largest_change(self.gradients.radius, self._records)
+        change = contributions * largest_change(self.gradients.radius, contributions * count)
         # noise, and how many steps it allows
-        self.sensitivity: Sensitivity
-        self.noise: ParameterNoise | CorrelatedNoise
-        if is_over_time(noise):
-            if by_layer or clipping != "l2" or planned is None or isinstance(clip, QuantileClip):
-                raise InvalidInput(
-                    "noise over time needs epochs or steps, clipping='l2', a fixed clip, and by_layer left out"
-                )
-            public = Training(
-                records=self._records,
-                batch_size=batch_size,
-                steps=planned,
-                size=len(self.gradients.flat),
-                change=change,
-                order=order,
-                groups=groups,
-            )
-            options = {"workload": momentum_workload(optimizer), **options}
-            self.noise = noise_over_time(public, noise, budget, generator, **options)
-            self.sensitivity, self.rate = public.sensitivity, self.noise.rate
-        else:
-            if order != "sampled" or groups is not None:
-                raise InvalidInput("order and groups are for noise over time; noise='banded', bands=1 is independent")
-            self.sensitivity = Frobenius(change) if clipping == "l2" else Entrywise(change)
-            self.rate = batch_size / self._records
-            self.noise = self._noise(noise, planned, by_layer, options)
+        self.noise, self.sensitivity, self.rate = noise_of_steps(
+            noise,
+            self.gradients,
+            optimizer,
+            change=change,
+            units=count,
+            batch_size=batch_size,
+            steps=planned,
+            budget=budget,
+            clip=clip,
+            order=order,
+            groups=groups,
+            by_layer=by_layer,
+            generator=generator,
+            **options,
+        )
         if accept_violation is not True or ledger is not None:
             how = "without accept_violation=True" if ledger is None else "on a ledger's account"
             refuse_unsafe_floats(self.certificate, f"training {how}")
-        self.affordable = self._affordable(planned, accept_violation is True)
+        self._costs = StepCosts(
+            certificate=self.certificate, noise=self.noise, rate=self.rate, budget=budget, seeded=generator is not None
+        )
+        self.affordable = self._costs.affordable(planned, accept_violation=accept_violation is True)
         # steps so far
-        charged, _ = self._releases(self.affordable)
+        charged, _ = self._costs.releases(self.affordable)
         block = charged if isinstance(self.noise, CorrelatedNoise) else self.epoch_steps
         self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block)
+        self._source = BatchSource(
+            data=data,
+            collate=collate,
+            records=self._records,
+            units=self._units,
+            rate=self.rate,
+            noise=self.noise,
+            device=self.gradients.flat.device,
+            generator=generator,
+        )
         self._ready = False
         self.steps = 0
         """Steps taken."""
@@ -233,16 +227,17 @@ class PrivateSGD:
 
         Of noise over time: what all steps guarantee in a fixed order, or one turn of a record where it is sampled.
         """
-        found = self.noise.certificate
-        return replace(found, remark=self._remark) if self._remark else found
+        units = "" if self._units is None else self._units.remark
+        remark = "; ".join(part for part in (self._remark, units) if part)
+        return replace(self.noise.certificate, remark=remark) if remark else self.noise.certificate
 
     def epsilon(self, delta: float | None = None) -> float:
         """What the steps so far guarantee together, at this delta, or at the budget's."""
-        return self._accounts(self.steps).epsilon(self.budget.delta if delta is None else delta)
+        return self._costs.after(self.steps).epsilon(self.budget.delta if delta is None else delta)
 
     def composition(self) -> Composition:
         """The steps so far, as a record that verifies; before the first step, all that are planned."""
-        return self._accounts(self.steps or self.affordable).composition(self.budget)
+        return self._costs.after(self.steps or self.affordable).composition(self.budget)
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
         """Poisson batches for so many epochs, on the model's device; an epoch has records / batch_size steps."""
@@ -251,29 +246,7 @@ class PrivateSGD:
 
     def draw(self, epochs: int = 1) -> Iterator[tuple[Any, Turn]]:
         """The same in the structure of the data, with the turn of each."""
-        self.check_process()
-        if count_records(self.data) != self._records:
-            raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
-        device, turn, steps = self.gradients.flat.device, None, epochs * self.epoch_steps
-        step, run = (self.noise.step, self.noise.run) if isinstance(self.noise, CorrelatedNoise) else (None, None)
-        with self._masks(None), _check.withheld("data"):
-            if isinstance(self.noise, CorrelatedNoise):
-                drawn = iter(loader_of(self.data, StepSampler(self.noise.batch, self.noise.step, steps), self.collate))
-            else:
-                drawn = iter(loader(self.data, self.rate, steps, self.generator, self.collate))
-        while True:
-            self.check_process()
-            with self._masks(step), _check.withheld("data"):
-                found = next(drawn, None)
-            if found is None:
-                return
-            turn = Turn(self, turn, step, run)
-            step = None if step is None else step + 1
-            yield trees.tree_map_only(torch.Tensor, lambda part: part.to(device, non_blocking=True), found), turn
-
-    def _masks(self, step: int | None) -> AbstractContextManager[None]:
-        """Secret random numbers for data sets that may change their records at random."""
-        return nullcontext() if type(self.data) is TensorDataset else self._secret_dropout(step, use=1)
+        return self._source.draw(self, epochs * self.epoch_steps)
 
     def __iter__(self) -> Iterator[PoissonBatch]:
         """The batches of one epoch, each for one step."""
@@ -314,31 +287,18 @@ class PrivateSGD:
         if not self._stepping.acquire(blocking=False):  # two sums would get the noise of one
             raise InvalidInput("another step of this trainer is under way; take one after the other")
         try:
-            self._step(batch)
+            check_batch(batch, self)
+            self.check_turn(batch.turn)
+            self._prepare(batch)
+            self.take(batch.turn, functools.partial(self._sum, batch))
+            self.optimizer.step()
         finally:
             self._stepping.release()
 
-    def _step(self, batch: PoissonBatch) -> None:
-        if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer is not self:
-            raise InvalidInput(
-                "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
-                "batches of a fixed size, is not Poisson sampling, and the guarantee would not hold. Write `for batch "
-                "in trainer.batches(): trainer.step(batch)`"
-            )
-        if not batch.unchanged:
-            raise InvalidInput(
-                "the batch was changed after it was drawn; change records in the data set, one at a time, or in the "
-                "model: what is done to a batch as a whole is not covered by the guarantee"
-            )
-        self.check_turn(batch.turn)
-        self._prepare(batch)
-        self.take(batch.turn, functools.partial(self._sum, batch))
-        self.optimizer.step()
-
     def _sum(self, batch: PoissonBatch) -> None:
         """Adds the gradients of a batch."""
-        with self._secret_dropout(batch.turn.step):
-            for inputs, targets in self._parts(batch):
+        with self._source.secret_dropout(batch.turn.step):
+            for inputs, targets in in_parts(batch.drawn, self.largest_batch):
                 self.dropped = self.dropped + self._accumulate(inputs, targets)
 
     def check_turn(self, turn: Turn) -> None:
@@ -347,17 +307,7 @@ class PrivateSGD:
             raise BudgetExceeded(
                 f"all {self.affordable} steps planned for the budget ({self.budget}) are taken; this one was refused"
             )
-        if turn.before is not None and not turn.before.used:
-            raise InvalidInput(
-                "the batch before this one was left out. Take a step with each batch, also with an empty one: whether "
-                "there is a step must not depend on the records. To stop early, leave the loop"
-            )
-        if isinstance(self.noise, CorrelatedNoise) and (turn.step, turn.run) != (self.noise.step, self.noise.run):
-            raise InvalidInput(
-                f"the batch was drawn for another step than the next one, {self.noise.step + 1}, or before a "
-                "checkpoint was loaded: where noise is correlated over time, a record takes part at its own steps "
-                "alone. Draw batches anew"
-            )
+        self._source.check_turn(turn)
         check_optimizer(self.optimizer, self.model)
 
     def take(self, turn: Turn, add_gradients: Callable[[], None]) -> None:
@@ -416,25 +366,15 @@ class PrivateSGD:
         after it may have been released, and would be so once more for the same charge. Without one, a step that is
         taken again is the same step: its batch, dropout and, if the sum of gradients is the same in every bit, its
         noise. With another sum, as on CUDA devices, it is a second release of the same records, with the same coins,
-        which nobody counts; so do not publish models of steps that will be taken again.
+        which nobody counts; so do not publish models of steps that will be taken again. From a checkpoint without a
+        step the training begins anew, with coins of its own.
         """
         self.check_process()
+        # What a checkpoint says of charges comes first: a model that is loaded only in part has spent as much.
         if isinstance(self.noise, CorrelatedNoise):
-            over_time = state.get("over_time")
-            if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
-                raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
-            if self.ledger is not None and over_time["step"]:
-                raise InvalidInput(
-                    "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
-                    "been released already, and the charge was for one run. Keep the process that trains, or start a "
-                    "new training, which has a charge of its own"
-                )
-            self.noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
-            self._charges.load(state, self._charged)
-            self.noise.load_state_dict(over_time)
-            self.steps = self.noise.step
+            self.steps = self._charges.load_over_time(state, self._charged, self.noise)
         else:
-            self.steps = self._charges.load(state, self.steps)  # first: a model loaded only in part has spent as much
+            self.steps = self._charges.load(state, self.steps)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.gradients.threshold = state.get("clip", self.gradients.threshold)
@@ -449,95 +389,26 @@ class PrivateSGD:
         raise TypeError("a PrivateSGD cannot be copied or pickled: its steps are paid for once; use state_dict()")
 
     def __str__(self) -> str:
-        epsilon = rounded_up(self.epsilon())
+        epsilon, certificate = rounded_up(self.epsilon()), self.certificate
         spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
         lines = [
             f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
-            f"  adjacency  {self.certificate.adjacency} ({self.certificate.adjacency.neighbours})",
-            f"  change     {self.certificate.sensitivity}, in each gradient",
+            f"  adjacency  {certificate.adjacency} ({certificate.adjacency.neighbours})",
+            f"  change     {certificate.sensitivity}, in each gradient",
             f"  budget     {self.budget}",
-            f"  sampling   {self._sampling()}",
-            f"  noise      {self.certificate.law.describe()}",
-            f"  source     {self.certificate.source}",
+            f"  sampling   {self._source.sampling}",
+            f"  noise      {certificate.law.describe()}",
+            f"  source     {certificate.source}",
             f"  drawn with {self.noise.drawing}",
+            *([f"  resumed    {RESUMED}"] if isinstance(self.noise, CorrelatedNoise) else []),
         ]
-        if isinstance(self.noise, CorrelatedNoise):
-            lines.append(f"  resumed    {RESUMED}")
         return "\n".join(lines)
-
-    def _sampling(self) -> str:
-        if not isinstance(self.noise, CorrelatedNoise):
-            return f"Poisson, each record with probability {self.rate:.4g}"
-        return self.noise.sampling
-
-    def _noise(
-        self, noise: str | NoiseLaw, planned: int | None, by_layer: bool, options: dict[str, Any]
-    ) -> ParameterNoise:
-        """The noise of a step: as it was given, or in the size that budget and steps ask for."""
-        size = len(self.gradients.flat)
-        largest = len(self.data) * self.sensitivity.frobenius_radius((size,))
-        if not isinstance(noise, str):
-            if by_layer or options:
-                raise InvalidInput("by_layer and options of a mechanism go with its name; a NoiseLaw is used as it is")
-            if not isinstance(noise, NoiseLaw) or noise.shape != (size,):
-                raise InvalidInput(
-                    f"noise must be a mechanism's name, or a law on all {size} parameters, got {_check.kind(noise)}"
-                )
-            return ParameterNoise(noise, self.sensitivity, largest, generator=self.generator)
-        if RECIPES[_check.choice("noise", noise, RECIPES)].refuted:
-            raise GuaranteeViolated(
-                f"{noise} rests on a theorem that is false, so no size of it is known to be enough; use "
-                "noise='analytic', or pass the law that calibrate() gives, with accept_violation=True"
-            )
-        if planned is None:
-            raise InvalidInput("epochs or steps must be given: they decide how much noise a step needs")
-        law = propose(noise, self.gradients.shapes, self.sensitivity, by_layer=by_layer, **options)
-        if isinstance(law, Gaussian):
-            law = balanced(law, self.sensitivity)
-        sized = sized_together(law, self.sensitivity, self.budget, planned, self.rate)
-        return ParameterNoise(sized.law, self.sensitivity, largest, drawing=sized.drawing, generator=self.generator)
-
-    def _affordable(self, planned: int | None, accept: bool) -> int:
-        """How many steps fit into the budget; never more than were planned."""
-        if planned is not None and (accept or self._fits(planned)):
-            return planned
-        if not self._fits(1):
-            one = self._accounts(1).epsilon(self.budget.delta)
-            raise BudgetExceeded(
-                f"budget ({self.budget}) is too small to take one step: it would cost epsilon {one:.4g} with the noise "
-                f"given ({self.certificate.law.describe()}); use more noise, a larger budget or smaller batches"
-            )
-        low, high = 1, 2
-        while self._fits(high):
-            low, high = high, 2 * high
-        while high - low > max(1, low // 200):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._fits(middle) else (low, middle)
-        if planned is not None:
-            raise BudgetExceeded(
-                f"budget ({self.budget}) allows {low} steps with the noise given, not the {planned} that are planned; "
-                "use more noise, or name a mechanism to get the size that it takes"
-            )
-        return low
-
-    def _fits(self, steps: int) -> bool:
-        return self._accounts(steps).delta(self.budget.epsilon) <= self.budget.delta
-
-    def _accounts(self, steps: int) -> Accountant:
-        accountant = Accountant(self.certificate.adjacency, reproducible=self.generator is not None)
-        if steps:
-            accountant.add(self.certificate, *self._releases(steps))
-        return accountant
-
-    def _releases(self, steps: int) -> tuple[int, float]:
-        """As how many releases with the certificate so many steps count, and at which sampling rate."""
-        return self.noise.releases(steps) if isinstance(self.noise, CorrelatedNoise) else (steps, self.rate)
 
     @property
     def _charged(self) -> int:
         """How many of those were charged before the steps so far; noise over time is charged as a whole."""
         if isinstance(self.noise, CorrelatedNoise) and self.steps:
-            return self._releases(self.affordable)[0]
+            return self._costs.releases(self.affordable)[0]
         return self.steps
 
     def _prepare(self, batch: PoissonBatch) -> None:
@@ -548,48 +419,6 @@ class PrivateSGD:
             self.noise.warm_up(self.gradients.flat)
         self._ready = True
         if self._captured is not None:
-            with self._secret_dropout(None):
-                for inputs, targets in self._parts(batch):
+            with self._source.secret_dropout(None):
+                for inputs, targets in in_parts(batch.drawn, self.largest_batch):
                     self._captured.prepare(inputs, targets)
-
-    def _secret_dropout(self, step: int | None, use: int = 0) -> AbstractContextManager[None]:
-        """Secret dropout masks: leaving a record out moves the masks of the others, so they must not be known."""
-        if self.generator is not None:
-            return nullcontext()
-        key = None
-        if isinstance(self.noise, CorrelatedNoise) and step is not None:
-            key = self.noise.dropout_key(step, use)
-        return secret_randomness(self.gradients.flat.device, key)
-
-    def _parts(self, batch: PoissonBatch) -> Iterator[tuple[Any, Any]]:
-        records = len(trees.tree_leaves(batch.drawn)[0])
-        stride = self.largest_batch or max(records, 1)
-        for first in range(0, records, stride):
-            rows = operator.itemgetter(slice(first, first + stride))
-            yield trees.tree_map_only(torch.Tensor, rows, batch.drawn)
-
-
-def _planned(epochs: int | None, steps: int | None, epoch_steps: int) -> int | None:
-    if epochs is not None and steps is not None:
-        raise InvalidInput(f"epochs and steps exclude each other, got {epochs!r} and {steps!r}")
-    if epochs is not None:
-        return _check.count("epochs", epochs) * epoch_steps
-    return None if steps is None else _check.count("steps", steps)
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Every parameter that the optimizer changes must get its gradient here, with noise."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidInput(
-            "optimizer must take one gradient per step; LBFGS asks for several, each of which would cost"
-        )
-    private = {id(p) for p in model.parameters() if p.requires_grad}
-    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in private]
-    if others:
-        raise InvalidInput(
-            f"optimizer must have trainable parameters of the model alone, {len(others)} of its parameters are not: "
-            "their gradients would carry no noise"
-        )
-    for group in optimizer.param_groups:
-        if group.get("fused") and not all(p.is_contiguous() for p in group["params"]):
-            raise InvalidInput("a fused optimizer needs parameters in the usual memory format; leave fused out")

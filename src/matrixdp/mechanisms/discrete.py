@@ -17,7 +17,7 @@ from matrixdp.mechanisms.solvers.discrete_scales import best_exponent, scale_for
 from matrixdp.privacy.discrete import Groups
 from matrixdp.privacy.guarantee import with_total_variation
 from matrixdp.privacy.laws import steps_changed
-from matrixdp.secure.discrete import LARGEST_EXACT, Tabled
+from matrixdp.secure.discrete import Tabled
 from matrixdp.sensitivity import L1, Counts, Entrywise, Sensitivity
 
 # The share of delta that is left for the total-variation error of the tables; more where e^epsilon makes that larger.
@@ -62,10 +62,6 @@ class _Setting:
         epsilon, delta = self.budget.epsilon, self.budget.delta
         found = self._product(*make(delta * (1 - ROOM)))
         if delta == 0:  # drawn exactly
-            if not found.scale_in_steps <= LARGEST_EXACT:
-                raise NotApplicable(
-                    f"is drawn exactly up to a scale of 2^30 steps; use a larger epsilon than {epsilon:g}"
-                )
             return found
         if with_total_variation(0.0, epsilon, self.entries * USUAL_ERROR) <= 0.5 * ROOM * delta:
             return found
@@ -124,8 +120,7 @@ def _power_of_two(most: float) -> float:
 def laplace(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
     """Discrete Laplace noise: whole multiples of a step, of the least scale that keeps the budget.
 
-    With delta = 0 the scale is the l1 sensitivity over epsilon, and a release draws the noise exactly; the time that
-    takes depends on the noise.
+    With delta = 0 the scale is the l1 sensitivity over epsilon, and a release draws the noise exactly.
 
     Source: ghosh2012universally for one count.
     Deviates: (1) the scale is solved for the exact profile at (epsilon, delta), several cells included.

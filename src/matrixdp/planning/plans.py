@@ -29,10 +29,10 @@ from matrixdp.errors import InvalidInput, MatrixDPError, NotApplicable, Numerica
 from matrixdp.mechanisms import calibrate
 from matrixdp.mechanisms.base import HEADROOM
 from matrixdp.pipeline import sized_for_budget
-from matrixdp.planning.search import ROOM, ROUGH, Kind, check_whole, gaussian_noise, kinds_of, least_error, mu_of
+from matrixdp.planning.search import ROOM, ROUGH, Kind, gaussian_noise, kinds_of, least_error, mu_of
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import Certificate, certify
-from matrixdp.privacy.discrete import DiscreteProfile
+from matrixdp.privacy.discrete import DiscreteProfile, is_pure
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee, Profile
 from matrixdp.sensitivity import Sensitivity
 
@@ -238,13 +238,18 @@ def plan(budget: Budget, sets: Sequence[Sensitivity], weights: Any = None, shape
 
 def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Shared:
     """See `Budget.shared`."""
-    check_whole(budget)
+    budget.whole("a plan")
     releases = _check.count("releases", releases)
     if not isinstance(like, Sensitivity | None):
         raise InvalidInput(f"like must be a set from matrixdp.sensitivity, got {_check.kind(like)}")
     adjacency = checked(ADD_REMOVE if like is None else like.adjacency)
     profile: Profile
-    if like is None:
+    if budget.delta == 0:  # randomized response, under which all noise with this pure epsilon lies
+        scale = releases / budget.epsilon
+        while not is_pure(budget.epsilon, scale, releases):
+            scale = math.nextafter(scale, math.inf)
+        profile = DiscreteProfile(1.0, scale)
+    elif like is None:
         left = budget.delta * (1.0 - ROOM)
         profile = GaussianProfile(float(gaussian.mu(budget.epsilon, left)) / math.sqrt(releases) * (1.0 - 1e-12))
     else:

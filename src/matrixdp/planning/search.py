@@ -21,7 +21,7 @@ from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.accounting import methods
 from matrixdp.accounting.methods import Use
-from matrixdp.budget import Allotment, Budget
+from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.product import steps_variance
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable, NumericalFailure
@@ -33,7 +33,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile
 from matrixdp.residuals import Residuals
-from matrixdp.sensitivity import Entrywise, OneColumn, OneRow, RankOne, Sensitivity, Vertices
+from matrixdp.sensitivity import L1, Entrywise, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 ROOM = 1e-4
 """The share of delta that is left for the total-variation errors of the samplers."""
@@ -49,19 +49,20 @@ class Kind:
         sensitivity: the set.
         count: how many.
         weight: of the squared error of one entry; summed over the entries if the shape is known.
-        normal: Gaussian noise, in any size.
+        normal: Gaussian noise, in any size; None for delta = 0.
         discrete: discrete noise, in any size, if there is any.
     """
 
     sensitivity: Sensitivity
     count: int
     weight: float
-    normal: Gaussian
+    normal: Gaussian | None
     discrete: Product | None
 
     @cached_property
     def normal_error(self) -> float:
         """Of Gaussian noise with mu = 1."""
+        assert self.normal is not None
         each = self.normal.expected_squared_error() / math.prod(self.normal.shape)
         return self.weight * each * mu_of(self.normal, self.sensitivity) ** 2
 
@@ -97,7 +98,7 @@ class Kind:
 
 def kinds_of(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list[Kind], list[Kind]]:
     """The kinds of releases, and the kind of each release in order."""
-    check_whole(budget)
+    budget.whole("a plan")
     sets = list(sets)
     if not sets or not all(isinstance(each, Sensitivity) for each in sets):
         raise InvalidInput("sets must be a list of sets from matrixdp.sensitivity, one per release, and not be empty")
@@ -115,16 +116,10 @@ def kinds_of(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list
     for key, each, weight, shape in zip(keys, sets, counted, shaped, strict=True):
         if key not in found:
             entries = 1 if shapes is None else math.prod(shape)
-            normal, discrete = gaussian_noise(shape, each, budget, shapes is None), _discrete(shape, each, budget)
+            pure, discrete = budget.delta == 0, _discrete(shape, each, budget)
+            normal = None if pure else gaussian_noise(shape, each, budget, shapes is None)
             found[key] = Kind(each, keys.count(key), weight * entries, normal, discrete)
     return list(found.values()), [found[key] for key in keys]
-
-
-def check_whole(budget: Budget) -> None:
-    """Raises InvalidInput for a part of another plan, and for delta = 0."""
-    if isinstance(budget, Allotment):
-        raise InvalidInput(f"a plan needs a whole budget, not a part of another plan, got {budget}")
-    budget.with_delta("a plan")
 
 
 def _own_shape(sensitivity: Sensitivity) -> Shape:
@@ -140,6 +135,8 @@ def _own_shape(sensitivity: Sensitivity) -> Shape:
         raise InvalidInput(f"shapes must be given for a set whose size depends on the shape: {sensitivity}")
     if isinstance(sensitivity, (OneColumn, OneRow)):
         return (1, 1)
+    if isinstance(sensitivity, L1):
+        return (math.ceil(sensitivity.radius / (sensitivity.bound or sensitivity.radius)),)
     return (max(int(getattr(sensitivity, "cells", 1)), 1),)
 
 
@@ -158,11 +155,14 @@ def gaussian_noise(shape: Shape, sensitivity: Sensitivity, budget: Budget, alike
 
 
 def _discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product | None:
-    """Discrete noise, if there is any for the set."""
+    """Discrete noise, if there is any for the set; for delta = 0 there must be."""
+    name = "discrete" if budget.delta > 0 else "laplace"
     try:
-        law = calibrate("discrete", shape=shape, sensitivity=sensitivity, budget=budget)
-    except NotApplicable:
-        return None
+        law = calibrate(name, shape=shape, sensitivity=sensitivity, budget=budget)
+    except NotApplicable as reason:
+        if budget.delta > 0:
+            return None
+        raise InvalidInput(f"sets must have pure noise for {budget}, {sensitivity} has none: {reason}") from None
     assert isinstance(law, Product)
     return law
 
@@ -176,6 +176,8 @@ def mu_of(law: Gaussian, sensitivity: Sensitivity) -> float:
 
 def least_error(budget: Budget, kinds: Sequence[Kind]) -> dict[Kind, NoiseLaw]:
     """The laws with the least total error found."""
+    if budget.delta == 0:
+        return _pure_laws(budget, kinds)
     grained = [kind for kind in kinds if kind.discrete is not None]
     normal = [kind for kind in kinds if kind.discrete is None]
     whole = float(gaussian.mu(budget.epsilon, budget.delta * (1.0 - ROOM)))
@@ -192,6 +194,24 @@ def least_error(budget: Budget, kinds: Sequence[Kind]) -> dict[Kind, NoiseLaw]:
     return laws
 
 
+def _pure_laws(budget: Budget, kinds: Sequence[Kind]) -> dict[Kind, NoiseLaw]:
+    """Discrete Laplace noise whose pure epsilons add up to the budget's: scales as above with p = 1."""
+    relative = {kind: kind.relative_scale(1.0) for kind in kinds}
+    changes = [kind.count * cells * shift / relative[kind] for kind in kinds for shift, cells in kind.groups]
+    factor = math.fsum(changes) / budget.epsilon
+
+    def uses() -> dict[Use, int]:
+        found: dict[Use, int] = {}
+        for kind, scale in relative.items():
+            use = Use(kind.profile(1.0, scale * factor))
+            found[use] = found.get(use, 0) + kind.count
+        return found
+
+    while not methods.pure_epsilon(uses()) <= budget.epsilon:
+        factor = math.nextafter(factor, math.inf)
+    return {kind: kind.discrete_law(1.0, scale * factor) for kind, scale in relative.items()}
+
+
 def _gaussian_laws(kinds: Sequence[Kind], mu: float) -> tuple[dict[Kind, NoiseLaw], float]:
     """Gaussian noise for all, of the least error: the squares of mu, which add up, in proportion to roots of errors."""
     roots = {kind: math.sqrt(kind.normal_error) for kind in kinds}
@@ -199,6 +219,7 @@ def _gaussian_laws(kinds: Sequence[Kind], mu: float) -> tuple[dict[Kind, NoiseLa
     laws, error = dict[Kind, NoiseLaw](), 0.0
     for kind in kinds:
         own = mu * math.sqrt(roots[kind] / whole) * (1.0 - 1e-12)
+        assert kind.normal is not None
         laws[kind] = kind.normal.scaled(mu_of(kind.normal, kind.sensitivity) / own * HEADROOM)
         error += kind.count * kind.normal_error / own**2
     return laws, error

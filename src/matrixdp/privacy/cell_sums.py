@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -62,32 +62,33 @@ class Cells:
             tolerance = EXACT if self.count <= 3 else CLOSE
         found = 1.0
         for depth in DEPTHS:
-            losses = [cell_loss(self.exponent, self.scale, shift, depth, stride) for shift, _ in self.groups]
-            counts = [count for _, count in self.groups]
-            infinite = math.fsum(count * loss.infinite for count, loss in zip(counts, losses, strict=True))
-            finite = _finite(losses, counts, epsilon, tolerance, settle)
+            total = _total(self, depth, stride)
+            infinite = math.fsum(count * loss.infinite for count, loss in zip(total.counts, total.losses, strict=True))
+            finite = _finite(total, epsilon, tolerance, settle)
             found = min(found, (finite + infinite) * (1.0 + 8.0 * UNIT))
             if infinite <= _CUT * finite or found <= enough:
                 break
         return found
 
 
-def _finite(losses: Sequence[CellLoss], counts: Sequence[int], epsilon: float, tolerance: float, settle: bool) -> float:
+def _finite(total: _Total, epsilon: float, tolerance: float, settle: bool) -> float:
     """The part of (1) with finite losses."""
-    top = math.fsum(count * loss.losses[0] for count, loss in zip(counts, losses, strict=True))
+    losses, counts, top = total.losses, total.counts, total.top
     if not epsilon < top * (1.0 + 8.0 * UNIT):
         return 0.0
     entries = [loss for loss, count in zip(losses, counts, strict=True) for _ in range(min(count, 4))]
     if sum(counts) == 1:
         return _excess(losses[0].losses, losses[0].masses, epsilon)
     length = sum(count * (loss.losses.size - 1) for count, loss in zip(counts, losses, strict=True)) + 1
-    lattice = losses[0].spacing if len({loss.spacing for loss in losses}) == 1 else 0.0
-    if lattice and length <= _DIRECT:
-        return _convolved(losses, counts, epsilon)
+    lattice = total.spacing
+    if lattice:
+        above = min(length, math.ceil((top - epsilon) / lattice * (1.0 + 8.0 * UNIT)) + 1)  # all others have no excess
+        if above <= _DIRECT:
+            return _convolved(losses, counts, epsilon, above)
     most = _MOST_TERMS if tolerance <= EXACT else _FEW_TERMS
     if len(entries) <= 3 and not lattice and math.prod(entry.losses.size for entry in entries[:-1]) <= most:
         return _enumerated(entries, epsilon)
-    return _transformed(_Total(tuple(losses), tuple(counts)), epsilon, tolerance, settle)
+    return _transformed(total, epsilon, tolerance, settle)
 
 
 def _excess(losses: Array, masses: Array, epsilon: float) -> float:
@@ -96,18 +97,21 @@ def _excess(losses: Array, masses: Array, epsilon: float) -> float:
     return float(np.sum(masses * -np.expm1(-above))) * (1.0 + sum_rounding(losses.size)) + TINY
 
 
-def _convolved(losses: Sequence[CellLoss], counts: Sequence[int], epsilon: float) -> float:
-    """On a lattice, directly: sums of positive terms, so the rounding is relative."""
+def _convolved(losses: Sequence[CellLoss], counts: Sequence[int], epsilon: float, size: int) -> float:
+    """The largest sums on a lattice, so many, directly: sums of positive terms, so the rounding is relative.
+
+    Places count downwards from the largest loss and add up, so later ones never contribute to these.
+    """
     masses, top = np.ones(1), 0.0
     for loss, count in zip(losses, counts, strict=True):
         top += count * loss.losses[0]
-        power = loss.masses
+        power = loss.masses[:size]
         for bit in itertools.count():
             if count >> bit & 1:
-                masses = np.convolve(masses, power)
+                masses = np.convolve(masses, power)[:size]
             if not count >> bit + 1:
                 break
-            power = np.convolve(power, power)
+            power = np.convolve(power, power)[:size]
     rounding = 4.0 * UNIT * masses.size * (math.log2(sum(counts)) + 4.0)
     sums = top - losses[0].spacing * np.arange(float(masses.size))
     return _excess(sums, masses, epsilon) * (1.0 + rounding) + TINY * masses.size
@@ -140,10 +144,9 @@ def _transformed(total: _Total, epsilon: float, tolerance: float, settle: bool) 
     Every grid gives a bound, so the least counts. To settle, a grid is compared with one four times as coarse: the
     error of the finer one is at most a third of the difference if errors are of first order.
     """
-    about = total.thinned()
-    if about.log_hope(epsilon) < math.log(0.1 * tolerance):
+    tilt, hope = _tilt(total, epsilon)
+    if hope < math.log(0.1 * tolerance):
         return 1.0
-    tilt = about.best_tilt(epsilon)
     spread = math.sqrt(total.tilted(tilt).variance)
     if total.spacing and (settle or 2.0 * _WIDTH * spread <= _FEW_BINS * total.spacing):
         return total.summed(epsilon, tilt)
@@ -154,13 +157,34 @@ def _transformed(total: _Total, epsilon: float, tolerance: float, settle: bool) 
     span = max(float(loss.losses[0] - loss.losses[-1]) for loss in total.losses)
     least = max(4.0 * _WIDTH * spread, span) / _MOST_BINS
     step = 2.0 ** math.floor(math.log2(max(wanted, least)))
-    found = total.on_grid(step).summed(epsilon, tilt)
+    found = _on_grid(total, step, epsilon, tilt)
     if settle:
-        before = total.on_grid(4.0 * step).summed(epsilon, tilt)
+        before = _on_grid(total, 4.0 * step, epsilon, tilt)
         while before > (1.0 + 20.0 * tolerance) * found and step > 4.0 * least:
             step, before = step / 4.0, found
-            found = min(total.on_grid(step).summed(epsilon, tilt), before)
+            found = min(_on_grid(total, step, epsilon, tilt), before)
     return found
+
+
+# A search ends by asking about its last scale again, to settle it.
+
+
+@lru_cache(maxsize=4)
+def _total(cells: Cells, depth: float, stride: int) -> _Total:
+    losses = (cell_loss(cells.exponent, cells.scale, shift, depth, stride) for shift, _ in cells.groups)
+    return _Total(tuple(losses), tuple(count for _, count in cells.groups))
+
+
+@lru_cache(maxsize=4)
+def _tilt(total: _Total, epsilon: float) -> tuple[float, float]:
+    """The tilt of the transform, and the logarithm of a bound on 1 - delta."""
+    about = total.thinned()
+    return about.best_tilt(epsilon), about.log_hope(epsilon)
+
+
+@lru_cache(maxsize=4)
+def _on_grid(total: _Total, step: float, epsilon: float, tilt: float) -> float:
+    return total.on_grid(step).summed(epsilon, tilt)
 
 
 @dataclass(frozen=True)

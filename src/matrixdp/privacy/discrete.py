@@ -102,11 +102,16 @@ class DiscreteProfile:
 
         The least float that is not below it, so that noise of scale m/epsilon keeps epsilon to the last digit.
         """
-        if self.exponent > 1.0:
+        exact = self.exact_pure_epsilon
+        if exact is None:
             return math.inf
-        total, scale = total_steps(self._groups), Fraction(self.scale_in_steps)
-        found = total / self.scale_in_steps
-        return found if Fraction(found) * scale >= total else math.nextafter(found, math.inf)
+        found = float(exact)
+        return found if found >= exact else math.nextafter(found, math.inf)
+
+    @property
+    def exact_pure_epsilon(self) -> Fraction | None:
+        """The same, not rounded; None if it is infinite."""
+        return None if self.exponent > 1.0 else total_steps(self._groups) / Fraction(self.scale_in_steps)
 
     @property
     def variance(self) -> float:
@@ -151,6 +156,8 @@ class DiscreteProfile:
         return delta_of(self.exponent, self.scale_in_steps, self._groups, epsilon, enough=enough)
 
     def __str__(self) -> str:
+        if self.exponent == 1.0:
+            return f"pure epsilon {rounded_up(self.pure_epsilon)}"
         return f"delta {rounded_up(self.delta(1.0))} at epsilon 1"
 
 

@@ -37,8 +37,8 @@ class Drawing:
     Attributes:
         grid: the grid of its noise, in units of the noise; None for noise that is not drawn on one.
         step: the step of the grid of discrete noise, in the units of the value, which is floored to it; None otherwise.
-        exact: True for discrete Laplace noise that is drawn without any error, as delta = 0 needs; None otherwise. The
-            time that it takes depends on the noise (`secure.discrete.ExactLaplace`), and no guarantee covers that.
+        exact: True for discrete Laplace noise that is drawn without any error, as delta = 0 needs; None otherwise. One
+            draw in 2^48 or fewer takes longer (`secure.discrete.ExactLaplace`), and no guarantee covers that.
         largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law alone.
         enlargement: what has to be added to mu.
         total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
@@ -73,7 +73,7 @@ class Drawing:
             safe = "floating-point-safe by its author's word" if self.float_safe else "not floating-point-safe"
             return f"the sampler of {self.third_party}, {safe}; matrixdp does not vouch for it"
         if self.exact:
-            return f"secure entropy, exactly, whole multiples of {self.step:g}; the time it takes depends on the noise"
+            return f"secure entropy, exactly, whole multiples of {self.step:g}; one draw in 2^48 takes longer"
         if self.step is not None:
             return f"secure entropy, tables of whole multiples of {self.step:g}"
         if self.grid is None:

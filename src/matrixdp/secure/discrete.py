@@ -4,7 +4,7 @@
 
 Floor moves neighbouring values that differ by at most m steps to whole numbers that differ by at most m, so nothing has
 to be added to the sensitivity; rounding half to even would need more (0.5 -> 0, 1.5 -> 2). The step is a power of two,
-so the quotient is exact; whole numbers need no step.
+so the quotient is exact; whole numbers need no step. All sums stay below 2^53 steps, which floats hold exactly.
 
 There are two samplers.
 
@@ -12,43 +12,39 @@ There are two samplers.
   loops have no branch that depends on values or noise; only a tie takes longer, one look-up in 2^(63-c) with 2^c
   columns. Tables of 2^11 columns stay in the first-level cache, larger ones (1 < exponent < 2 and large scales) in the
   second. What is drawn is within `total_variation` of the law, so delta = 0 is not possible.
-- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, with unbounded support. **Its time depends on the
-  noise**: an entry that needs more random bits is drawn again more slowly (one in 2^18 or fewer, up to scales of a
-  million). An observer of such fine timing learns that some entry's noise was close to a step.
+- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, with unbounded support: from such tables, and what
+  their whole numbers leave out is drawn where a tie says so (exact_tables.py). **The time of a tie depends on the
+  noise**, and for delta = 0 no guarantee covers that.
 
 The same key gives the same noise on every machine and for any number of threads.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Context, Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
-from matrixdp._check import Shape
+from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key, Stream, Words
+from matrixdp.secure.exact_tables import exact_digits
 from matrixdp.secure.kernels import BLOCK
 from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_scale
 
 LIMIT = 2**51
-"""Values must stay below this many steps, so that floats hold them exactly, with room to shift them."""
+"""Values must stay below this many steps, so that floats hold them and the noise exactly."""
 
-LARGEST_EXACT = 2.0**30
-"""The largest scale of exact draws, in steps; above, too many would take the slow way."""
-
-_SHIFT = 1.5 * 2.0**52  # between 2^52 and 2^53 floats are the whole numbers, and so are their bits, shifted
-_ORIGIN = int(np.float64(_SHIFT).view(np.int64))  # the bits of _SHIFT, read as a whole number
 _TIES = 64  # parts of the stream from here on break ties
-_REFINING = 128  # and from here on refine exact draws
-_FINE = 2.0**-42  # of the scale: closer to a whole number, an exact draw takes more bits
+_REFINING = 128  # and from here on draw what an exact table leaves out
 
 
 class Sampler(Protocol):
@@ -58,8 +54,8 @@ class Sampler(Protocol):
     def total_variation(self) -> float:
         """An upper bound on the total-variation distance of one entry's noise from its law."""
 
-    def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
-        """Adds the noise of a block to what is there, less the origin; `words` is room for as many words."""
+    def draw(self, stream: Stream, block: int, noise: Array, words: Words) -> None:
+        """Writes the noise of a block, as floats that are whole numbers; `words` is room for as many words."""
 
 
 @dataclass(frozen=True)
@@ -100,86 +96,66 @@ class Tabled:
         """An upper bound on the total-variation distance of one entry's noise from its law."""
         return self.digits.total_variation
 
-    def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
-        """Adds the noise of a block to what is there, less the origin."""
-        look_up = kernels._compiled(_add_look_up)
-        for part, (table, shift) in enumerate(zip(self.digits.tables, self.digits.shifts, strict=True)):
-            stream.fill(words, block, part)
-            if look_up(words, table.packed, np.uint64(shift), np.int64(0 if part else origin), out):
-                more = np.empty_like(words)
-                stream.fill(more, block, _TIES + part)
-                out += table.ties_broken(words, more) << shift
+    def draw(self, stream: Stream, block: int, noise: Array, words: Words) -> None:
+        """Writes the noise of a block."""
+        _draw_digits(self.digits, stream, block, noise, words)
 
 
 @dataclass(frozen=True)
 class ExactLaplace:
     """Discrete Laplace noise, exactly: P(K = j) prop. to e^(-|j| / scale), with unbounded support and no error.
 
-    K = A - B with A, B geometric, and A = floor(-scale log U) with U uniform on (0, 1), as P(A >= a) = P(U <= q^a) =
-    q^a. The bits of U are drawn as they are needed: 64 of them give an interval, and if -scale log U has the same floor
-    all over it, that is A. Otherwise 64 more are drawn, and so on, in arithmetic with as many digits as that takes. Of
-    floats only this is assumed: numpy's logarithm is correct to 2^-45.
-
-    Guarantee: the law of K is exact if the words are uniform; so a difference of m steps in all is kept
-        (m/scale, 0)-private.
+    Guarantee: the law of K is exact if the words are uniform (exact_tables.py has the proof); so a difference of m
+        steps in all is kept (m/scale, 0)-private.
     Source: the law and its use are those of ghosh2012universally and canonne2020discrete.
-    Deviates: canonne2020discrete, which draws from fair coins by rejection and for rational scales, is not followed:
-        bits of one uniform number are compared with the exact edges, which is as exact, and faster.
+    Deviates: canonne2020discrete draws from fair coins by rejection, for rational scales; here tables of whole numbers
+        below the law are drawn from, and the rest of the law where a word falls outside them.
     """
 
     scale: float
 
     def __post_init__(self) -> None:
-        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= LARGEST_EXACT:
-            raise InvalidInput(f"scale must lie between 2^-10 and 2^30 steps, got {self.scale!r}; change the step")
+        highest = largest_scale(1.0)
+        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= highest:
+            raise InvalidInput(f"scale must lie between 2^-10 and 2^40 steps, got {self.scale!r}; change the step")
+
+    def __reduce__(self) -> tuple[type[ExactLaplace], tuple[float]]:
+        return ExactLaplace, (self.scale,)  # the tables are built where they are needed
+
+    @cached_property
+    def digits(self) -> Digits:
+        """The tables of the law, and what they leave out."""
+        return exact_digits(float(self.scale))
 
     @property
     def total_variation(self) -> float:
         """0: the law is exact."""
         return 0.0
 
-    def add(self, stream: Stream, block: int, origin: int, out: Whole, words: Words) -> None:
-        """Adds the noise of a block to what is there, less the origin."""
-        for part, sign in enumerate((1, -1)):
-            stream.fill(words, block, part)
-            out += sign * self._geometric(words, stream, block, part)
-        out -= origin
+    def draw(self, stream: Stream, block: int, noise: Array, words: Words) -> None:
+        """Writes the noise of a block."""
+        _draw_digits(self.digits, stream, block, noise, words)
 
-    def _geometric(self, words: Words, stream: Stream, block: int, part: int) -> Whole:
-        logs = 64.0 * math.log(2.0) - np.log(np.maximum(words, np.uint64(1)).astype(np.float64))
-        sizes, margin = self.scale * logs, self.scale * _FINE * (1.0 + logs)
-        found = np.floor(sizes - margin)
-        # where 44 leading bits are 0, the interval is wide
-        open_ = np.flatnonzero((found != np.floor(sizes + margin)) | (words < np.uint64(1 << 44)))
-        result = found.astype(np.int64)
-        bits = {int(place): int(words[place]) for place in open_}
-        for depth in range(1, 200):
-            if not bits:
-                return result
-            stream.fill(words, block, _REFINING + 2 * depth + part)
-            bits = {place: known << 64 | int(words[place]) for place, known in bits.items()}
-            for place, known in list(bits.items()):
-                decided = self._decided(known, 64 * (depth + 1))
-                if decided is not None:
-                    result[place] = decided
-                    del bits[place]
-        raise ArithmeticError("12,800 random bits have not decided a draw")  # of probability 2^-12000
 
-    def _decided(self, known: int, length: int) -> int | None:
-        """floor(-scale log U) if it is the same for all U with these leading bits, else None."""
-        if known == 0:
-            return None
-        context = Context(prec=30 + length // 3)
-        margin = Decimal(10) ** -(10 + length // 3)
-        low, high = (
-            context.multiply(
-                Decimal(self.scale),
-                context.subtract(context.multiply(length, context.ln(2)), context.ln(Decimal(number))),
-            )
-            for number in (known + 1, known)
-        )
-        below, above = (math.floor(edge) for edge in (context.subtract(low, margin), context.add(high, margin)))
-        return below if below == above and below >= 0 else None
+def _draw_digits(digits: Digits, stream: Stream, block: int, noise: Array, words: Words) -> None:
+    look_up = kernels._compiled(_look_up)
+    for part, (table, shift) in enumerate(zip(digits.tables, digits.shifts, strict=True)):
+        stream.fill(words, block, part)
+        if look_up(words, table.packed, float(1 << shift), part > 0, noise):
+            more = np.empty_like(words)
+            stream.fill(more, block, _TIES + part)
+            noise += table.ties_broken(words, more) << shift
+            if digits.remainders:
+                further = partial(_further, stream, block, _REFINING + part)
+                noise += digits.remainders[part].changes(words, more, further) << shift
+
+
+def _further(stream: Stream, block: int, part: int, place: int) -> Iterator[int]:
+    """More words for one entry."""
+    words = np.empty(place + 1, dtype=np.uint64)
+    for depth in itertools.count():
+        stream.fill(words, block, part + 64 * depth)
+        yield int(words[place])
 
 
 def sampler(exponent: float, scale: float, *, exact: bool = False) -> Sampler:
@@ -206,7 +182,7 @@ def add_noise(
     source: Sampler,
     key: Key | None = None,
     threads: int | None = None,
-    out: npt.NDArray[np.float64] | None = None,
+    out: Array | None = None,
 ) -> npt.NDArray[Any]:
     """Floors values to the grid and adds noise.
 
@@ -231,61 +207,39 @@ def add_noise(
         raise InvalidInput(f"values must be a non-empty array of floats or whole numbers, got {kind} {given.shape}")
     if math.frexp(_check.positive("step", step))[0] != 0.5 or not 2.0**-900 <= step <= 2.0**900:
         raise InvalidInput(f"step must be a power of two from 2^-900 to 2^900, got {_check.shown(step)}")
-    if given.dtype.kind in "iu":
-        if step != 1.0:
-            raise InvalidInput(
-                "step must be 1 for whole numbers, which are steps themselves; divide them, or use floats"
-            )
-        if given.dtype == np.uint64 and not int(given.max()) < LIMIT:
-            raise InvalidInput("values must be below 2^51 in size; use a coarser grid")
-        numbers: npt.NDArray[Any] = given.astype(np.int64, copy=False)
-        if not kernels._compiled(_bits)(kernels._read_only(numbers.reshape(-1))) < LIMIT:
-            raise InvalidInput("values must be below 2^51 in size; use a coarser grid")
-    else:
-        numbers = given.astype(np.float64, copy=False)
-        if not kernels.largest(numbers, threads) < LIMIT * step:
-            raise InvalidInput(
-                f"values must be finite and below 2^51 steps of {step:g}; clip them or use a coarser grid"
-            )
+    if given.dtype.kind in "iu" and step != 1.0:
+        raise InvalidInput("step must be 1 for whole numbers, which are steps themselves; divide them, or use floats")
+    numbers = given.astype(np.float64, copy=False)  # exact for whole numbers below the limit, and others stay above it
+    if not kernels.largest(numbers, threads) < LIMIT * step:
+        raise InvalidInput(f"values must be finite and below 2^51 steps of {step:g}; clip them or use a coarser grid")
     target = np.empty(given.shape, dtype=np.int64) if out is None else kernels._checked_out(given, out)
     _draw(source, numbers.reshape(-1), step, target.reshape(-1), key, kernels._workers(threads, target.size))
     return target
 
 
 def _draw(
-    source: Sampler, values: npt.NDArray[Any] | None, step: float, out: npt.NDArray[Any], key: Key | None, workers: int
+    source: Sampler, values: Array | None, step: float, out: npt.NDArray[Any], key: Key | None, workers: int
 ) -> None:
-    """Noise for all blocks, on top of the values or of zeros: whole steps, or multiples of the step where out is float.
-
-    Multiples of the step are computed block by block: no whole numbers of the size of the result are kept.
-    """
-    stream, floors = (Key() if key is None else key).stream(), kernels._compiled(_floors)
+    """Noise for all blocks, on top of the values or of zeros: in steps, or in the units of values if out is float."""
+    stream, add = (Key() if key is None else key).stream(), kernels._compiled(_add)
+    room, unit = min(BLOCK, out.size), 1.0 if out.dtype == np.int64 else step
+    given = kernels._read_only(np.zeros(room) if values is None else values)
 
     def work(blocks: range) -> None:
-        words = np.empty(min(BLOCK, out.size), dtype=np.uint64)
-        whole = None if out.dtype == np.int64 else np.empty(words.size, dtype=np.int64)
+        words, drawn = np.empty(room, dtype=np.uint64), np.empty(room)
         for block in blocks:
             place = slice(block * BLOCK, min((block + 1) * BLOCK, out.size))
-            target, origin = out[place], 0
-            here = target if whole is None else whole[: target.size]
-            if values is None:
-                here[:] = 0
-            elif values.dtype == np.int64:
-                here[:] = values[place]
-            else:
-                floors(kernels._read_only(values[place]), step, here.view(np.float64))
-                origin = _ORIGIN
-            source.add(stream, block, origin, here, words[: here.size])
-            if whole is not None:
-                np.multiply(here, step, out=target)
+            count = place.stop - place.start
+            source.draw(stream, block, drawn[:count], words[:count])
+            add(given[:count] if values is None else given[place], step, unit, drawn[:count], out[place])
 
     kernels._share(work, out.size, workers)
 
 
-def _add_look_up(words: Words, table: Words, shift: np.uint64, origin: np.int64, out: Whole) -> int:
-    """out += (K << shift) - origin, one word per entry; returns how many words have met their threshold exactly.
+def _look_up(words: Words, table: Words, unit: float, more: bool, noise: Array) -> int:
+    """noise = unit * K, or that more; one word per entry. Returns how many words have met their threshold exactly.
 
-    As kernels._look_up, in whole numbers and for any power of two of columns.
+    As kernels._look_up, with digits in any order.
     """
     sign_bit = np.uint64(table.size)
     size_bits = sign_bit - np.uint64(1)
@@ -295,25 +249,21 @@ def _add_look_up(words: Words, table: Words, shift: np.uint64, origin: np.int64,
         word = words[j]
         column = table[word & size_bits]
         chosen = word if word < (column & threshold_bits) else column
-        size = np.int64((chosen & size_bits) << shift)
-        out[j] += (size if word & sign_bit == 0 else -size) - origin
+        size = np.int64(chosen & size_bits)
+        drawn = unit * np.float64(size if word & sign_bit == 0 else -size)
+        noise[j] = noise[j] + drawn if more else drawn
         met += (word ^ column) & threshold_bits == 0
     return met
 
 
-def _bits(values: Whole) -> np.int64:
-    """All bits that some value has, or its complement if it is negative: less than 2^n exactly if all sizes are."""
-    bits = np.int64(0)
-    for j in range(values.size):
-        bits |= values[j] ^ (values[j] >> np.int64(63))
-    return bits
+def _add(values: Array, step: float, unit: float, noise: Array, out: npt.NDArray[Any]) -> None:
+    """out = unit * (floor(values / step) + noise), exactly: the step is a power of two.
 
-
-def _floors(values: npt.NDArray[np.float64], step: float, shifted: npt.NDArray[np.float64]) -> None:
-    """floor(values / step) + _SHIFT, exactly: the step is a power of two, and tiny values are replaced by -1/4 or 0."""
-    inverse, vanishing, origin = 1.0 / step, 0.25 * step, 6755399441055744.0
+    Tiny values are replaced by -1/4 of a step, or 0.
+    """
+    inverse, vanishing = 1.0 / step, 0.25 * step
     for j in range(values.size):
         value = values[j]
         small = -vanishing if value < 0.0 else 0.0
         kept = value if abs(value) > vanishing else small
-        shifted[j] = np.floor(kept * inverse) + origin
+        out[j] = unit * (np.floor(kept * inverse) + noise[j])

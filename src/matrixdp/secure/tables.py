@@ -28,11 +28,12 @@ if it meets the threshold exactly, one word in 2^(63-c), a second word decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import cache, lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +52,21 @@ FIXED = 192
 ONE = 1 << FIXED
 """The number 1 in that arithmetic."""
 
-_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = 11, 16, 13  # of a column; beyond 2^13 columns, laws are split if they can be
-_TIE_BITS = 64
-_TOTAL = 1 << 127
+BASE_BITS = 11
+"""Of a digit of a geometric variable."""
+
+BASE = 1 << BASE_BITS
+"""Of those digits, and the least number of columns."""
+
+TOTAL = 1 << 127
+"""Probabilities of a table are whole multiples of 1 / TOTAL."""
+
+TIE_BITS = 64
+"""Of the second word, which breaks ties."""
+
+_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = BASE_BITS, 16, 13  # of a column; larger laws are split if they can be
 _DEEP = 50.0  # a table ends where probabilities are below e^-50 of the largest
 _DIGITS = Context(prec=70)  # 232 bits
-_BASE = 1 << _LEAST_BITS  # of the digits of a geometric variable
 _REFINEMENT, _SMOOTH = 128, Fraction(13, 8)  # of a discrete Gaussian that is split
 _SLACK = Fraction(1, 1 << 110)  # in a total variation, for the arithmetic: its errors are below 2^-140
 
@@ -81,9 +91,9 @@ class AliasTable:
     def numerators(self) -> list[int]:
         """P(|K| = k) for k = 0, 1, ... as whole multiples of 2^-127."""
         columns = self.packed.size
-        totals, capacity = [0] * columns, _TOTAL // columns
+        totals, capacity = [0] * columns, TOTAL // columns
         for column, (packed, tie) in enumerate(zip(self.packed.tolist(), self.ties.tolist(), strict=True)):
-            own = packed // (2 * columns) << _TIE_BITS | tie
+            own = packed // (2 * columns) << TIE_BITS | tie
             totals[column] += own
             totals[packed % columns] += capacity - own
         return totals
@@ -98,6 +108,13 @@ class AliasTable:
         return np.where(own, np.where(words & size, -change, change), 0)
 
 
+class Remainder(Protocol):
+    """What an exact table leaves out of its law."""
+
+    def changes(self, words: Words, more: Words, further: Callable[[int], Iterator[int]]) -> Whole:
+        """What K changes by, where the words of a tie say so; `further` has more words for an entry."""
+
+
 @dataclass(frozen=True, eq=False)
 class Digits:
     """K as a sum of independent digits: what the table draws times 2^shift.
@@ -108,6 +125,8 @@ class Digits:
     tables: tuple[AliasTable, ...]
     shifts: tuple[int, ...]
     total_variation: float
+    remainders: tuple[Remainder, ...] = ()
+    """One per table, if the law is drawn exactly."""
 
 
 def largest_scale(exponent: float) -> float:
@@ -143,24 +162,20 @@ def _together(tables: Sequence[AliasTable], shifts: Sequence[int], split: float)
 
 def _laplace_digits(scale: float) -> Digits:
     """Discrete Laplace noise, by 1. above."""
-    rate, tables = 1 / Fraction(scale), []
-    while (1 << _SPLIT_BITS) * rate < _DEEP:
-        tables.append(_digit(rate))
-        rate *= _BASE
-    return _together([*tables, _laplace(rate)], [_LEAST_BITS * i for i in range(len(tables) + 1)], 0.0)
+    found = [alias_table(weights, beyond) for _, weights, beyond in laplace_weights(scale)]
+    return _together(found, [BASE_BITS * i for i in range(len(found))], 0.0)
 
 
-def _laplace(rate: Fraction) -> AliasTable:
-    """P(k) prop. to e^(-rate |k|)."""
+def laplace_weights(scale: float) -> list[tuple[Fraction, list[int], int]]:
+    """The digits of discrete Laplace noise: the rate of each, the weights of its sizes, and of all beyond."""
+    rate, found = 1 / Fraction(scale), []
+    while (1 << _SPLIT_BITS) * rate < _DEEP:  # P(d) prop. to r^|d| - r^(2m - |d|) for |d| < m, r = e^-rate
+        powers = _powers(exponential(-rate), 2 * BASE + 1)
+        found.append((rate, [powers[d] - powers[2 * BASE - d] for d in range(BASE)], 0))
+        rate *= BASE
     ratio = exponential(-rate)
     weights = _powers(ratio, 1 << _bits(_DEEP / float(rate)))
-    return alias_table(weights, 2 * (weights[-1] * ratio // (ONE - ratio) + 1) if ratio else 0)
-
-
-def _digit(rate: Fraction) -> AliasTable:
-    """P(d) prop. to r^|d| - r^(2m - |d|) for |d| < m, r = e^-rate."""
-    powers = _powers(exponential(-rate), 2 * _BASE + 1)
-    return alias_table([powers[d] - powers[2 * _BASE - d] for d in range(_BASE)], 0)
+    return [*found, (rate, weights, 2 * (weights[-1] * ratio // (ONE - ratio) + 1) if ratio else 0)]
 
 
 def _powers(ratio: int, count: int) -> list[int]:
@@ -308,17 +323,17 @@ def alias_table(weights: Sequence[int], beyond: int) -> AliasTable:
     """The alias table of P(k) prop. to weights[|k|], given |k| < len(weights); `beyond` is the weight of all others."""
     both_signs = [(2 if k else 1) * weight for k, weight in enumerate(weights)]
     served = sum(both_signs)
-    divided = [divmod(_TOTAL * weight, served) for weight in both_signs]
+    divided = [divmod(TOTAL * weight, served) for weight in both_signs]
     numerators = [quotient for quotient, _ in divided]
-    numerators[0] += _TOTAL - sum(numerators)  # the remainders over `served`, fewer than there are columns
+    numerators[0] += TOTAL - sum(numerators)  # the remainders over `served`, fewer than there are columns
     # |n/T - w/N| with N = served + beyond, over both signs, and what is beyond; halved. The others miss their
     # remainders, and 0 has them too much
     errors = 2 * sum(remainder for _, remainder in divided[1:])
-    distance = Fraction(errors, 2 * _TOTAL * served) + Fraction(beyond, served + beyond)
-    return AliasTable(*_alias(numerators), math.nextafter(float(distance + _SLACK), math.inf))
+    distance = Fraction(errors, 2 * TOTAL * served) + Fraction(beyond, served + beyond)
+    return AliasTable(*alias(numerators), math.nextafter(float(distance + _SLACK), math.inf))
 
 
-def _alias(numerators: Sequence[int]) -> tuple[Words, Words]:
+def alias(numerators: Sequence[int]) -> tuple[Words, Words]:
     """Walker's table, built after Vose: a column with room to spare takes the rest from one that overflows.
 
     Returns the packed columns and the ties.
@@ -326,13 +341,13 @@ def _alias(numerators: Sequence[int]) -> tuple[Words, Words]:
     Source: walker1977efficient; vose1991linear.
     Deviates: 1. whole numbers, so nothing is lost; 2. a full column is stored as its own alias with threshold 0.
     """
-    rest, capacity = list(numerators), _TOTAL // len(numerators)
+    rest, capacity = list(numerators), TOTAL // len(numerators)
     columns, ties = list(range(len(rest))), [0] * len(rest)
     low = [i for i in columns if rest[i] < capacity]
     high = [i for i in columns if rest[i] > capacity]
     while low:
         needy, rich = low.pop(), high[-1]
-        threshold, ties[needy] = divmod(rest[needy], 1 << _TIE_BITS)
+        threshold, ties[needy] = divmod(rest[needy], 1 << TIE_BITS)
         columns[needy] = threshold * 2 * len(rest) | rich
         rest[rich] -= capacity - rest[needy]
         if rest[rich] <= capacity:

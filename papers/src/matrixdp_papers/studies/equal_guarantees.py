@@ -220,20 +220,47 @@ def repeated(
 ) -> Choice:
     """The same choice with its error on fresh draws: of sums over rectangles, or of the map where there are none."""
     noisy = (method.draw(together(counts, method.block), rng) for _ in range(runs))
-    results = (finished(one, valid, method, choice.post) - counts for one in noisy)
-    if rectangles is None:
-        return choice._replace(error=Mean.of(float(np.sum(result**2)) for result in results))
-    return choice._replace(error=Mean.of(float(np.mean(sums(result, rectangles) ** 2)) for result in results))
+    errors = (_error(finished(one, valid, method, choice.post) - counts, rectangles) for one in noisy)
+    return choice._replace(error=Mean.of(errors))
 
 
-def choose(other: Table, table: Table, names: list[str]) -> Choice:
-    """The method and post-processing with the least error on other data, with its error on these."""
+def finalists(other: Table, names: list[str], count: int) -> list[Choice]:
+    """The methods and post-processings with the least errors on other data."""
     choices = [
         Choice(row[0], column, cell)
         for row in other.rows
         if row[0] in names
         for column, cell in zip(other.columns[1:], row[1:], strict=True)
     ]
-    method, post, _ = min(choices, key=lambda choice: choice.error.mean)
-    row = next(row for row in table.rows if row[0] == method)
-    return Choice(method, post, row[table.columns.index(post)])
+    return sorted(choices, key=lambda choice: choice.error.mean)[:count]
+
+
+def settled(
+    tried: Mapping[str, Method],
+    among: Sequence[Choice],
+    maps: Sequence[Array],
+    valid: Mask,
+    rectangles: Rectangles | None,
+    runs: int,
+    seed: int,
+) -> Choice:
+    """The finalist with the least error over more runs on other maps.
+
+    All methods have the same seed, and post-processings of one method the same noise, so that their difference is known
+    better than their errors.
+    """
+    errors = dict.fromkeys(among, 0.0)
+    for name in dict.fromkeys(choice.method for choice in among):
+        rng, method = np.random.default_rng(seed), tried[name]
+        of_method = [choice for choice in among if choice.method == name]
+        for counts in maps:
+            for _ in range(runs):
+                noisy = method.draw(together(counts, method.block), rng)
+                for choice in of_method:
+                    errors[choice] += _error(finished(noisy, valid, method, choice.post) - counts, rectangles)
+    return min(among, key=errors.__getitem__)
+
+
+def _error(difference: Array, rectangles: Rectangles | None) -> float:
+    """Of sums over rectangles, or of the map where there are none."""
+    return float(np.sum(difference**2) if rectangles is None else np.mean(sums(difference, rectangles) ** 2))

@@ -43,7 +43,7 @@ class Book:
     def _open(self, session: Session) -> Header:
         header = session.header()
         try:
-            self.budget = Budget(header.epsilon, header.delta).with_delta("a ledger")
+            self.budget = Budget(header.epsilon, header.delta)
         except InvalidInput:
             raise tampered(self.store.name, "its budget is none") from None
         self.adaptive = header.adaptive != 0

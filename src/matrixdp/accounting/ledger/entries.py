@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from matrixdp import _check
+from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.chain import DEFAULTS, Document, hashed
 from matrixdp.accounting.ledger.rules import Quota, quota_of
@@ -21,7 +22,8 @@ from matrixdp.accounting.methods import Use, Uses
 from matrixdp.adjacency import Adjacency
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import records, spherical
-from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.certificate import USUAL, Certificate
+from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee, Profile
 from matrixdp.privacy.verification import SCHEMA as CERTIFICATES
 from matrixdp.privacy.verification import certificate_of
@@ -138,6 +140,16 @@ class Entry:
         """Who proposed the noise, as far as the entry says."""
         certificate = self.certificate
         return certificate.source if isinstance(certificate, Certificate) else str(self.fields.get("source", ""))
+
+    @property
+    def in_words(self) -> str:
+        """What each release guarantees, its sampler included: mu, or epsilon at the delta that was asked for."""
+        if not isinstance(self.profile, DiscreteProfile):
+            return str(self.profile)
+        certificate = self.certificate
+        asked = certificate.budget if isinstance(certificate, Certificate) else None
+        delta = USUAL.delta if asked is None else asked.delta
+        return f"epsilon {rounded_up(self.guarantee.epsilon(delta))} at delta {delta:g}"
 
     @property
     def use(self) -> Use:

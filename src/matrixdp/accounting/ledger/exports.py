@@ -173,7 +173,7 @@ class _Check:
             known = Header(**{name: value for name, value in fields.items() if name != "chain"})
             if fields != known.fixed() or known.adaptive not in (None, 0, 1, 2):
                 raise InvalidInput("the header has a field that is not known")
-            self.budget, self.adaptive = Budget(known.epsilon, known.delta).with_delta("a ledger"), known.adaptive
+            self.budget, self.adaptive = Budget(known.epsilon, known.delta), known.adaptive
             self.total = Total(0, "", known.relation, Spent(self.budget, known.adaptive != 0, known.adaptive == 2))
         except _FAULTS as reason:
             self.found("header", f"cannot be read ({_said(reason)})")

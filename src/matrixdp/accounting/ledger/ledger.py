@@ -9,6 +9,7 @@ Every operation opens a connection of its own, and none is open while the proces
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ class Ledger(Account):
         if budget is not None and not isinstance(budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
         if budget is not None:
-            budget.with_delta("a ledger")
+            budget.whole("a ledger")
         if adjacency is not None:
             adjacency = checked_adjacency(adjacency)
         if adaptive is not None and not isinstance(adaptive, bool):
@@ -395,6 +396,12 @@ class Ledger(Account):
 
     def _check_budget(self, after: Total) -> None:
         if not after.fits():
+            if self.budget.delta == 0 and after.epsilon() == math.inf:
+                raise BudgetExceeded(
+                    f"the budget of {self.name} is {self.budget}, which only pure releases keep, drawn exactly, "
+                    "and not all would be; nothing was spent. Release with Budget(epsilon, 0), which has discrete "
+                    "Laplace noise"
+                )
             raise BudgetExceeded(
                 f"after this spend, epsilon at delta {self.budget.delta:g} would be {after.epsilon():.4g}, "
                 f"and the budget of {self.name} is {self.budget}; nothing was spent. What is left: ledger.remaining(), "

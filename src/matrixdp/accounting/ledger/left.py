@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from matrixdp.accounting.filter import Spent, charge
@@ -19,6 +20,8 @@ MOST_RELEASES = 10**9
 @dataclass(frozen=True)
 class Remaining:
     """What one more Gaussian release may use: mu, and the epsilon that it may promise at the budget's delta.
+
+    For delta = 0 there is no Gaussian release: mu is 0, and epsilon what one more pure release may have.
 
     The total-variation error of that release's sampler comes on top; for matrices of many millions of entries, stay a
     little below.
@@ -73,6 +76,9 @@ class Left:
 def remaining(spent: Spent, adjacency: str) -> Remaining:
     """The largest Gaussian release without sampling that fits, rounded down."""
     mu, budget = spent.remaining(adjacency), spent.budget
+    if budget.delta == 0.0:
+        rest = budget.epsilon - spent.epsilon(adjacency)
+        return Remaining(mu, max(math.nextafter(rest, 0.0) if rest < budget.epsilon else rest, 0.0))
     if not (spent.blocks or spent.fixed):
         return Remaining(mu, budget.epsilon)
     # less by 1e-9, for a release that keeps this epsilon may have a mu above ours by rounding

@@ -76,7 +76,7 @@ class Quota:
             check_name(kind, name)
         if not isinstance(self.budget, Budget):
             raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(self.budget)}")
-        self.budget.with_delta("a quota")
+        self.budget.whole("a quota")
         if self.per is not None:
             _check.choice("per", self.per, PERIODS)
         object.__setattr__(self, "members", tuple(members))

@@ -105,7 +105,7 @@ def _released(facts: Facts) -> Iterator[str]:
     yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} entries of the ledger."
     for entry in facts.entries:
         words = [f"{entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
-        words += [f"{entry.count} releases"] * (entry.count > 1) + [str(entry.profile)]
+        words += [f"{entry.count} releases"] * (entry.count > 1) + [entry.in_words]
         words += [f"for {entry.purpose}"] * (entry.purpose is not None)
         words += ["stated, not computed here"] * entry.stated
         yield "; ".join(words)
@@ -193,7 +193,7 @@ def document(facts: Facts) -> dict[str, Any]:
                 "description": f"{_counted(facts.releases, 'release')} from {facts.dataset}",
                 "publication_date": last,
             },
-            "dp_flavor": {"name": "Approximate DP"},
+            "dp_flavor": {"name": "Approximate DP" if facts.budget.delta > 0 else "Pure DP"},
             "privacy_loss": {
                 "privacy_unit": ", ".join(facts.units),  # of several, none has the total
                 "privacy_unit_description": f"Neighbouring data sets: {facts.adjacency or 'not fixed yet'}.",

@@ -21,8 +21,10 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import time
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +46,17 @@ _REFUSED = frozenset({Tensor.__repr__, Tensor.__str__, Tensor.__format__, vars(t
 
 # The size of what they give, or a number, follows from values; besides those that PyTorch marks as such.
 _BY_VALUE = frozenset({"aten::_pack_padded_sequence", "aten::_is_all_true", "aten::_is_any_true"})
+# Seconds to wait for the thread of a device's backward pass, which lets go of its tensors after it has answered.
+_PAUSES = (0.0, 0.01, 0.1, 1.0)
+# How modules are copied, unless a class has its own way; that of convolutions adds what old checkpoints lack.
+_USUAL = {
+    "__deepcopy__": (None,),
+    "__reduce_ex__": (object.__reduce_ex__,),
+    "__reduce__": (object.__reduce__,),
+    "__getstate__": (getattr(nn.Module, "__getstate__", None),),
+    "__setstate__": (nn.Module.__setstate__, nn.Conv2d.__setstate__),
+}
+_PLAIN = (type(None), bool, int, float, str)
 _SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -161,13 +174,17 @@ class _Watch(TorchFunctionMode):
         if _behind(function, args, kwargs) or torch._C._len_torch_dispatch_stack() > self._modes:
             raise RuntimeError("a custom operation, tensor or dispatch mode would be handed the whole batch")
         found = function(*args, **(kwargs or {}))
-        self._made.extend(weakref.ref(leaf) for leaf in trees.tree_leaves(found) if isinstance(leaf, Tensor))
+        self._made.extend(map(weakref.ref, _tensors(found)))
         return found
 
     def survivors(self, results: set[int]) -> bool:
         """Whether anything outlived the pass but its results."""
-        if self._alive(results):
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        for pause in _PAUSES if started else (0.0,):
+            if not self._alive(results):
+                return False
             gc.collect()  # what only a reference cycle holds is not kept
+            time.sleep(pause)
         return self._alive(results)
 
     def _alive(self, results: set[int]) -> bool:
@@ -177,6 +194,17 @@ class _Watch(TorchFunctionMode):
             and _is_wrapped(tensor)
             for tensor in alive
         )  # fmt: skip
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """All tensors in a value; most are a tensor or a tuple, for which `tree_leaves` would take long."""
+    if isinstance(value, Tensor):
+        return [value]
+    if type(value) in _PLAIN:
+        return []
+    if type(value) in (tuple, list):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return [leaf for leaf in trees.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 @contextmanager
@@ -192,6 +220,11 @@ def _no_autocast_cache() -> Iterator[None]:
 
 class _KnownSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations whose results have a size that depends on values."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; PyTorch's guard against that takes longer than most operations."""
+        return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _sized_by_values(function) and not (function._schema.name == "aten::index" and not _masked(args[1])):
@@ -231,8 +264,7 @@ def _nothing_behind() -> Iterator[None]:
 
 def _behind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
     """Whether a function has code for a whole batch: a custom operation or tensor, or an own `vmap` rule."""
-    tensors = (leaf for leaf in trees.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    if any(type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors):
+    if any(type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in _tensors((args, kwargs))):
         return True
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return not str(function).startswith(("aten.", "prims."))
@@ -246,7 +278,29 @@ def _scratch(part: Any) -> Any:
     if not isinstance(part, nn.Module):
         return copy.deepcopy(part)
     own = {id(tensor): tensor for tensor in (*part.parameters(), *part.buffers())}
-    return rebuilt(copy.deepcopy(part, own), stacked=True)
+    return rebuilt(_copied(part, own), stacked=True)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """`copy.deepcopy`, which takes longer than a small model; most of a module are numbers and empty dictionaries."""
+    kind = type(module)
+    usual = all(getattr(kind, name, None) in ways for name, ways in _USUAL.items())
+    if id(module) in memo or not usual or any("__slots__" in vars(base) for base in kind.__mro__):
+        found: nn.Module = copy.deepcopy(module, memo)
+        return found
+    new = memo[id(module)] = kind.__new__(kind)
+    for name, value in vars(module).items():
+        if name == "_compiled_call_impl":
+            continue  # as `Module.__getstate__` does
+        if type(value) in _PLAIN or (type(value) is tuple and all(type(part) in _PLAIN for part in value)):
+            new.__dict__[name] = value
+        elif name == "_modules":
+            new.__dict__[name] = {key: part if part is None else _copied(part, memo) for key, part in value.items()}
+        elif type(value) in (dict, OrderedDict) and not value:
+            new.__dict__[name] = type(value)()
+        else:
+            new.__dict__[name] = copy.deepcopy(value, memo)
+    return new
 
 
 def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:

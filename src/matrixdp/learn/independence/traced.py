@@ -102,13 +102,17 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._autocast = autocast()
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in MODULES and not any(hasattr(type(m), name) for name in vars(m))  # a method of its own
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
         """The graph has no contexts, nor the backward pass of a custom autograd function, which runs without grad."""
         require(torch.is_grad_enabled(), "it has a part under no_grad, or a custom autograd function")
-        require(not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))), "it runs under autocast")
+        require(autocast() == self._autocast, "it has an autocast of its own")
         return super().create_proxy(*args, **kwargs)
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -120,6 +124,11 @@ class _Tracer(fx.Tracer):
             name = f"outside_{id(mod)}"
             self.root.add_module(name, _shared_copy(mod))
             return name
+
+
+def autocast() -> tuple[Any, ...]:
+    """The present state of autocast; a graph runs under that of its caller."""
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
 
 
 def _refuse_hooks(*parts: Any) -> None:

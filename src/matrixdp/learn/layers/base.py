@@ -14,9 +14,11 @@ they take fewer operations. Convolutions form them a little further. Rounding is
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +46,7 @@ class RecordGradients(ABC):
 
     @abstractmethod
     def masked(self, kept: Tensor) -> RecordGradients:
-        """The same with zeros for the records that are not kept, even where they were not finite."""
+        """The same for a sum in which the others have weight zero: it is as without them, even if not finite."""
 
     def smaller(self) -> RecordGradients:
         """Explicit gradients, if they are smaller than the factors they come from."""
@@ -82,6 +84,10 @@ class ExplicitGradients(RecordGradients):
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Products of a matrix and a vector."""
         values = self.values.flatten(1)
+        if (kernels := cuda_kernels(values)) is not None:
+            found = kernels.weighted_sum(values.contiguous(), weights)
+            total += self._as_parameter(found.view(self.values.shape[1:]))
+            return
         found = total.view(-1) if self.order is None else total.new_zeros(values.shape[1])
         most = WIDE_CHUNK if values.is_cuda else WIDE_CHUNK >> 6  # that is read again from a cache
         for weight, part in in_parts(most // max(1, values.shape[1]), weights, values):
@@ -90,8 +96,24 @@ class ExplicitGradients(RecordGradients):
             total += self._as_parameter(found.view(self.values.shape[1:]))
 
     def masked(self, kept: Tensor) -> ExplicitGradients:
-        """Zeros in the rows of the others."""
+        """Zeros in the rows of the others; kernels leave out rows of weight zero."""
+        if cuda_kernels(self.values) is not None:
+            return self
         return ExplicitGradients(masked(self.values, kept), self.shape, self.order)
+
+
+def cuda_kernels(values: Tensor) -> Any:
+    """The kernels for numbers in float32 on a CUDA device; None for others, and without Triton."""
+    return _kernels() if values.is_cuda and values.dtype == torch.float32 else None
+
+
+@functools.cache
+def _kernels() -> Any:
+    try:
+        from matrixdp.learn.layers import cuda_kernels
+    except ImportError:  # PyTorch brings Triton on Linux alone
+        return None
+    return cuda_kernels
 
 
 def masked(values: Tensor, kept: Tensor) -> Tensor:

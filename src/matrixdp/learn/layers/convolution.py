@@ -21,7 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from matrixdp.learn.layers.base import WIDE_CHUNK, ExplicitGradients, RecordGradients, in_parts, masked, weighted
+from matrixdp.learn.layers.base import (
+    WIDE_CHUNK,
+    ExplicitGradients,
+    RecordGradients,
+    cuda_kernels,
+    in_parts,
+    masked,
+    weighted,
+)
 from matrixdp.learn.layers.registry import register
 from matrixdp.learn.layers.rounding import TERMS, gram_norm, roundoff, slow_products
 
@@ -58,7 +66,12 @@ class ConvolutionGradients(RecordGradients):
         weight, entries = self.layer.weight.numel(), math.prod(self.layer.kernel_size)
         gram = self.layer.groups * math.prod(self.outputs.shape[2:]) ** 2
         explicit = weight <= record or (weight <= 3 * record and 3 * weight <= (entries + 5) * gram)
-        return form_gradients(self.layer, self.inputs, self.outputs) if explicit else self
+        if explicit:
+            return form_gradients(self.layer, self.inputs, self.outputs)
+        kernels = _kernels(self.layer, self.inputs)
+        if kernels is None or math.prod(self.outputs.shape[2:]) > kernels.MOST_PIXELS:
+            return self
+        return ShortenedGradients(self.layer, kernels.shortened(self.inputs), kernels.shortened(self.outputs))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Products of unfolded patches and weighted gradients; or explicit ones, where those products would be slow."""
@@ -82,12 +95,44 @@ class ConvolutionGradients(RecordGradients):
         return ConvolutionGradients(self.layer, masked(self.inputs, kept), masked(self.outputs, kept))
 
 
+class ShortenedGradients(ConvolutionGradients):
+    """Factors with 11 significant bits on a CUDA device; norm and sum are those of the gradient that they give."""
+
+    def smaller(self) -> RecordGradients:
+        """It was chosen."""
+        return self
+
+    def squared_norm(self) -> Tensor:
+        """By Gram matrices."""
+        norms: Tensor = cuda_kernels(self.inputs).convolution_norms(self.layer, self.inputs, self.outputs)
+        return norms
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """Every record's gradient is formed and added, and never written."""
+        total += cuda_kernels(self.inputs).convolution_sum(self.layer, self.inputs, self.outputs, weights)
+
+    def masked(self, kept: Tensor) -> ShortenedGradients:
+        """The kernel leaves out records of weight zero."""
+        return self
+
+
+def _kernels(layer: Any, inputs: Tensor) -> Any:
+    """Those for a CUDA device, if they know this convolution and PyTorch allows tensor cores in convolutions."""
+    plain = isinstance(layer.padding, tuple) and (layer.padding_mode == "zeros" or not any(layer.padding))
+    if not (type(layer) is nn.Conv2d and layer.groups == 1 and plain and torch.backends.cudnn.allow_tf32):
+        return None
+    return cuda_kernels(inputs)
+
+
 def form_gradients(layer: Any, inputs: Tensor, outputs: Tensor, *, short: bool = True) -> ExplicitGradients:
     """Each record's gradient; with short=True on tensor cores, where PyTorch's convolutions use them.
 
     Patches are unfolded along all dimensions but the first, along which products of matrices slide: with stride 1 the
     rows that an entry of the kernel meets lie together in memory, so they need no copy.
     """
+    if short and (kernels := _kernels(layer, inputs)) is not None:
+        values = kernels.convolution_gradients(layer, inputs, outputs)
+        return ExplicitGradients(values, tuple(layer.weight.shape), order=(2, 3, 0, 1))
     inputs = _padded(layer, inputs).contiguous()
     batch, channels = inputs.shape[:2]
     (height, *lengths), groups = outputs.shape[2:], layer.groups

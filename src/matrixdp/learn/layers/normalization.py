@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.layers.base import ExplicitGradients, RecordGradients
+from matrixdp.learn.layers.base import ExplicitGradients, RecordGradients, cuda_kernels
 from matrixdp.learn.layers.registry import register
 
 Use = Literal["gradients", "evaluation", "updates"]
@@ -72,8 +72,13 @@ def channels(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str])
     PyTorch sums their gradients over the batch; so the batch is taken as one record with batch x channels channels.
     """
     batch, channels = inputs.shape[:2]
+    groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
+    kernels = cuda_kernels(inputs)
+    if kernels is not None and (both := kernels.group_gradients(inputs, outputs, groups, layer.eps)) is not None:
+        by_name = zip(("weight", "bias"), both, strict=True)
+        return {name: ExplicitGradients(gradient) for name, gradient in by_name if name in names}
     inputs, outputs = inputs.reshape(1, batch * channels, -1), outputs.reshape(1, batch * channels, -1)
-    groups = batch * (layer.num_groups if isinstance(layer, nn.GroupNorm) else channels)
+    groups *= batch
     size = 1, batch * channels, inputs.shape[2], groups
     mean, scale = _moments(inputs, groups, layer.eps)
     ones, wanted = inputs.new_ones(batch * channels), [False, "weight" in names, "bias" in names]

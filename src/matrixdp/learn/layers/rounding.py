@@ -12,12 +12,15 @@ error of gamma_(T+8) S. Both are counted, so that every norm N_i bounds the norm
 
 Where PyTorch may shorten the factors of a matrix product (`torch.set_float32_matmul_precision`), that counts too.
 Convolutions on a GPU shorten them to 11 significant bits unless `torch.backends.cudnn.allow_tf32` is off, and so do the
-explicit gradients of convolutions here; norm and sum are both those of the shortened gradient.
+gradients of convolutions here; norm and sum are both those of the shortened gradient. Where it is explicit, both read
+the same numbers. Where the norm is factored (`cuda_kernels`), the factors are shortened once, before both, so that
+every product is exact; sums on tensor cores may be truncated, so u is four times as large there.
 
 Rounding of the sum over records. One record can decide how the sum of all others is rounded, so this error counts for n
 records, not for one. All sums end in float64, whose unit roundoff is v = 2^-53:
 
-    explicit        w_i G_i is added for each entry of the parameter: one product and at most n - 1 additions.
+    explicit        w_i G_i is added for each entry of the parameter: one product and at most n - 1 additions. Kernels
+                    that form G_i for the sum and do not keep it do the same.
     one token       w_i g_i a_i^T likewise: two products and at most n - 1 additions.
     several tokens  the products of whole records are summed separately, at most max(TERMS, T) at a time; then these
                     sums, at most n in all, are added.
@@ -117,8 +120,26 @@ def gram_norm(inputs: Tensor, outputs: Tensor, *, terms: int) -> Tensor:
     sizes = inputs.diagonal(dim1=1, dim2=2).mul(1 + gamma(terms, unit) + factors).add_(terms * tiny / unit)
     sizes = sizes * gram.diagonal(dim1=1, dim2=2).mul(1 + gamma(width, unit) + factors).add_(width * tiny / unit)
     absolute = sizes.sqrt_().sum(1).mul_(1 + gamma(tokens + 4, unit))
-    wide = gram.mul_(inputs).sum((1, 2), dtype=torch.float64).clamp_(min=0)
+    products = gram.mul_(inputs).sum((1, 2), dtype=torch.float64)
+    return gram_bound(products, absolute, tokens=tokens, terms=terms + width, unit=unit, factors=factors).to(
+        outputs.dtype
+    )
+
+
+def gram_bound(
+    products: Tensor, absolute: Tensor, *, tokens: int, terms: int, unit: float, factors: float = 0.0
+) -> Tensor:
+    """N_i^2 from the sum of the products of two Gram matrices, in float64, and from S_i; see the top of the file.
+
+    Args:
+        products: one per record; overwritten.
+        absolute: S_i, not below the truth.
+        tokens: of a record.
+        terms: how often the products in the entries of both matrices were rounded.
+        unit: the relative error of an addition.
+        factors: the relative error of the two factors of a product.
+    """
     cancellation = CANCELLATION * max(1, tokens / TERMS)
-    part = max(gamma(terms + width + 16, unit) + 2.1 * factors, cancellation**2)
-    wide = wide.add_(absolute.square(), alpha=part).sqrt_()
-    return wide.add_(absolute, alpha=gamma(tokens + 8, unit) + factors).square_().mul_(1 + 8 * unit).to(outputs.dtype)
+    part = max(gamma(terms + 16, unit) + 2.1 * factors, cancellation**2)
+    wide = products.clamp_(min=0).add_(absolute.square(), alpha=part).sqrt_()
+    return wide.add_(absolute, alpha=gamma(tokens + 8, unit) + factors).square_().mul_(1 + 8 * unit)

@@ -91,8 +91,8 @@ class Layer:
             raise InvalidInput(f"{self} has changed since it was looked at; make a new ClippedGradients for the model")
         return rule(self.module, inputs, gradient, frozenset(self.parameters))
 
-    def check(self, inputs: Tensor, output: Tensor, batch: int, dtype: torch.dtype) -> None:
-        """Raises InvalidInput unless both tensors have one row per record, in the parameters' type."""
+    def check(self, inputs: Tensor, output: Tensor, batch: int) -> None:
+        """Raises InvalidInput unless both tensors have one row per record."""
         for word, tensor in (("input", inputs), ("output", output)):
             if not isinstance(tensor, Tensor) or tensor.ndim < 1 or tensor.shape[0] != batch:
                 shown = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -100,5 +100,3 @@ class Layer:
                     f"the {word} of {self} must have a row for each of the {batch} records, got {shown}; keep the "
                     "records in the first dimension (batch_first=True; do not merge other dimensions into it)"
                 )
-            if tensor.is_floating_point() and tensor.dtype != dtype:
-                raise InvalidInput(f"the {word} of {self} is {tensor.dtype}, its parameters {dtype}; turn off autocast")

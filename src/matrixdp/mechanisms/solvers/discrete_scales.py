@@ -27,6 +27,7 @@ _ROUGH = 3e-4  # the error in delta while an exponent is sought
 _EXPONENTS, _NEAR = 64, 2  # exponents that are tried lie on multiples of 1/64; next to an end, at most 2 of these away
 _DISCRETE, _SMALL = 4.0, 32.0  # below so many shifts, and so many steps, delta need not fall as the scale grows
 _SECANTS = 20  # steps of the secant method, before halving takes over
+_FAR_ABOVE = 2.0  # log of a ratio of deltas; a saddle point does not err by as much
 _MANY = 3  # entries from which on a search for an exponent looks at the saddle point
 _FINE = 48.0  # while an exponent is sought, so many atoms in a scale will do
 
@@ -190,10 +191,14 @@ class _Asked:
 
         By a saddle point where many atoms contribute.
         """
-        if self.length(0) < _MANY or guess < self.shift:
+        if not self._many(guess):
             return self._change_of_sign(exponent, self.excess(exponent, _ROUGH), guess, 1e-4)
         about, allowed = Saddlepoint(exponent, self.groups, self.epsilon), math.log(self.delta)
         return self._change_of_sign(exponent, lambda scale: max(about.log_delta(scale) - allowed, -10.0), guess, 1e-4)
+
+    def _many(self, scale: float) -> bool:
+        """Whether so many atoms contribute that a saddle point says how large delta is, roughly."""
+        return self.length(0) >= _MANY and scale >= self.shift
 
     def _laplace_guess(self) -> float:
         """Where the largest loss alone is above epsilon, the root; else from a coarser grid, or as for Gaussian noise.
@@ -245,8 +250,10 @@ class _Asked:
 
     def _smaller(self, exponent: float, excess: Callable[[float], float], scale: float) -> float:
         """The same, or a smaller scale that is private as well, where delta is not monotone."""
-        rough = self.excess(exponent, _ROUGH)
+        rough, about = self.excess(exponent, _ROUGH), Saddlepoint(exponent, self.groups, self.epsilon)
         for tried in (scale * 0.98**i for i in range(59, 0, -1)):
+            if self._many(tried) and about.log_delta(tried) - math.log(self.delta) > _FAR_ABOVE:
+                continue
             if tried >= LEAST_SCALE and rough(tried) <= 0.01 and excess(tried) <= 0.0:
                 below = max(0.98 * tried, LEAST_SCALE)
                 return crossing(excess, below, tried, _CLOSE_ROOT) if excess(below) > 0.0 else tried

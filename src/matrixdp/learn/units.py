@@ -1,0 +1,72 @@
+"""Units of several records: a person with all their rows, a site with all its patients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from matrixdp.errors import InvalidInput
+from matrixdp.queries.units import Numbering, checked_contributions, chosen_rows
+
+
+class Units:
+    """Which records of a data set count for which unit: at most so many of each, chosen in secret (`queries.units`).
+
+    Guarantee: a batch is drawn by units, so that a unit takes part with all its records that count, or with none.
+    Without one unit, a batch has at most `contributions` records less, each within the clip; so the sum of gradients
+    changes by at most `contributions` times what one record changes.
+
+    Args:
+        ids: whose each record is; records without an id do not count.
+        contributions: how many records of a unit count.
+        records: how many there are.
+    """
+
+    def __init__(self, ids: Sequence[Any] | Tensor, contributions: int, records: int) -> None:
+        found = ids.tolist() if isinstance(ids, Tensor) else ids
+        if not hasattr(found, "__len__") or isinstance(found, str) or len(found) != records:
+            raise InvalidInput("ids must be a sequence with one id per record of the data, in the same order")
+        rows = np.sort(chosen_rows(found, contributions))
+        owners = Numbering().numbers([found[row] for row in rows])
+        order = np.argsort(owners, kind="stable")
+        starts = np.flatnonzero(np.diff(owners[order], prepend=-1))
+        self._rows = [part.tolist() for part in np.split(rows[order], starts[1:])] if len(rows) else []
+        self.contributions = contributions
+
+    @classmethod
+    def of(cls, ids: Sequence[Any] | Tensor | None, contributions: int, records: int) -> Units | None:
+        """The units of these ids; None where every record is a unit."""
+        if ids is not None:
+            return cls(ids, checked_contributions(contributions), records)
+        if contributions != 1:
+            raise InvalidInput("contributions are those of a unit: give ids=, whose each record is, or leave both out")
+        return None
+
+    @property
+    def remark(self) -> str:
+        """What the certificate must say: that its neighbours are not those of one record."""
+        return f"a record stands for a unit: all records of one id, of which {self.contributions} count"
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, units: Sequence[int]) -> list[int]:
+        """The records that count for some units."""
+        return [row for unit in units for row in self._rows[unit]]
+
+
+class UnitSampler(Sampler[list[int]]):
+    """Batches of records, from a sampler of units."""
+
+    def __init__(self, units: Units, sampler: Sampler[list[int]]) -> None:
+        self._units, self._sampler = units, sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(self._units.rows, self._sampler)
