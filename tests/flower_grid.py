@@ -47,9 +47,14 @@ class HereGrid(Grid):
         return self.pull_messages(self.push_messages(list(messages)))
 
 
-@pytest.fixture(autouse=True)
-def task(monkeypatch):
-    """What Flower's processes set for themselves."""
+def identify(change=setattr):
+    """Sets what Flower's processes set for themselves."""
     if TaskIdentity is not None:
         for name, value in (("_run_id", 7), ("_node_id", 1), ("_task_id", 1)):
-            monkeypatch.setattr(TaskIdentity, name, value)
+            change(TaskIdentity, name, value)
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
+    """What Flower's processes set for themselves, for the time of a test."""
+    identify(monkeypatch.setattr)

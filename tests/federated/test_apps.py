@@ -259,17 +259,17 @@ def vertical_discriminant(folder, label=None, **settings):
 
 def test_a_discriminant_decides_where_the_top_network_has_learned_nothing(tmp_path):
     # means of 1,000 features are within 0.2 of the truth but once in 1e6, and the features are about 0.96 from 0
-    right, network = vertical_discriminant(tmp_path / "a", discriminant=True)
+    right, network = vertical_discriminant(tmp_path / "a")
     assert right == 1.0
     assert float(network.weight.detach().abs().sum()) > 0
-    right, network = vertical_discriminant(tmp_path / "b")
+    right, network = vertical_discriminant(tmp_path / "b", discriminant=False)
     assert right < 0.6
     assert float(network.weight.detach().abs().sum()) == 0
 
 
 def test_a_discriminant_needs_classes_before_anything_is_spent(tmp_path):
     with pytest.raises(InvalidInput, match="labels must be classes"):
-        vertical_discriminant(tmp_path, label=np.linspace(0, 1, 2000), discriminant=True)
+        vertical_discriminant(tmp_path, label=np.linspace(0, 1, 2000))
     assert not list(tmp_path.iterdir())
 
 

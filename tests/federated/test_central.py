@@ -220,6 +220,15 @@ def test_a_client_on_a_new_node_is_the_same_client(no_noise):
     assert [r.asked for r in done] == [(0, 1), (2, 3), ()]
 
 
+def test_a_client_that_joins_twice_under_one_number_is_asked_once(no_noise):
+    grid = HereGrid(client_app(), 5, partitions=5)
+    grid.moved = {104: 102, 103: 10**9}  # two nodes of one client, and a number that nobody has
+    result, done, _ = run(grid=grid, rounds=2)
+    assert [r.asked for r in done] == [(0, 1, 2)] * 2
+    assert [r.updates for r in done] == [3, 3]
+    assert np.allclose(flat(result.arrays) - flat(start()), 2 * 0.0075, atol=1e-6)
+
+
 def test_what_a_client_sends_holds_its_update_and_nothing_else():
     app, replies = client_app(step=5.0), []
     grid = HereGrid(app, 4)
@@ -268,7 +277,7 @@ def test_all_rounds_are_charged_before_the_first(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", BUDGET)
     _, _, wrapped = run(ledger=ledger, agreed=privacy(sampling_rate=0.5))
     (entry,) = ledger.history()
-    assert (entry.unit, entry.count) == ("client", 3)
+    assert (entry.unit, entry.count, entry.planned) == ("client", 1, 3)
     with pytest.raises(InvalidInput, match="started before"):
         wrapped.start(HereGrid(client_app(), 4), start(), num_rounds=1)
 

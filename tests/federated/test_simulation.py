@@ -1,10 +1,11 @@
-"""Both apps in Flower's simulation, as `flwr run` starts it: a SuperLink of its own, and nodes that Ray simulates."""
+"""The apps in Flower's simulation, as `flwr run` starts it: a SuperLink of its own, and nodes that Ray simulates."""
 
 import json
 
 import pytest
 
 from flower_link import Link, spends
+from matrixdp import Ledger
 
 pytestmark = pytest.mark.slow
 
@@ -52,10 +53,33 @@ client = vertical.client_app(
     network, lambda n: (x[:, 3 * n : 3 * n + 3], x[:20, 3 * n : 3 * n + 3]), plan=plan, folder=FOLDER
 )
 server = vertical.server_app(
-    model, lambda: y, plan=plan, discriminant=True, timeout=400, on_end=end,
+    model, lambda: y, plan=plan, timeout=400, on_end=end,
     evaluate=lambda outputs: {{"accuracy": float((outputs.argmax(1).numpy() == y[:20]).mean())}},
     on_epoch=lambda done: log.append([done.number, len(done.metrics), done.ended]),
 )
+"""
+
+RECORDS = """
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvgM
+from matrixdp import Ledger
+from matrixdp.federated import CentralPrivacy, central
+from matrixdp.federated.tensors import flat
+
+privacy = CentralPrivacy(
+    budget=Budget(8.0, 1e-5), rounds=2, clients=3, clip=1.0, unit="record", records=20, sampling_rate=0.5
+)
+client = central.gradient_app(model, lambda n: (x[n::3], y[n::3]), privacy=privacy)
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    ledger = Ledger(FOLDER / "budget.db", privacy.budget)
+    inner = FedAvgM(server_learning_rate=0.5, min_train_nodes=3, min_available_nodes=3)
+    strategy = central.PrivateStrategy(inner, privacy, ledger=ledger, on_round=lambda done: log.append(done.updates))
+    strategy.start(grid, ArrayRecord({{"parameters": Array(flat(model()).numpy())}}), num_rounds=2)
+    end(None)
 """
 
 
@@ -91,3 +115,10 @@ def test_two_participants(link):
     for number in range(2):
         expected = [f"epoch {epoch} {what}" for epoch in (0, 1) for what in ("features", "training")]
         assert spends(folder / f"participant-{number}") == expected
+
+
+def test_records_at_a_trusted_server(link):
+    log, folder = log_of(link, "records", RECORDS, 3)
+    assert log == [3, 3]
+    entries = Ledger(folder / "budget.db").history()
+    assert [(entry.unit, entry.planned) for entry in entries] == [("record", 2)] * 2

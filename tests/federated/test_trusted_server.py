@@ -1,15 +1,20 @@
 """Central privacy without Flower: what one client can change, whom a round asks, and what is charged."""
 
 import copy
+import json
 import math
 import os
 import pickle
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from matrixdp import Accountant, Budget, Ledger
-from matrixdp.errors import BudgetExceeded, InvalidInput, StreamError
+from matrixdp.adjacency import ZERO_OUT
+from matrixdp.errors import BudgetExceeded, InvalidInput, MatrixDPError, StreamError
 from matrixdp.federated import CentralPrivacy, TrustedServer, trusted_server
 
 BUDGET = Budget(3.0, 1e-5)
@@ -178,11 +183,82 @@ def test_rounds_go_to_those_that_have_waited_longest():
 def test_all_rounds_are_charged_at_once_and_for_clients(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", BUDGET)
     server = TrustedServer(privacy(sampling_rate=0.5), SIZE, ledger=ledger)
+    assert ledger.history() == []
+    server.choose([])
     (entry,) = ledger.history()
-    assert (entry.unit, entry.count, entry.sampling_rate) == ("client", 6, 0.5)
+    assert (entry.unit, entry.planned, entry.sampling_rate) == ("client", 6, 0.5)
+    assert server.guarantees.epsilon == pytest.approx(ledger.spent(), rel=1e-6)
+    server.finish({})
+    server.choose([])
     assert server.guarantees.epsilon == pytest.approx(ledger.spent(), rel=1e-6)
     with pytest.raises(BudgetExceeded):
-        TrustedServer(privacy(sampling_rate=0.5), SIZE, ledger=ledger)
+        TrustedServer(privacy(sampling_rate=0.5), SIZE, ledger=ledger).choose([])
+
+
+def test_separated_rounds_are_charged_once(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET, adjacency=ZERO_OUT)
+    server = TrustedServer(privacy(separation=2), SIZE, ledger=ledger)
+    for _ in range(3):
+        server.choose(range(10))
+        server.finish({})
+    assert [entry.unit for entry in ledger.history()] == ["client"]
+    with pytest.raises(InvalidInput, match="series is for rounds that are not separated"):
+        TrustedServer(privacy(separation=2), SIZE, ledger=ledger, series="run")
+
+
+KILLED = """
+import os, signal, sys
+from matrixdp import Budget, Ledger
+from matrixdp.federated import CentralPrivacy, TrustedServer, trusted_server
+
+drawn = trusted_server.draw
+def draw(*arguments):
+    if server.round == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return drawn(*arguments)
+trusted_server.draw = draw
+privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=6, clients=10, clip=0.5)
+server = TrustedServer(privacy, 5, ledger=Ledger(sys.argv[1], privacy.budget), series="run")
+for _ in range(2):
+    server.choose(range(10))
+    print(server.finish({})[0].tolist(), flush=True)
+"""
+
+
+def test_a_server_that_was_killed_has_the_rounds_that_are_left(tmp_path):
+    """It is killed between the charge of its second round and the noise."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "budget.db")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (released,) = ended.stdout.splitlines()
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    assert len(ledger.history()) == 2
+    again = TrustedServer(privacy(), SIZE, ledger=ledger, series="run")
+    means = [json.loads(released)]
+    for number in range(3, 7):
+        again.choose(range(10))
+        assert again.round == number
+        means.append(again.finish({})[0].tolist())
+    assert len(np.unique(means)) == 5 * SIZE  # no noise serves twice
+    assert sum(entry.count for entry in ledger.history()) == 6
+    assert ledger.spent() <= BUDGET.epsilon
+    with pytest.raises(BudgetExceeded, match="all were used"):
+        again.choose(range(10))
+    with pytest.raises(BudgetExceeded, match="all were used"):
+        TrustedServer(privacy(), SIZE, ledger=ledger, series="run").choose(range(10))
+
+
+def test_two_servers_of_one_series_have_its_rounds_together(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    servers = [TrustedServer(privacy(), SIZE, ledger=ledger, series="run") for _ in range(2)]
+    for step in range(6):
+        servers[step % 2].choose(range(10))
+        servers[step % 2].finish({})
+    for server in servers:
+        with pytest.raises(BudgetExceeded):
+            server.choose(range(10))
+    with pytest.raises(MatrixDPError):  # other noise is another plan
+        TrustedServer(privacy(clip=0.4), SIZE, ledger=ledger, series="run").choose(range(10))
 
 
 def test_the_guarantee_names_the_unit_and_who_is_trusted():

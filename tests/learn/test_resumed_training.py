@@ -39,7 +39,7 @@ def test_a_training_that_is_resumed_is_the_same_training(order):
         grads.append(first.gradients.flat.clone())
     again = correlated(order, model=dropout())
     again.load_state_dict(state)
-    assert (again.steps, again.epsilon()) == (4, again._accounts(4).epsilon(BUDGET.delta))
+    assert (again.steps, again.epsilon()) == (4, again._costs.after(4).epsilon(BUDGET.delta))
     taken = []
     for batch in itertools.islice(again.batches(3), 8):
         again.step(batch)
@@ -51,10 +51,8 @@ def test_a_training_that_is_resumed_is_the_same_training(order):
 
 
 def test_another_sum_at_the_same_step_has_other_noise():
-    first = correlated("fixed")
-    state = saved(first)
-    second = correlated("fixed")
-    second.load_state_dict(state)
+    first, second = correlated("fixed"), correlated("fixed")
+    second.noise.load_state_dict(first.noise.state_dict())
     zeros, ones = torch.zeros(SIZE, dtype=torch.float64), torch.full((SIZE,), 2.0**-9, dtype=torch.float64)
     first.noise.add_(zeros)
     second.noise.add_(ones)
@@ -80,16 +78,30 @@ def test_a_ledger_allows_no_second_run_from_a_checkpoint(tmp_path, charged):
 
 def test_batches_drawn_before_a_checkpoint_was_loaded_are_refused():
     """It brings other coins: a record of a batch drawn before could be in the next one too."""
-    state, run = saved(correlated("fixed")), correlated("fixed")
-    batches = run.batches()
+    other, run = correlated("fixed"), correlated("fixed")
+    other.step(next(iter(other)))
+    state, batches = saved(other), run.batches()
     batch = next(batches)
     run.load_state_dict(state)
     for old in (batch, next(batches)):
         with pytest.raises(InvalidInput, match=r"Draw batches anew|left out"):
             run.step(old)
-    assert (run.steps, run.noise.step) == (0, 0)
+    assert (run.steps, run.noise.step) == (1, 1)
     run.train(1)
-    assert run.steps == 5
+    assert run.steps == 6
+
+
+def test_trainings_from_one_checkpoint_without_a_step_share_no_coins(tmp_path):
+    """Each has a ledger of its own, which takes its batches for independent of all others."""
+    state, runs = saved(correlated()), []
+    for name in ("one", "two"):
+        run = correlated(ledger=Ledger(tmp_path / name, Budget(4.0, 1e-5)))
+        run.load_state_dict(state)
+        runs.append(run)
+    assert runs[0].noise._key.expose() != runs[1].noise._key.expose()
+    assert [runs[0].noise.batch(t) for t in range(8)] != [runs[1].noise.batch(t) for t in range(8)]
+    runs[0].train(1)
+    assert len(runs[0].ledger.history()) == 1
 
 
 def test_checkpoints_of_other_trainings_are_refused():

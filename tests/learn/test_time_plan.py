@@ -93,7 +93,7 @@ def test_no_pattern_of_a_fixed_order_is_worse_than_its_certificate():
 @pytest.mark.parametrize("bands", [1, 4])
 def test_the_noise_uses_the_budget_and_no_more(order, bands):
     run = correlated(order, bands=bands)
-    assert 0.98 * BUDGET.epsilon <= run._accounts(12).epsilon(BUDGET.delta) <= BUDGET.epsilon
+    assert 0.98 * BUDGET.epsilon <= run._costs.after(12).epsilon(BUDGET.delta) <= BUDGET.epsilon
     composition = run.composition()
     assert composition.meets(BUDGET)
     assert composition.verify()
@@ -144,7 +144,7 @@ def test_a_law_that_does_not_keep_the_budget_needs_the_word_of_the_caller():
         with pytest.raises(BudgetExceeded, match="too small to take one step"):
             correlated(order, noise=law, bands=None)
         run = correlated(order, noise=law, bands=None, accept_violation=True)
-        assert run._accounts(12).epsilon(BUDGET.delta) > BUDGET.epsilon
+        assert run._costs.after(12).epsilon(BUDGET.delta) > BUDGET.epsilon
 
 
 def test_momentum_is_in_the_workload():

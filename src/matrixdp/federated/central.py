@@ -9,6 +9,10 @@ The wrapper chooses whom to ask, clips what they send, and adds noise to their m
 and who is trusted. The wrapped strategy sees one reply per round, the private mean, so whatever it does with it is
 post-processing. Its own choice of clients is not used, nor are weights and metrics of clients, which are private: use
 `evaluate_fn`, with public records.
+
+With unit "record", clients send gradients: `gradient_app` in place of the ClientApp, and as many rounds as steps. The
+private mean is then a step of size 1 against the mean gradient, from which FedAvgM(server_learning_rate=2.0) makes a
+step of SGD, and FedAdam one of Adam.
 """
 
 from __future__ import annotations
@@ -24,17 +28,23 @@ from matrixdp import _extras
 _extras.require("federated", "flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor, nn
 
 from matrixdp import _check
 from matrixdp._check import Array as Numbers
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.flower import FAILED, Layout, Refused, private_reply
-from matrixdp.federated.trusted_server import CentralGuarantees, CentralPrivacy, TrustedServer
+from matrixdp.federated.central_privacy import CentralGuarantees, CentralPrivacy
+from matrixdp.federated.flower import FAILED, Layout, Refused, WrappedStrategy, handler, made_once, private_reply
+from matrixdp.federated.gradient_client import GradientClient
+from matrixdp.federated.local_training import cross_entropy
+from matrixdp.federated.participant import Arrays
+from matrixdp.federated.trusted_server import TrustedServer
 
 WHO, ROUND, CLIENT = "matrixdp-who", "matrixdp-round", "matrixdp-client"
 
@@ -64,7 +74,7 @@ class CentralRound:
         )
 
 
-class PrivateStrategy(Strategy):
+class PrivateStrategy(WrappedStrategy):
     """A Flower strategy that gets the private mean of each round in place of the clients' replies.
 
     Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy makes of the means. It
@@ -73,8 +83,9 @@ class PrivateStrategy(Strategy):
     Args:
         strategy: of Flower, such as FedAvg or FedAdam, with fraction_train=1.
         privacy: what was agreed.
-        ledger: charged once for all rounds, before the first client is asked.
+        ledger: charged for all rounds, before the first client is asked.
         note: what the ledger remembers; never data.
+        series: the name of the run in the ledger, for a server that may be started again; see `TrustedServer`.
         wait: seconds to wait for new nodes to say which client they are.
         on_round: called with a CentralRound after every round.
     """
@@ -86,17 +97,16 @@ class PrivateStrategy(Strategy):
         *,
         ledger: Any = None,
         note: str = "federated rounds",
+        series: str | None = None,
         wait: float = 60.0,
         on_round: Callable[[CentralRound], None] | None = None,
     ) -> None:
-        if not isinstance(strategy, Strategy):
-            raise InvalidInput(f"strategy must be one of flwr.serverapp.strategy, got {_check.kind(strategy)}")
+        super().__init__(strategy)
         if getattr(strategy, "fraction_train", 1.0) != 1.0:
             raise InvalidInput("strategy must have fraction_train=1.0: the wrapper samples, by privacy.sampling_rate")
-        self.strategy, self.privacy, self._ledger, self._note = strategy, privacy, ledger, note
+        self.privacy, self._charged = privacy, {"ledger": ledger, "note": note, "series": series}
         self._wait, self._on_round = _check.positive("wait", wait), on_round
         self._server: TrustedServer | None = None
-        self._layout = Layout(ArrayRecord())
         self._nodes: dict[int, int] = {}  # the node of each client
         self._asked: dict[int, int] = {}  # the client of each node that was asked
         self._token, self._message = "", cast(Message | None, None)
@@ -124,7 +134,7 @@ class PrivateStrategy(Strategy):
         """The messages of the wrapped strategy to the clients that are asked."""
         self._layout = Layout(arrays)
         if self._server is None:
-            self._server = TrustedServer(self.privacy, self._layout.size, ledger=self._ledger, note=self._note)
+            self._server = TrustedServer(self.privacy, self._layout.size, **self._charged)
         self._token = config[ROUND] = f"{server_round}-{secrets.token_hex(16)}"
         made = {m.metadata.dst_node_id: m for m in self.strategy.configure_train(server_round, arrays, config, grid)}
         self._message = next(iter(made.values()), None)
@@ -154,57 +164,70 @@ class PrivateStrategy(Strategy):
         updates, refused = dict[int, Numbers](), dict[int, str]()
         for reply in replies:
             client = self._asked.get(reply.metadata.src_node_id, -1)
-            try:
-                if client in updates or client in refused:
-                    raise Refused("has answered already")
-                updates[client] = self._update(reply)
-            except Refused as reason:
-                refused[client] = str(reason)
-            except Exception as error:  # one client must not end the run of all
-                refused[client] = f"sent a reply that cannot be read ({type(error).__name__})"
+            if client in updates or client in refused:
+                refused[client] = "has answered already"
+                continue
+            update = self._read(reply, self._update, refused, client)
+            if update is not None:
+                updates[client] = update
         mean, more = self._server.finish(updates)
         used = [client for client in updates if client not in more]
         refused |= more
         # a float32 sum of model and clipped update rounds
-        longest = self.privacy.clip * (1 + 1e-3) + 1e-5 * self._layout.norm
+        longest = self.privacy.largest * (1 + 1e-3) + 1e-5 * self._layout.norm
         clipped = tuple(client for client in used if _check.norm(updates[client]) > longest)
         done = CentralRound(server_round, tuple(self._asked.values()), len(used), refused, clipped)
-        log(INFO, "%s", done)
-        for client, why in refused.items():
-            log(WARNING, "  client %s %s", client, why)
-        if self._on_round is not None:
-            self._on_round(done)
+        self._tell(done, refused, "client", self._on_round)
         content = private_reply(self.strategy, self._layout.moved(mean))
-        arrays, _ = self.strategy.aggregate_train(server_round, [Message(content, reply_to=self._message)])
-        return None if arrays is None else self._layout.restored(arrays), None
+        return self._moved(server_round, [Message(content, reply_to=self._message)])
 
     def _update(self, reply: Message) -> Numbers:
         arrays = Layout.arrays_of(reply)
         if [config[ROUND] for config in reply.content.config_records.values() if ROUND in config] != [self._token]:
             raise Refused("sent a reply to another round, or is without the mod")
-        return self._layout.difference(arrays)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """No messages: what clients would answer is not private."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """No metrics: what clients would answer is not private."""
-        return None
+        return self._layout.flat(arrays) if self.privacy.unit == "record" else self._layout.difference(arrays)
 
     def summary(self) -> None:
         """Logs the settings."""
         log(INFO, "\t├──> %s", self.privacy)
-        self.strategy.summary()
+        super().summary()
+
+
+def gradient_app(
+    model: Callable[[], nn.Module],
+    data: Callable[[int], tuple[Any, Any]],
+    *,
+    privacy: CentralPrivacy,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+) -> ClientApp:
+    """A Flower app that answers each round with the sum of the clipped gradients of a secret sample of its records.
+
+    Args:
+        model: makes the network. The server sends its parameters as one array, "parameters" (`tensors.flat`).
+        data: the inputs and labels of the client with this number, which is its `partition-id`.
+        privacy: what was agreed, with unit "record".
+        loss: (outputs, labels) -> one value per record.
+    """
+
+    def make(number: int) -> GradientClient:
+        return GradientClient(model(), *data(number), privacy=privacy, loss=loss)
+
+    client_of, app = made_once(privacy.clients, make), ClientApp(mods=[clipping_mod(privacy)])
+
+    @app.train()
+    @handler
+    def train(context: Context, arrays: Arrays, settings: Mapping[str, Any]) -> Arrays:
+        return {"parameters": client_of(context).update(arrays["parameters"])}
+
+    return app
 
 
 def clipping_mod(privacy: CentralPrivacy) -> Mod:
     """A mod for a ClientApp: it clips the update, says which client this is, and sends nothing else of the reply.
 
-    The server clips again, and does not rely on it. The client's number is `partition-id` in its own settings
-    (--node-config). Errors are sent without their text, and only training is answered: metrics are private.
+    With unit "record", the app itself has clipped, and the arrays are sent as they are. Otherwise the server clips
+    again, and does not rely on it. The client's number is `partition-id` in its own settings (--node-config). Errors
+    are sent without their text, and only training is answered: metrics are private.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -219,7 +242,8 @@ def clipping_mod(privacy: CentralPrivacy) -> Mod:
             layout = Layout(ArrayRecord({name: Array(array.numpy().copy()) for name, array in sent.items()}))
             reply = call_next(message, context)
             ((key, returned),) = reply.content.array_records.items()
-            records = {key: layout.moved(privacy.clipped(layout.difference(returned)))}
+            clips = privacy.unit == "client"
+            records = {key: layout.moved(privacy.clipped(layout.difference(returned))) if clips else returned}
             return Message(
                 RecordDict({**records, "metrics": metrics, "config": ConfigRecord({ROUND: token})}), reply_to=message
             )

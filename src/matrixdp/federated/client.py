@@ -28,7 +28,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.noise import line
 from matrixdp.federated.participant import Arrays, Charge, Declined, Participant, Stored
-from matrixdp.federated.tensors import checked, device_of, flat
+from matrixdp.federated.tensors import checked_records, device_of, flat
 from matrixdp.sensitivity import Entrywise, Frobenius
 
 Vector = npt.NDArray[np.float32]
@@ -164,10 +164,7 @@ class Client:
         privacy: UploadPrivacy,
         folder: str | os.PathLike[str],
     ) -> None:
-        x, y = checked("inputs", inputs, device_of(model)), checked("labels", labels, device_of(model))
-        if len(x) != len(y):
-            raise InvalidInput(f"inputs and labels must be of equal length, got {len(x)} and {len(y)}")
-        self._upload = privacy.upload(model, training, x, y)
+        self._upload = privacy.upload(model, training, *checked_records(inputs, labels, device_of(model)))
         self._size = len(flat(model))
         self.guarantees = self._upload.guarantees
         self.participant = Participant(folder, privacy.budget, adjacency=privacy.adjacency)

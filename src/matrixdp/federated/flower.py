@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,6 +177,56 @@ class Refused(Exception):
     """A reply that is not used; the text says why, and begins with a verb."""
 
 
+class WrappedStrategy(Strategy):
+    """A Flower strategy around another one, which asks clients for training alone: what else they said is not private.
+
+    Args:
+        strategy: of Flower, such as FedAvg or FedAdam.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        if not isinstance(strategy, Strategy):
+            raise InvalidInput(f"strategy must be one of flwr.serverapp.strategy, got {_check.kind(strategy)}")
+        self.strategy, self._layout = strategy, Layout(ArrayRecord())
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: what clients would answer is not private."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """No metrics: what clients would answer is not private."""
+        return None
+
+    def summary(self) -> None:
+        """Logs the settings of the wrapped strategy."""
+        self.strategy.summary()
+
+    def _read(self, reply: Message, read: Callable[[Message], T], refused: dict[int, str], name: int) -> T | None:
+        """What a reply holds; None where it cannot be used, with the reason in `refused`."""
+        try:
+            return read(reply)
+        except Refused as reason:
+            refused[name] = str(reason)
+        except Exception as error:  # one client must not end the run of all
+            refused[name] = f"sent a reply that cannot be read ({type(error).__name__})"
+        return None
+
+    def _moved(self, server_round: int, replies: list[Message]) -> tuple[ArrayRecord | None, None]:
+        """What the wrapped strategy makes of the replies that it is given, in the types of the model."""
+        found, _ = self.strategy.aggregate_train(server_round, replies)
+        return None if found is None else self._layout.restored(found), None
+
+    def _tell(self, done: Any, refused: Mapping[int, str], whose: str, tell: Callable[[Any], None] | None) -> None:
+        """Logs a round and the reasons of what was refused, and calls the caller's function."""
+        log(INFO, "%s", done)
+        for name, why in refused.items():
+            log(WARNING, "  %s %s %s", whose, name, why)
+        if tell is not None:
+            tell(done)
+
+
 class Layout:
     """The arrays of a model as one vector of its real numbers; other arrays, such as counters, stay as they are."""
 
@@ -197,16 +247,21 @@ class Layout:
             raise Refused("sent a reply without exactly one record of arrays")
         return next(iter(reply.content.array_records.values()))
 
-    def difference(self, returned: ArrayRecord) -> Numbers:
-        """Returned arrays minus these."""
+    def flat(self, returned: ArrayRecord) -> Numbers:
+        """Returned arrays as a vector."""
         if list(returned) != list(self._arrays):
             raise Refused("sent arrays with other names than those of the model")
         found = [returned[name].numpy() for name in self._real]
         for name, values in zip(self._real, found, strict=True):
             if values.dtype.kind != "f" or values.shape != self._arrays[name].shape:
                 raise Refused(f"sent arrays of other shapes or types than those of the model ({name})")
+        with np.errstate(over="ignore"):  # numbers wider than doubles
+            return _flat(found)
+
+    def difference(self, returned: ArrayRecord) -> Numbers:
+        """Returned arrays minus these."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later, or clipped
-            return _flat(found) - self._flat
+            return self.flat(returned) - self._flat
 
     def moved(self, update: Numbers) -> ArrayRecord:
         """These arrays plus an update."""

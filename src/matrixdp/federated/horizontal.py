@@ -42,6 +42,7 @@ from matrixdp.federated.flower import (
     Layout,
     Refused,
     Reply,
+    WrappedStrategy,
     ask,
     await_nodes,
     handler,
@@ -193,7 +194,7 @@ def _usable(replies: Mapping[int, Reply], parameters: Vector) -> tuple[list[Vect
     return updates, declined
 
 
-class CheckedStrategy(Strategy):
+class CheckedStrategy(WrappedStrategy):
     """A Flower strategy for clients whose replies are private: those of `client_app`, or of any app with local noise.
 
     What cannot be used is left out and named: errors, other shapes, numbers that are not finite. Weights are equal, and
@@ -206,10 +207,8 @@ class CheckedStrategy(Strategy):
     """
 
     def __init__(self, strategy: Strategy, *, on_round: Callable[[Round], None] | None = None) -> None:
-        if not isinstance(strategy, Strategy):
-            raise InvalidInput(f"strategy must be one of flwr.serverapp.strategy, got {_check.kind(strategy)}")
-        self.strategy, self._on_round = strategy, on_round
-        self._layout, self._asked = Layout(ArrayRecord()), list[int]()
+        super().__init__(strategy)
+        self._on_round, self._asked = on_round, list[int]()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -225,36 +224,17 @@ class CheckedStrategy(Strategy):
         """The wrapped strategy's arrays, from the replies that can be used."""
         usable, declined = list[Message](), dict[int, str]()
         for reply in replies:
-            try:
-                arrays = Layout.arrays_of(reply)
-                if not np.all(np.isfinite(self._layout.difference(arrays))):
-                    raise Refused("sent parameters that are not finite")
+            arrays = self._read(reply, self._checked, declined, reply.metadata.src_node_id)
+            if arrays is not None:
                 reply.content = private_reply(self.strategy, arrays)
                 usable.append(reply)
-            except Refused as reason:
-                declined[reply.metadata.src_node_id] = str(reason)
-            except Exception as error:  # one client must not end the run of all
-                declined[reply.metadata.src_node_id] = f"sent a reply that cannot be read ({type(error).__name__})"
         answered = {reply.metadata.src_node_id for reply in usable} | set(declined)
         done = Round(server_round, len(usable), declined, tuple(n for n in self._asked if n not in answered), {})
-        log(INFO, "%s", done)
-        for node, why in declined.items():
-            log(WARNING, "  node %s %s", node, why)
-        if self._on_round is not None:
-            self._on_round(done)
-        found, _ = self.strategy.aggregate_train(server_round, usable)
-        return None if found is None else self._layout.restored(found), None
+        self._tell(done, declined, "node", self._on_round)
+        return self._moved(server_round, usable)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """No messages: what clients would answer is not private."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """No metrics: what clients would answer is not private."""
-        return None
-
-    def summary(self) -> None:
-        """Logs the settings of the wrapped strategy."""
-        self.strategy.summary()
+    def _checked(self, reply: Message) -> ArrayRecord:
+        arrays = Layout.arrays_of(reply)
+        if not np.all(np.isfinite(self._layout.difference(arrays))):
+            raise Refused("sent parameters that are not finite")
+        return arrays

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +25,7 @@ from matrixdp.accounting.accountant import Accountant
 from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
-from matrixdp.federated.local_training import LocalTraining, cross_entropy
+from matrixdp.federated.local_training import LocalTraining, check_never_raises, cross_entropy
 from matrixdp.federated.participant import Arrays, Charge, Declined
 from matrixdp.federated.tensors import check_model, device_of, flat, load, trainable
 from matrixdp.learn.correlated_noise import CorrelatedNoise
@@ -128,7 +127,7 @@ class _PrivateUpload:
         )
         self.trainer.prepare()  # before any other pass, and before the first spend
         training.check(copy.deepcopy(model), inputs, labels)
-        _check_never_raises(model, training, inputs[:1], labels[:1])
+        check_never_raises(model, training.loss, inputs[:1], labels[:1])
         self.steps = training.epochs * self.trainer.epoch_steps
         total = Accountant(privacy.adjacency)
         noise, planned = self.trainer.noise, self.steps * privacy.rounds
@@ -177,23 +176,3 @@ class _PrivateUpload:
         stored = io.BytesIO()
         torch.save(self.trainer.state_dict(), stored)
         return update, {"steps": np.array(self.trainer.steps), "training": np.frombuffer(stored.getvalue(), np.uint8)}
-
-
-def _check_never_raises(model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> None:
-    """Raises InvalidInput if model or loss raise errors for some parameters.
-
-    The server chooses the parameters, so it could search for records that lead to an error. Noise does not hide that a
-    batch failed, and one record's part in the failure cannot be bounded, so there must be no errors.
-    """
-    tried = copy.deepcopy(model).cpu().eval()  # after an error, a process may not be able to use its GPU any more
-    for value in (math.nan, math.inf, 1e38):
-        load(tried, torch.full_like(flat(tried), value))
-        try:
-            with torch.no_grad():
-                training.loss(tried(inputs.cpu()), labels.cpu())
-        except Exception as error:
-            raise InvalidInput(
-                f"model and loss must work with any parameters, and with {value:g} for all of them they raise "
-                f"{type(error).__name__}: such an error would reveal something about the records. Use a loss without "
-                "checks, such as binary_cross_entropy_with_logits instead of binary_cross_entropy"
-            ) from None

@@ -62,3 +62,11 @@ def checked(name: str, values: Any, device: torch.device) -> Tensor:
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise InvalidInput(f"{name} must be finite; drop or fill the records that are not")
     return tensor.to(device)
+
+
+def checked_records(inputs: Any, labels: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The records of a client, with as many labels."""
+    x, y = checked("inputs", inputs, device), checked("labels", labels, device)
+    if len(x) != len(y):
+        raise InvalidInput(f"inputs and labels must be of equal length, got {len(x)} and {len(y)}")
+    return x, y

@@ -1,9 +1,10 @@
-"""Central differential privacy without Flower: a trusted server clips the clients' updates and draws the noise once.
+"""Central differential privacy without Flower: a trusted server bounds what clients send and draws the noise once.
 
 **Who is trusted.** The server sees every update, and the network sees who is asked. The guarantee is for the models
-that the server publishes, against everyone who sees them, the other clients included. No client is trusted with
-anything but its own privacy: whatever a client sends, its contribution lies in the ball of radius `clip`, because the
-server clips it. So a client that lies can waste a round; it cannot weaken the guarantee of another one.
+that the server publishes, against everyone who sees them, the other clients included. With unit "client", no client is
+trusted with anything but its own privacy: whatever it sends, its contribution lies in the ball of radius `clip`,
+because the server clips it. So a client that lies can waste a round; it cannot weaken the guarantee of another one. A
+client is a number: one that takes part under two numbers is two clients, and its own guarantee is that of a pair.
 
 **Rounds.** Round t publishes the noisy mean (sum_i u_i + noise) / m. The sum is over the clients that were asked and
 have answered, u_i is the clipped update, and m is public: how many clients a round asks on the average. A client that
@@ -14,21 +15,35 @@ more or less, the sum changes by norm at most `clip` in the rounds where its coi
 stay: this is the Poisson-sampled Gaussian mechanism, which the accountant composes exactly. A client whose coin says so
 but that is absent adds zero, so its probability to take part is at most the rate.
 
+**Records.** With unit "record", every round asks all clients. A client draws a Poisson sample of its own records, by
+secret coins, and sends the sum of their clipped gradients (`GradientClient`). With one record more or less, the sum of
+all clients changes by norm at most `clip` in the rounds where its coin says so: DP-SGD over the records of all clients,
+with the noise of one. The client samples and clips, so the guarantee of its records rests on its honesty, and on that
+of no other client. What others send may depend on all published models, but not on its coins. The server refuses what
+is not finite or longer than `records` gradients can be; no honest sum is, so a refusal says nothing about a record. A
+record that two clients have is two records.
+
 **Separated rounds.** The same client is asked at most `times` times, and at least `separation` rounds apart; the server
 enforces both. Stack the sums as rows of a matrix: one client changes rows as `Participation` says, and noise that is
 correlated over the rounds, as in `streams`, has less error in the model, which is a running sum. Who is asked depends
 on who was asked before, so this compares a client with one that is asked in the same rounds and adds zero (zero-out).
 
 **Rounding.** A norm of d numbers as computed is within (d + 4) v of the truth, relatively, v = 2^-53: hence the margin
-of `clipped`. A sum of n updates, in any order, has an error of at most gamma_n n clip in norm, gamma_n = n v / (1-n v);
-so one client moves the computed sum by at most clip (1 + 2 n gamma_n), which is the sensitivity that is certified.
+of `clipped`. A sum of n updates of norm at most B, in any order, has an error of at most gamma_n n B in norm, gamma_n =
+n v / (1-n v). One client moves the computed sum by at most clip + 2 n gamma_n B, B = clip. One record moves the sum of
+its client by at most clip (1 + 2 e), e = `sum_error(records)`, and the sum of all by 2 n gamma_n B more, B = `largest`.
+This is the sensitivity that is certified.
+
+**Restarts.** A round is charged to the ledger before anyone is asked, and its noise is drawn after its replies are in,
+from fresh entropy, and never stored. So a server that is killed loses the round that it was in, and no noise serves
+twice. Sampled rounds are one series of the ledger: a new server under the same name has the rounds that are left.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,149 +52,36 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.accounting.accountant import Accountant
-from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
+from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.backends.numpy import draw
-from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.errors import BudgetExceeded, InvalidInput, StreamError
 from matrixdp.federated.asked_clients import AskedClients
-from matrixdp.federated.noise import line
-from matrixdp.learn.layers.rounding import gamma
+from matrixdp.federated.central_privacy import CentralGuarantees, CentralPrivacy
 from matrixdp.learn.noise import ANY_BUDGET, check_room
 from matrixdp.learn.sampling import PoissonSampler
 from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import sized_together
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.drawing import Drawing
-from matrixdp.sensitivity import Frobenius, Participation
+from matrixdp.sensitivity import Frobenius
 from matrixdp.streams import Stream
 from matrixdp.streams.state import checked_path
 
-_UNIT = 2.0**-53
-_CHANGE: dict[str, str] = {
-    ADD_REMOVE: "one client added or removed",
-    ZERO_OUT: "the updates of one client replaced by zero",
-}
-
-
-@dataclass(frozen=True)
-class CentralGuarantees:
-    """The epsilon of all published models together. The unit of privacy is a client, with all of its records."""
-
-    epsilon: float
-    delta: float
-    rounds: int
-    adjacency: str
-
-    def __str__(self) -> str:
-        client = line(self.epsilon, self.delta, f"{self.rounds} rounds", _CHANGE[self.adjacency])
-        return (
-            f"client-level: {client}, for the models that the server publishes\n"
-            "record-level: not stated; the unit of privacy is the client\n"
-            "trusted: the server, which sees the update of each client; the network, which sees who is asked"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CentralPrivacy:
-    """The privacy of rounds at a trusted server; all of it is public. The unit of privacy is a client.
-
-    Guarantee: client-level: the models of all rounds together keep the budget, adjacency add/remove, or zero-out with
-    `separation`, against everyone but the server. What holds and why is at the top of the file.
-    Source: mcmahan2018learning, algorithm 1, with a fixed denominator, for sampled rounds; denisov2022improved and
-        choquette2023amplified for separated ones.
-    Deviates: (1) one clip for the whole update; (2) equal weights, as the number of records of a client is private; (3)
-        exact composition; (4) noise on a grid, with rounding in the certificate.
-
-    Args:
-        budget: for all rounds together.
-        rounds: the number of rounds.
-        clients: how many clients there are at most, numbered from 0.
-        clip: the largest norm of a client's update; longer ones are shortened.
-        sampling_rate: the probability with which a round asks a client.
-        separation: the least number of rounds from one to the next in which the same client is asked; noise is then
-            correlated over the rounds, and there is no sampling.
-        times: with `separation`, how often a client is asked at most; by default as often as it fits.
-        mechanism: with `separation`, "auto" or the name of a mechanism over time, such as "banded" or "toeplitz".
-
-    Example:
-        >>> from matrixdp import Budget
-        >>> from matrixdp.federated import CentralPrivacy
-        >>> privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), rounds=10, clients=200, clip=1.0, sampling_rate=0.2)
-        >>> privacy.rounds
-        10
-    """
-
-    budget: Budget
-    rounds: int
-    clients: int
-    clip: float
-    sampling_rate: float = 1.0
-    separation: int | None = None
-    times: int | None = None
-    mechanism: str = "auto"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
-        _check.count("rounds", self.rounds)
-        _check.count("clients", self.clients)
-        _check.length("clip", self.clip)
-        if not 0 < _check.number("sampling_rate", self.sampling_rate) <= 1:
-            raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {self.sampling_rate!r}")
-        if self.separation is None:
-            if self.times is not None or self.mechanism != "auto":
-                raise InvalidInput("times and mechanism are for separated rounds; give separation=")
-            return
-        if not _check.count("separation", self.separation) <= self.rounds:
-            raise InvalidInput(
-                f"separation must be at most the number of rounds ({self.rounds}), got {self.separation}"
-            )
-        if self.sampling_rate != 1.0:
-            raise InvalidInput("sampling_rate and separation exclude each other: separated rounds are not sampled")
-        if self.times is not None:
-            _check.count("times", self.times)
-
-    @property
-    def cohort(self) -> float:
-        """How many clients a round asks on the average, or at most where rounds are separated: the denominator."""
-        if self.separation is None:
-            return self.sampling_rate * self.clients
-        return -(-self.clients // self.separation)
-
-    @property
-    def radius(self) -> float:
-        """How far one client moves the sum of a round as computed."""
-        return self.clip * (1 + 2 * self.clients * gamma(self.clients + 1, _UNIT))
-
-    @property
-    def participation(self) -> Participation | None:
-        """What one client can change over separated rounds."""
-        if self.separation is None:
-            return None
-        fitting = -(-self.rounds // self.separation)
-        times = fitting if self.times is None else min(self.times, fitting)
-        return Participation(self.radius, separation=self.separation, times=times, adjacency=ZERO_OUT)
-
-    def clipped(self, update: Array) -> Array:
-        """An update, of finite numbers, inside the ball, in double precision."""
-        values = np.asarray(update, dtype=np.float64)
-        largest = self.clip * (1 - (values.size + 8) * 2 * _UNIT)
-        norm = _check.norm(values)
-        return values * (largest / norm) if norm > largest else values
-
 
 class TrustedServer:
-    """The server: chooses whom a round asks, clips what they send, and publishes their mean with noise.
+    """The server: chooses whom a round asks, bounds what they send, and publishes their mean with noise.
 
     Guarantee: that of `privacy`, for everything that `finish` has returned as a mean. Its reports, and who was asked,
-    are for the server alone. Without a state, a server that dies has used up what it was charged for.
+    are for the server alone.
 
     Args:
         privacy: what was agreed.
         size: how many numbers an update has.
-        ledger: charged once, here, for all rounds, in units of "client".
+        ledger: charged for all rounds before the first asks anyone, in units of `privacy.unit`.
         note: what the ledger remembers; never data.
+        series: the name of this run in the ledger. A server that is made again with the same name and settings goes on
+            with the rounds that are left, from the last model that was published. Separated rounds: `state`.
         state: for separated rounds, a file, secret and on this machine. A server that is made again with it goes on
             after the last round that was finished; `published` has the means so far.
         moved: the state was moved here on purpose, and the original is gone for good.
@@ -203,34 +105,38 @@ class TrustedServer:
         *,
         ledger: Any = None,
         note: str = "federated rounds",
+        series: str | None = None,
         state: Any = None,
         moved: bool = False,
     ) -> None:
         if not isinstance(privacy, CentralPrivacy):
             raise InvalidInput(f"privacy must be a CentralPrivacy, got {_check.kind(privacy)}")
+        if series is not None and (ledger is None or privacy.separation is not None):
+            raise InvalidInput("series is for rounds that are not separated, with a ledger, which counts them")
         if state is not None and privacy.separation is None:
             raise InvalidInput("state is for separated rounds: the noise of others is fresh in each round")
         self.privacy, self.size, self.round = privacy, _check.count("size", size), 0
+        self._ledger, self._note, self._series = ledger, note, series or secrets.token_hex(8)
+        if series is not None:
+            self.round = sum(entry.count for entry in ledger.history() if entry.series == series)
         self._process = os.getpid()
         self._noise: _EachRound | _OverRounds
         if privacy.participation is None:
             self._noise = _EachRound(privacy, self.size)
         else:
             self._noise = _OverRounds(privacy, self.size, state, moved)
-        self._coins = iter(PoissonSampler(privacy.clients, privacy.sampling_rate, privacy.rounds))
+        rate = privacy.sampling_rate if privacy.unit == "client" else 1.0
+        self._coins = iter(PoissonSampler(privacy.clients, rate, privacy.rounds))
         self._asked_at: dict[int, list[int]] = {}  # the rounds in which a client was asked
         self._open: set[int] | None = None  # whom this round asks
         self._asked: AskedClients | None = None
         key = None if state is None else self._resume(checked_path(state), ledger, moved)
-        certificate, count = self.certificate, self._noise.releases
         total = Accountant()
-        total.add(certificate, count, privacy.sampling_rate)
-        delta = privacy.budget.delta
-        adjacency = str(certificate.adjacency)
-        self.guarantees = CentralGuarantees(total.epsilon(delta), delta, privacy.rounds, adjacency)
-        if ledger is not None:
-            rate = privacy.sampling_rate
-            ledger.spend(certificate, note=note, count=count, sampling_rate=rate, unit="client", key=key)
+        total.add(self.certificate, self._noise.releases, privacy.sampling_rate)
+        delta, adjacency = privacy.budget.delta, str(self.certificate.adjacency)
+        self.guarantees = CentralGuarantees(total.epsilon(delta), delta, privacy.rounds, adjacency, privacy.unit)
+        if ledger is not None and privacy.separation is not None:
+            ledger.spend(self.certificate, note=note, unit=privacy.unit, key=key)
 
     def _resume(self, path: Path | None, ledger: Any, moved: bool) -> str:
         """Takes up the rounds in a state; returns the key under which they are charged, once."""
@@ -257,20 +163,21 @@ class TrustedServer:
 
     @property
     def certificate(self) -> Certificate:
-        """Of one sampled round, for the clients that it asked; or of all separated rounds together."""
+        """Of one sampled round, for the units that it has; or of all separated rounds together."""
         return self._noise.certificate
 
     def choose(self, available: Collection[int]) -> list[int]:
         """Begins a round; returns the clients to be asked, of those that are available.
 
         Raises:
-            BudgetExceeded: if all rounds were used.
+            BudgetExceeded: if all rounds were used, or the ledger refuses them; nobody is asked then.
         """
         self._check_process()
         if not self.round < self.privacy.rounds:
             raise BudgetExceeded(
                 f"the budget ({self.privacy.budget}) was planned for {self.privacy.rounds} rounds, and all were used"
             )
+        self._charge()
         present = set(available) & set(range(self.privacy.clients))
         self.round += 1
         if self.privacy.separation is None:
@@ -285,6 +192,18 @@ class TrustedServer:
                 self._asked_at.setdefault(number, []).append(self.round)
         self._open = set(chosen)
         return chosen
+
+    def _charge(self) -> None:
+        """Marks a round as used; the first charges all of them as one block. Separated ones were charged before."""
+        if self._ledger is not None and self.privacy.separation is None:
+            self._ledger.spend(
+                self.certificate,
+                note=self._note,
+                sampling_rate=self.privacy.sampling_rate,
+                unit=self.privacy.unit,
+                series=self._series,
+                planned=self.privacy.rounds,
+            )
 
     def _is_ready(self, number: int) -> bool:
         rule, before = self.privacy.participation, self._asked_at.get(number)
@@ -331,7 +250,11 @@ class TrustedServer:
             return f"sent an update that is not a vector of {self.size} real numbers"
         with np.errstate(over="ignore"):  # wider numbers than doubles
             values = np.asarray(update, dtype=np.float64)
-        return "" if np.all(np.isfinite(values)) else "sent an update that is not finite"
+        if not np.all(np.isfinite(values)):
+            return "sent an update that is not finite"
+        if self.privacy.unit == "record" and not _check.norm(values) <= self.privacy.largest:
+            return f"sent a sum that {self.privacy.records} clipped gradients cannot have"
+        return ""
 
 
 class _EachRound:
@@ -343,7 +266,7 @@ class _EachRound:
         self.releases = privacy.rounds
         self.certificate = sized_together(law, sensitivity, privacy.budget, privacy.rounds, privacy.sampling_rate)
         self._law, self._drawing = self.certificate.law, self.certificate.drawing or Drawing()
-        check_room(self._law, self._drawing, privacy.clients * privacy.radius)
+        check_room(self._law, self._drawing, privacy.clients * (privacy.largest + privacy.radius))
 
     def added(self, total: Array) -> Array:
         return draw(total, self._law, self._drawing)

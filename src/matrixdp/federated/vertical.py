@@ -1,6 +1,6 @@
 """Vertical federated learning on Flower: participants with different attributes of the same records.
 
-    plan = SplitPlan(records=32561, epochs=5, batch_size=512, budget=Budget(3.0, 1e-5))
+    plan = SplitPlan(records=32561, epochs=2, batch_size=1024, budget=Budget(8.0, 1e-5))
     client = vertical.client_app(network, data, plan=plan, participants=2, folder=folder)
     server = vertical.server_app(top, labels, plan=plan, participants=2, evaluate=accuracy)
 
@@ -8,7 +8,7 @@ Put both into a module and start it by `flwr run`.
 The server has the labels and the top network. It asks for the features of one batch after the other, and sends along
 the gradient of the batch before. If a participant is missing, the run ends and says why. Between real SuperNodes,
 Flower starts a process for every message, so use few, large batches. At a small epsilon, release few features and few
-epochs, and let `discriminant=True` decide in place of the top network: it is corrected for the known noise.
+epochs. A discriminant that is corrected for the known noise decides, in place of the top network.
 
 A participant sends noisy features or declines, and nothing else; with unit "record" also features of public records.
 Timing is not hidden. The participant must trust the code of the app, which Flower delivers from the server.
@@ -110,7 +110,7 @@ def server_app(
     participants: int = 2,
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     learning_rate: float = 0.1,
-    discriminant: bool = False,
+    discriminant: bool = True,
     timeout: float = 120.0,
     retries: int = 1,
     wait: float = 120.0,
@@ -128,7 +128,8 @@ def server_app(
         loss: (outputs, labels) -> the mean loss of a batch.
         learning_rate: of the top network; with 0 it stays as it was made.
         discriminant: after each epoch, decide by a linear discriminant of the epoch's features, corrected for the known
-            noise (`SplitServer.discriminant`); the top network is then there for the participants' gradients alone.
+            noise (`SplitServer.discriminant`); the top network is then there for the participants' gradients alone. If
+            False, it decides itself, as it must where labels are not classes, or noise differs between features.
         timeout: seconds to wait for the features of a batch.
         retries: how often to ask again where no reply arrived, such as from a process that was killed; a participant
             draws the answer to a step once, however often it is asked.

@@ -14,7 +14,7 @@ from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.privacy.certificate import Certificate
 
 RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
-"""What the guarantee of noise over time leaves out."""
+"""What the guarantee of noise over time leaves out, unless a file has the steps that were released."""
 
 
 class Charges:
@@ -110,11 +110,11 @@ class Charges:
         over_time = state.get("over_time")
         if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
             raise InvalidInput("the checkpoint is not of a training with noise over time, or is damaged")
-        if self._ledger is not None and over_time["step"]:
+        if self._ledger is not None and over_time["step"] and not noise.recorded:
             raise InvalidInput(
-                "with a ledger, a checkpoint of noise over time cannot be continued: the steps after it may have "
-                "been released already, and the charge was for one run. Keep the process that trains, or start a "
-                "new training, which has a charge of its own"
+                "with a ledger, a checkpoint of noise over time needs state=, the file of its released steps: those "
+                "after it may have been released already, and the charge was for one run. Without that file, "
+                "start a new training, which has a charge of its own"
             )
         noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
         series = self._series

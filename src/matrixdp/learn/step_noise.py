@@ -11,15 +11,10 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import GuaranteeViolated, InvalidInput
 from matrixdp.learn.clipping import QuantileClip
-from matrixdp.learn.correlated_noise import (
-    CorrelatedNoise,
-    Training,
-    is_over_time,
-    momentum_workload,
-    noise_over_time,
-)
+from matrixdp.learn.correlated_noise import CorrelatedNoise, noise_over_time
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
+from matrixdp.learn.time_plan import Training, is_over_time, momentum_workload
 from matrixdp.mechanisms import RECIPES
 from matrixdp.pipeline import sized_together
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity

@@ -118,10 +118,13 @@ class SplitServer:
         """The std of the noise on so many features; raises InvalidInput where `discriminant` cannot work."""
         labels = self.labels.cpu().numpy()
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or np.any(labels < 0):
-            raise InvalidInput("labels must be classes, numbered from 0, for a discriminant")
+            raise InvalidInput("labels must be classes, numbered from 0, for a discriminant; use discriminant=False")
         law = self.plan.feature_noise(features).law
         if not (isinstance(law, Gaussian) and isinstance(law.covariance, Isotropic)):
-            raise InvalidInput("mechanism must add the same noise to all features, as 'analytic' does")
+            raise InvalidInput(
+                "mechanism must add the same noise to all features, as 'analytic' does, for a discriminant; use "
+                "discriminant=False"
+            )
         return law.covariance.std
 
     def outputs(self, features: list[Features], network: nn.Module | None = None) -> Tensor:
