@@ -90,6 +90,8 @@ class BatchSource:
         sampler: Sampler[list[int]]
         if isinstance(self.noise, CorrelatedNoise):
             sampler = StepSampler(self.noise.batch, self.noise.step, steps)
+            if self.units is not None:
+                self.units.choose(self.noise.unit_key())
         else:
             count = self.records if self.units is None else len(self.units)
             sampler = PoissonSampler(count, self.rate, steps, self.generator)

@@ -15,6 +15,8 @@ from matrixdp.privacy.certificate import Certificate
 
 RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
 """What the guarantee of noise over time leaves out, unless a file has the steps that were released."""
+SAME_DATA = "whenever the training is resumed, the same records in the same order"
+"""What it assumes, unless a file has a fingerprint of them."""
 
 
 class Charges:

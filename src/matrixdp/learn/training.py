@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from rich.progress import Progress
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
@@ -23,12 +24,13 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.learn.batches import BatchSource, in_parts
-from matrixdp.learn.checkpoints import RESUMED, Charges
+from matrixdp.learn.checkpoints import RESUMED, SAME_DATA, Charges
 from matrixdp.learn.clipping import QuantileClip, largest_change
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.optimizers import check_optimizer
+from matrixdp.learn.released_steps import content_of
 from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, check_batch, count_records, example, split
 from matrixdp.learn.step_costs import StepCosts, planned_steps
 from matrixdp.learn.step_noise import noise_of_steps
@@ -87,7 +89,9 @@ class PrivateSGD:
         ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
         state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
-            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`).
+            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`). The data must be the same in the
+            same order: a TensorDataset and `ids` are compared with those of the first time, of other data it is
+            assumed.
         moved: the state was moved here on purpose, and the original is gone for good.
         capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
             networks; the model must not wait for the device as it runs.
@@ -216,7 +220,7 @@ class PrivateSGD:
         run = None
         if state is not None and isinstance(self.noise, CorrelatedNoise):
             origin = None if ledger is None else str(ledger.origin)
-            run = self.noise.record_in(state, origin, moved=moved)
+            run = self.noise.record_in(state, origin, content_of(data, self._units), moved=moved)
         self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block, run)
         self._source = BatchSource(
             data=data,
@@ -380,6 +384,8 @@ class PrivateSGD:
         release, for the same charge. A `state` knows the sums, and refuses it. So with a ledger, checkpoints need a
         `state`. With neither, nobody counts a second release: do not publish models of steps that will be taken again.
         From a checkpoint without a step the training begins anew, with coins of its own, or those of its `state`.
+        A record takes part at steps that follow from its place: data and `ids` must come back in the same order, which
+        is assumed unless a `state` compares them.
         """
         self.check_process()
         # What a checkpoint says of charges comes first: a model that is loaded only in part has spent as much.
@@ -403,6 +409,7 @@ class PrivateSGD:
     def __str__(self) -> str:
         epsilon, certificate = rounded_up(self.epsilon()), self.certificate
         spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
+        over_time = isinstance(self.noise, CorrelatedNoise)
         resumed = isinstance(self.noise, CorrelatedNoise) and not self.noise.recorded  # no file has the released steps
         lines = [
             f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
@@ -414,6 +421,7 @@ class PrivateSGD:
             f"  source     {certificate.source}",
             f"  drawn with {self.noise.drawing}",
             *([f"  resumed    {RESUMED}"] if resumed else []),
+            *([f"  assumed    {SAME_DATA}"] if resumed or (over_time and type(self.data) is not TensorDataset) else []),
         ]
         return "\n".join(lines)
 
