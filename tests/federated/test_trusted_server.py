@@ -375,7 +375,7 @@ def test_a_round_that_was_asked_but_not_finished_is_begun_again(tmp_path):
 
 
 def test_rounds_do_not_begin_anew_when_one_of_two_files_is_lost(tmp_path):
-    """New noise under the charge for the first run would be a second run for nothing; both lost: a charge of its own."""
+    """New noise under the charge for the first run would be a second run for nothing; both lost: a new charge."""
     for _ in range(6):
         one_round(durable(tmp_path))
     kept = (tmp_path / "rounds").rename(tmp_path / "kept")
