@@ -88,7 +88,7 @@ class PrivateSGD:
         state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
             with it, and a ledger, checkpoints can be resumed (`learn.released_steps`).
         moved: the state was moved here on purpose, and the original is gone for good.
-        capture: on a CUDA device, replays steps as CUDA graphs, faster for small networks that never wait for the device.
+        capture: replays steps as CUDA graphs: faster for small networks; the model must not wait for the device.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
         collate: makes a batch of a list of records; it is called with one record at a time.
         augment: changes one record's input at random, by torch functions; it is called with one record at a time.
