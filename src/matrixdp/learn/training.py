@@ -53,8 +53,8 @@ class PrivateSGD:
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, even if every
     intermediate model is published; the number of records is public. Provided that each record is in the data once.
     Model and loss cannot mix records, by construction (`independence`). A step that would exceed the budget raises
-    BudgetExceeded before its gradients are computed; a forked process takes none. Losses, accuracies
-    on the training records and the attribute `dropped` are not covered: they are private.
+    BudgetExceeded before its gradients are computed; a forked process takes none. Not covered, but private, are losses,
+    accuracies on the training records and the attribute `dropped`.
 
     Args:
         model: any module that ClippedGradients knows.
@@ -326,7 +326,7 @@ class PrivateSGD:
         self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
 
     def prepare(self) -> None:
-        """Traces the model, or tries one record at a time, by shapes and types; the first step does this by itself."""
+        """As the first step does: traces the model or tries one record, by shapes; InvalidInput if neither works."""
         with _check.withheld("data"):
             found = example(self.data, self.gradients.flat.device, self.collate)
         self.gradients.prepare(*split(found, self.gradients.model))
