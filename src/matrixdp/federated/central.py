@@ -40,7 +40,16 @@ from matrixdp import _check
 from matrixdp._check import Array as Numbers
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.central_privacy import CentralGuarantees, CentralPrivacy
-from matrixdp.federated.flower import FAILED, Layout, Refused, WrappedStrategy, handler, made_once, numbers, private_reply
+from matrixdp.federated.flower import (
+    FAILED,
+    Layout,
+    Refused,
+    WrappedStrategy,
+    handler,
+    made_once,
+    numbers,
+    private_reply,
+)
 from matrixdp.federated.gradient_client import GradientClient
 from matrixdp.federated.local_training import cross_entropy
 from matrixdp.federated.participant import Arrays
