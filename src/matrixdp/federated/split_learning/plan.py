@@ -90,7 +90,7 @@ class SplitPlan:
     mechanism: str = "analytic"
     size: str = "exact"
     options: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate: float = 10.0
+    learning_rate: float = 30.0
     clip: float = 0.1
     update_share: float = 0.3
     seed: int = 0
