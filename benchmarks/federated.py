@@ -17,8 +17,8 @@ so beside the record level it has the five clients as they are.
 Models are linear. Pictures are described by histograms of edge directions, which learn nothing from data; capital gains
 and losses by their cube roots. Settings were chosen on a tenth of the training records that was held back, with few
 tries; Flower's rows have those of separated rounds, or of sampled ones. All are in this file. Noise is secure, so no
-two runs agree in the last digits. `--only` takes a part of a row's name. `--choose-vertical` prints what the defaults of
-`SplitPlan` were chosen from: a grid of settings, on held-back training records.
+two runs agree in the last digits. `--only` takes a part of a row's name. `--choose-vertical` prints what the defaults
+of `SplitPlan` were chosen from: a grid of settings, on held-back training records.
 """
 
 import argparse
