@@ -306,8 +306,8 @@ def test_a_state_is_for_one_order_of_the_same_data(tmp_path):
     same = recorded(tmp_path, data=TensorDataset(inputs.clone(), targets.clone()))
     assert len(taken(same, 2)) == 2
     listed = recorded(tmp_path, data=list(DATA), state=tmp_path / "listed.state")
-    assert "the same records in the same order" in str(listed)
-    assert "the same records in the same order" not in str(same)
+    assert "the same records in the same order are assumed" in str(listed)
+    assert "the same records in the same order are assumed" not in str(same)
 
 
 def test_a_state_is_for_one_order_of_ids(tmp_path):

@@ -37,7 +37,7 @@ def content_of(data: Any, units: Units | None) -> bytes:
     found = hashlib.sha256()
     for tensor in data.tensors if type(data) is TensorDataset else ():
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     if units is not None:
         found.update(b"units" + units.numbers.tobytes())
     return found.digest()
