@@ -109,7 +109,7 @@ def test_another_run_fills_in_what_did_not_run():
               rows_of(("none", None, 0.0, one), title="Cora")]  # fmt: skip
     mnist, adult, cora = merged(first, second)
     assert [row[-1] for row in mnist.rows] == [three, one, three]
-    assert mnist.note == "new"
+    assert mnist.note == "old"
     assert (adult, cora) == (first[1], second[1])
     longer = rows_of(("none", 0.8, 0.9), columns=("noise", "epoch 1", "epoch 2"))
     assert merged(first, [longer])[0] == longer

@@ -259,7 +259,7 @@ def _updated(table: Table, added: Table) -> Table:
                 f"with the added row {shown(new[0])!r}. Run the study with the same code and settings, or leave it out"
             )
         rows[same[0]] = tuple(old if cell is None else cell for old, cell in zip(rows[same[0]], new, strict=True))
-    return replace(table, rows=tuple(rows), note=added.note or table.note)
+    return replace(table, rows=tuple(rows))
 
 
 def _agree(cell: Any, other: Any) -> bool:
