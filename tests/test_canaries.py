@@ -109,6 +109,7 @@ BOUND, EDGES = {"norm": 1.0}, {"edges": [0.0, 0.5, 1.0]}
 QUERIES = dict.fromkeys(("sum", "mean", "second_moment", "covariance", "identity"), BOUND) | {
     "histogram": EDGES,
     "sparse_sum": {"radius": 2.0},
+    "moment_entries": {"norm": 1.0},
 }
 POST = {"low_rank": (1,), "soft_threshold": (1.0,), "clip": (0.0, 1.0)}
 MODELS = {

@@ -139,7 +139,8 @@ def at_least_zero(name: str, value: Any) -> float:
 def probability(name: str, value: Any) -> float:
     """A number strictly between 0 and 1."""
     if not 0 < number(name, value) < 1:
-        raise InvalidInput(f"{name} must lie strictly between 0 and 1, got {shown(value)}; 1e-6 is a common choice")
+        usual = {"delta": "; 1e-6 is a common choice", "level": "; 0.95 is a common choice"}.get(name, "")
+        raise InvalidInput(f"{name} must lie strictly between 0 and 1, got {shown(value)}{usual}")
     return float(value)
 
 

@@ -68,8 +68,9 @@ def in_numbers(epsilon: float, delta: float) -> str:
 
 def guess(who: str, share: float, what: str) -> str:
     """How often somebody is right who guesses whether a person's rows were used."""
+    was = "was" if who.startswith("any one") else "were"
     return (
-        f"Somebody who guesses whether {who} were used is right in half of all cases by chance, and in at most "
+        f"Somebody who guesses whether {who} {was} used is right in half of all cases by chance, and in at most "
         f"{percent(share)} with {what}. That holds whatever else this person knows, today or later."
     )
 

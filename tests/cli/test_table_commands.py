@@ -84,6 +84,8 @@ def test_other_sources_and_the_report(call, files):
         (("--marginals", "sex;smoker", "--shared", "2"), "table-marginals", ["sex", "smoker"], 8),
         (("--quantiles", "age:0.25,0.5,0.75"), "quantiles", ["quantile"], 3),
         (("--regress", "cost ~ age + sex"), "regression", ["term"], 3),
+        (("--classify", "smoker~age+sex"), "logistic-regression", ["term"], 3),
+        (("--classify", "smoker ~ age", "--ridge", "2", "--shared", "2"), "logistic-regression", ["term"], 2),
         (("--by", "sex,smoker,severity"), "counts", ["sex", "smoker", "severity"], 80),
     ],
 )

@@ -93,6 +93,7 @@ EVERY = {
     "second_moment": lambda records: queries.second_moment(records, norm=1.0),
     "covariance": lambda records: queries.covariance(records, adjacency="replace", norm=1.0),
     "sparse_sum": lambda records: queries.sparse_sum(records, radius=2.0),
+    "moment_entries": lambda records: queries.moment_entries(records, norm=1.0),
     "histogram": lambda records: queries.histogram(records, edges=([0, 1], [0, 1])),
 }
 

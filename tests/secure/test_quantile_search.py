@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from matrixdp import L1, Budget, Certificate, Counts, certify
+from matrixdp import L1, Budget, Certificate, Counts, certify, release
 from matrixdp.distributions import QuantileSearch
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
 from matrixdp.secure import quantile_search
 from matrixdp.secure.quantile_search import gaps, places_of, probes, search
+from matrixdp.tables.quantiles import found_by
 
 FALSE_ALARM = 1e-6
 
@@ -95,9 +96,22 @@ def test_the_certificate_adds_up_levels_and_counts(sensitivity, changes):
     assert Certificate.from_json(certificate.to_json()).verify()
 
 
+def test_histograms_in_rows_add_up_and_keep_apart():
+    law = QuantileSearch((3, 40), (0.25, 0.5), 0.1, 4.0)
+    certificate = certify(law, Counts(3), Budget(2.0, 0.0))
+    pure = 3 * (2 * 0.1 + 0.25)
+    assert pure <= certificate.epsilon(0.0) <= pure * (1 + 1e-11)
+    assert Certificate.from_json(certificate.to_json()).verify()
+    counts = np.zeros((3, 40))
+    counts[[0, 1, 2], [3, 20, 33]] = 4000  # each row has all its records in one bin
+    out = release(counts, Counts(3), Budget(3.0, 0.0), QuantileSearch((3, 40), (0.25, 0.5), 0.3, 3.0))
+    assert np.floor(found_by(out)).tolist() == [[3, 3], [20, 20], [33, 33]]
+
+
 def test_bad_searches_are_refused():
     for bad in (
-        {"shape": (2, 2)}, {"shape": (2**20 + 1,)}, {"probabilities": ()}, {"probabilities": (0.5, 0.5)},
+        {"shape": (2, 2, 2)}, {"shape": (2**20 + 1,)}, {"shape": (2, 2**20 + 1)}, {"probabilities": ()},
+        {"probabilities": (0.5, 0.5)},
         {"probabilities": (0.5, 1.5)}, {"rate": 0.0}, {"rate": math.nan}, {"scale": 0.0},
     ):  # fmt: skip
         with pytest.raises(InvalidInput):

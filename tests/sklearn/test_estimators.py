@@ -7,7 +7,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from matrixdp import Budget, Ledger
+from matrixdp import Budget, Certificate, Ledger, queries
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.queries.histograms import grid_counts
 from matrixdp.sklearn import (
@@ -35,7 +35,7 @@ ESTIMATORS = [
     PrivateRidge(2.0, low=-3, high=3, target_low=-3, target_high=3, budget=BUDGET),
     PrivateStandardScaler(low=-3, high=3, budget=BUDGET),
     PrivateKBins(3, low=-3, high=3, budget=BUDGET),
-    PrivateLogisticRegression(low=-3, high=3, steps=2, budget=BUDGET),
+    PrivateLogisticRegression(low=-3, high=3, classes="from y", steps=2, budget=BUDGET),
 ]
 
 
@@ -164,6 +164,32 @@ def test_regression_is_near_least_squares_with_intervals_and_one_charge(records)
     assert np.all(np.abs(shrunk.coef_) < 0.01)
 
 
+def test_delta_0_is_kept_by_moments(records):
+    """By noise on products; the components of a record of norm 1 have the l1 norm that the set says, at most."""
+    pure = Budget(1.0, 0.0)
+    target = line(records)
+    fitted = [
+        PrivatePCA(2, budget=pure, norm=3.0).fit(records),
+        PrivatePCA(2, budget=pure, norm=3.0, adjacency="add/remove", size=4000).fit(records),
+        PrivateCovariance(budget=pure, norm=3.0, center=0.0).fit(records),
+        PrivateLinearRegression(low=-3, high=3, target_low=-3, target_high=3, budget=pure).fit(records, target),
+    ]
+    assert all(abs(pca.components_[0, 0]) > 0.99 for pca in fitted[:2])
+    np.testing.assert_allclose(fitted[2].covariance_, records.T @ records / 4000, atol=0.3)
+    np.testing.assert_allclose(fitted[3].coef_[0], 1.0, atol=0.5)
+    for each in fitted:
+        assert each.certificate_.meets(pure)
+        assert Certificate.from_json(each.certificate_.to_json()).verify()
+    with pytest.raises(InvalidInput, match="center"):
+        PrivateCovariance(budget=pure, norm=3.0).fit(records)
+    ends = np.eye(3)[:2]
+    worst = np.array([[1, 1, 1], [1, 1, -1]]) / np.sqrt(3)
+    for row in (*ends, *worst):
+        answer = queries.moment_entries(row[None], norm=1.0)
+        assert answer.sensitivity.contains(answer.value, 0.0)
+    assert np.sum(np.abs(answer.value)) > 0.99 * answer.sensitivity.radius
+
+
 def test_scaler_and_bins_are_near_those_of_the_records(records):
     scaler = PrivateStandardScaler(low=-2, high=2, budget=Budget(5.0, 1e-6)).fit(records)
     assert scaler.mean_ == pytest.approx([0, 0, 0], abs=0.02)
@@ -176,6 +202,13 @@ def test_scaler_and_bins_are_near_those_of_the_records(records):
     shares = np.bincount(bins.transform(records)[:, 0].astype(int)) / len(records)
     assert shares == pytest.approx(np.full(4, 0.25), abs=0.05)
     assert bins.certificate_.verify()
+    pure = PrivateKBins(4, low=-2, high=2, budget=Budget(1.0, 0.0)).fit(records)
+    for column in pure.transform(records).T:  # each border is off by some 9 of 4,000 ranks, and never by 120
+        shares = np.bincount(column.astype(int)) / len(records)
+        assert shares == pytest.approx(np.full(4, 0.25), abs=0.06)
+    assert pure.certificate_.meets(Budget(1.0, 0.0))
+    counted = PrivateKBins(4, low=-2, high=2, grid=64, mechanism="laplace", budget=Budget(5.0, 1e-6)).fit(records)
+    assert counted.bin_edges_[0] == pytest.approx(bins.bin_edges_[0], abs=0.2)
 
 
 @pytest.mark.parametrize("adjacency", ["add/remove", "replace"])
@@ -193,7 +226,8 @@ def test_logistic_regression_learns_and_is_charged_once(records):
     odds = 4 * records[:, 0] - 6 * records[:, 1] + 0.5
     y = np.random.default_rng(3).random(len(records)) < 1 / (1 + np.exp(-odds))
     ledger = Remembers()
-    model = PrivateLogisticRegression(100.0, low=-2, high=2, budget=Budget(5.0, 1e-6), ledger=ledger)
+    public = {"low": -2, "high": 2, "classes": [False, True]}
+    model = PrivateLogisticRegression(100.0, **public, budget=Budget(5.0, 1e-6), ledger=ledger)
     model.fit(records, y)
     assert model.coef_[0, :2] == pytest.approx([4, -6], rel=0.35)
     assert model.score(records, y) > 0.75
@@ -205,10 +239,15 @@ def test_logistic_regression_learns_and_is_charged_once(records):
     assert composition.mu <= mu <= composition.mu * (1 + 1e-9)
     with pytest.raises(BudgetExceeded):
         clone(model).fit(records, y, ledger=Refuses())
+    with pytest.raises(InvalidInput, match="classes are missing"):
+        PrivateLogisticRegression(low=-2, high=2, budget=BUDGET).fit(records, y)
     with pytest.raises(InvalidInput, match="binary"):
-        PrivateLogisticRegression(low=-2, high=2, budget=BUDGET).fit(records, np.arange(len(records)) % 3)
+        clone(model).set_params(classes="from y").fit(records, np.arange(len(records)) % 3)
+    # with public classes, no label in y decides whether there is an error, or what the classes are
+    for labels in (np.zeros(len(y)), np.arange(len(y)) % 3, np.full(len(y), "x"), y + 0.5):
+        assert clone(model).set_params(steps=2).fit(records, labels).classes_.tolist() == [False, True]
     with pytest.raises(InvalidInput, match="exclude"):
-        PrivateLogisticRegression(low=-2, high=2, budget=BUDGET, random_state=0, ledger=ledger).fit(records, y)
+        clone(model).set_params(random_state=0).fit(records, y)
 
 
 def test_a_random_state_is_warned_of(records):

@@ -1,7 +1,9 @@
 """Means, quantiles, regressions and marginals of people's tables: right, labelled, certified, and paid for once."""
 
+import inspect
 import json
 import pickle
+from typing import get_type_hints
 
 import numpy as np
 import pandas
@@ -9,8 +11,9 @@ import pytest
 
 from hospital import DIAGNOSES, REGIONS, domain, hospital
 from matrixdp import REPLACE, Budget, Certificate, Counts, Ledger, compare, release
-from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Ordered, Table
+from matrixdp.errors import BudgetExceeded, InvalidInput, NotApplicable
+from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Ordered, Table, TableAnswer
+from matrixdp.tables.logistic import LogisticAnswer
 from matrixdp.tables.means import STEPS
 
 BUDGET = Budget(1.0, 1e-6)
@@ -146,34 +149,77 @@ def test_marginals_have_labels_and_agree():
         out.of("region", "sex")
 
 
-@pytest.mark.parametrize(
-    "asked",
-    ["counts", pytest.param("means", marks=pytest.mark.slow), "quantiles", "regression", "components", "marginals"],
-)
-def test_every_answer_goes_into_plans_shared_budgets_compare_and_release(asked, tmp_path):
-    table = Table(VISITS, domain())
-    answer = table.counts("region") if asked == "counts" else ASKED[asked](table)
-    if asked == "quantiles":
-        answer = table.quantiles("age", [0.5], bins=64)
-    shape, sensitivity = answer.value.shape, answer.sensitivity
+# Every kind of answer that a table has; quantiles in few bins, since a plan has noise on all of them.
+KINDS = ASKED | {
+    "counts": lambda table: table.counts("region"),
+    "cell states": lambda table: table.cell_states("age", "sex"),
+    "quantiles": lambda table: table.quantiles("age", [0.5], bins=64),
+    "covariance": lambda table: table.covariance("cost", "age"),
+    "logistic regression": lambda table: table.logistic_regression("smoker", on=("age", "sex"), steps=4),
+}
+PLANNED_SLOWLY = ("mean", "means", "sums")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in PLANNED_SLOWLY)) for k in KINDS])
+def test_every_answer_goes_into_plans_shared_budgets_compare_and_release(kind, tmp_path):
+    answer = KINDS[kind](Table(VISITS, domain()))
+    shape, sensitivity = answer.shape, answer.sensitivity
     ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
     other = Counts(1)
     plan = Budget(1.0, 1e-6).plan([sensitivity, other], shapes=[shape, (4,)])
     for budget in (plan[0], Budget(1.0, 1e-6).shared(2)):
         out = answer.release(budget, ledger=ledger)
-        assert Certificate.from_json(out.certificate.to_json()).verify()
+        assert type(out.certificate).from_json(out.certificate.to_json()).verify()
         assert np.all(np.isfinite(out.table()["value"]))
     assert len(ledger.history()) == 2
+    with pytest.raises(BudgetExceeded):
+        answer.release(plan[0], ledger=ledger)
     assert compare(shape, sensitivity, BUDGET).rows
-    assert release(*answer, BUDGET, query=answer.query).certificate.meets(BUDGET)
+    if kind == "logistic regression":  # whose releases depend on each other
+        with pytest.raises(InvalidInput, match="release"):
+            release(*answer, BUDGET)
+    else:
+        assert release(*answer, BUDGET, query=answer.query).certificate.meets(BUDGET)
 
 
-@pytest.mark.parametrize("asked", ["regression", "components", "variances", "marginals"])
-def test_what_needs_a_delta_says_so_before_anything_is_spent(asked, tmp_path):
+def test_the_kinds_are_all_that_a_table_has():
+    private = (TableAnswer, LogisticAnswer)
+    methods = {name: method for name, method in inspect.getmembers(Table, inspect.isfunction) if name[0] != "_"}
+    hints = {name: get_type_hints(method).get("return") for name, method in methods.items()}
+    asked = {name for name, found in hints.items() if inspect.isclass(found) and issubclass(found, private)}
+    used = "".join(inspect.getsource(function) for function in KINDS.values())
+    assert asked
+    assert all(f"table.{name}(" in used for name in asked), asked
+
+
+def test_what_needs_a_delta_says_so_before_anything_is_spent(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
     with pytest.raises(NotApplicable, match="delta = 0"):
-        ASKED[asked](Table(VISITS, domain())).release(Budget(1.0, 0.0), ledger=ledger)
+        ASKED["marginals"](Table(VISITS, domain())).release(Budget(1.0, 0.0), ledger=ledger)
     assert not ledger.history()
+
+
+@pytest.mark.parametrize("unit", [{}, {"unit": "patient_id", "contributions": 3}], ids=["rows", "units"])
+@pytest.mark.parametrize("asked", ["regression", "components", "variances", "correlation"])
+def test_moments_keep_delta_0(asked, unit):
+    """Laplace noise on products, for a set that holds what a unit changes and is no larger than it must be."""
+    visits = VISITS.groupby("patient_id").head(3 if unit else 1)
+    patient = visits["patient_id"].value_counts().drop("", errors="ignore").index[0]
+    answers = [
+        ASKED[asked](Table(part, domain(), **unit)) for part in (visits, visits[visits["patient_id"] != patient])
+    ]
+    pure = answers[0].pure
+    assert pure.sensitivity.contains(pure.value - answers[1].pure.value)
+    out = answers[0].release(Budget(1.0, 0.0))
+    certificate = Certificate.from_json(out.certificate.to_json())
+    assert certificate.verify()
+    assert certificate.meets(Budget(1.0, 0.0))
+    assert out.certificate.epsilon(0.0) == pytest.approx(1.0)
+    assert np.all(np.isfinite(out.table()["value"]))
+    document = json.loads(out.certificate.to_json())
+    if unit:
+        document["query"]["parameters"]["contributions"] = 4
+        assert not Certificate.from_json(json.dumps(document)).verify()
 
 
 def test_sums_variances_and_components_are_those_of_the_rows():

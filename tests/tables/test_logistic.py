@@ -1,5 +1,6 @@
 """Logistic regression of a table: against scikit-learn, the coverage of its intervals, and what it costs."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 
 from hospital import domain, hospital
-from matrixdp import Budget, Ledger
+from matrixdp import Budget, Counts, Ledger
 from matrixdp.accounting.composition import Composition
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Table
@@ -74,6 +75,8 @@ def test_it_is_labelled_certified_and_charged_once(tmp_path):
         assert "a logistic regression" in text
         assert "Everybody with an entry in the column patient" in text
     assert out.plot() is not None
+    out.certificate.save(tmp_path / "fit.json")
+    assert hashlib.sha256((tmp_path / "fit.json").read_bytes()).hexdigest() in out.statement()
     written = out.certificate.to_json()
     found = Composition.from_json(written)
     assert found.verify()
@@ -116,7 +119,7 @@ def test_no_rows_are_no_error():
         ({"steps": 0}, BUDGET, InvalidInput, "steps"),
         ({}, Budget(1.0, 0.0), NotApplicable, "delta = 0"),
         ({}, 1.0, InvalidInput, "budget"),
-        ({}, BUDGET.shared(2), InvalidInput, "whole"),
+        ({}, BUDGET.shared(2, like=Counts(1)), InvalidInput, "shared reference"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(ask, budget, error, words, tmp_path):

@@ -112,7 +112,7 @@ def test_the_error_in_ranks_is_that_of_the_exponential_mechanism():
         values = np.sort(ages(20000, seed))
         out = release_quantiles(values, wanted, edges=edges, budget=Budget(1.0, 0.0))
         off.append(np.searchsorted(values, out.estimate) - wanted * len(values))
-    rate = 0.85 / 2
+    rate = 0.9 / 2
     variance = 2 / rate**2 * (1.25 + 1 + 1.25) / 3  # quartiles have half of the median's error besides their own
     assert 0.4 * variance < np.mean(np.square(off)) < 2.2 * variance
 

@@ -9,7 +9,7 @@ from scipy.stats import binom
 from matrixdp import Budget, Certificate, Ledger, release
 from matrixdp.errors import InvalidInput
 from matrixdp.tables.means import STEPS, bounded_totals, means, release_means
-from matrixdp.tables.moments import bounded_moments, release_moments
+from matrixdp.tables.moments import bounded_moments, bounded_products, release_moments
 
 BUDGET = Budget(1.0, 1e-6)
 FALSE_ALARM = 1e-6
@@ -184,6 +184,34 @@ def test_intervals_of_moments_cover(adjacency):
         proper = times[~np.eye(3, dtype=bool)] if name == "correlation" else times
         assert np.all((low <= proper) & (proper <= high)), (name, times)
     assert binom.cdf(low, rounds, 0.6) > 0.5  # intervals of half the width, which cover 59 %, would show
+
+
+def test_intervals_of_regressions_with_delta_0_cover():
+    """As above; the noise of 3 columns is Laplace of scale 8.5 on 10 products."""
+    records, rounds = people(), 150
+    truth, covered = truth_of(records)["regression"], 0.0
+    for _ in range(rounds):
+        moments = release_moments(records, LOW, HIGH, budget=Budget(1.0, 0.0))
+        found = asked(moments, "regression")
+        covered = covered + ((found.low <= truth) & (truth <= found.high))
+    low, high = binom.ppf([FALSE_ALARM / 6, 1 - FALSE_ALARM / 6], rounds, 0.9)
+    assert np.all((low <= covered) & (covered <= high)), covered
+    assert moments.certificate.law.scale == pytest.approx(8.5)
+    assert moments.certificate.meets(Budget(1.0, 0.0))
+
+
+@pytest.mark.parametrize("adjacency", ["add/remove", "replace"])
+def test_no_neighbour_changes_products_by_more_than_the_set_says(adjacency):
+    """Corners are the worst, and attain it; a set of 1 % less would not hold them."""
+    corners = np.array(list(itertools.product((0.0, 1.0), repeat=3)))
+    inside = np.random.default_rng(0).random((60, 3))
+    rows = np.vstack([corners, inside])
+    added = [bounded_products(row[None], 0, 1).value for row in rows]
+    changes = added if adjacency == "add/remove" else [a - b for a in added for b in added]
+    sensitivity = bounded_products(rows, 0, 1, adjacency=adjacency).sensitivity
+    assert all(sensitivity.contains(change, 0.0) for change in changes)
+    if adjacency == "add/remove":
+        assert any(np.sum(np.abs(change)) > 0.99 * sensitivity.radius for change in changes)
 
 
 def test_noise_larger_than_the_data_gives_no_absurd_regression():

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
@@ -34,6 +35,7 @@ from matrixdp.privacy.verification import (
     parsed,
     recomputed,
     verified,
+    written,
 )
 
 KIND = "composition"
@@ -105,11 +107,13 @@ class Composition:
         parts: the releases.
         budget: the budget that was asked for, if any.
         document: the JSON that this composition was read from; `verify` compares everything in it.
+        released: the name and the SHA-256 of the file with what was computed from the releases, if it was written.
     """
 
     parts: tuple[Part, ...]
     budget: Budget | None = None
     document: Mapping[str, Any] | None = field(default=None, repr=False)
+    released: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
@@ -212,11 +216,17 @@ class Composition:
                 "releases": sum(part.count for part in self.parts),
                 "expected_uses_per_record": math.fsum(part.count * part.sampling_rate for part in self.parts),
             },
+            **({"released": dict(self.released)} if self.released else {}),
         }
 
     def to_json(self) -> str:
         """The composition as a JSON text, whole in itself."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the composition to a new file."""
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(saved(self)[0])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Composition:
@@ -232,7 +242,7 @@ class Composition:
             if not (isinstance(content["parts"], list) and isinstance(content["guarantee"], dict)):
                 raise InvalidInput("the composition must have a list of parts and an object with the guarantee")
             parts = tuple(_part_of(part) for part in content["parts"])
-            return cls(parts, decode(content["budget"]), content)
+            return cls(parts, decode(content["budget"]), content, content.get("released"))
         except (KeyError, TypeError, AttributeError) as reason:
             raise InvalidInput(
                 f"the composition lacks an entry, or has one of the wrong kind ({type(reason).__name__})"
@@ -269,8 +279,9 @@ class Composition:
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else USUAL.delta
         how = "closed form" if self.closed_form else "privacy-loss distributions"
-        neighbours = f"{self.adjacency} ({self.adjacency.neighbours})" if self.adjacency else "any"
-        lines = [("adjacency", neighbours)]
+        said = {each.neighbours for each in self._certificates} if self.float_safe else set()
+        words = said.pop() if len(said) == 1 else self.adjacency and self.adjacency.neighbours
+        lines = [("adjacency", f"{self.adjacency} ({words})" if self.adjacency else "any")]
         lines += [("" if number else "releases", str(part)) for number, part in enumerate(self.parts)]
         lines += [("guarantee", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g} ({how})")]
         if self.budget:
@@ -278,6 +289,11 @@ class Composition:
         if not self.float_safe:
             lines += [("covers", "the laws of the noise; not, in every part, the floating-point numbers released")]
         return "\n".join(["Privacy of a composition", *(f"  {name:<10} {text}" for name, text in lines)])
+
+
+def saved(certificate: Certificate | Composition) -> tuple[str, bytes]:
+    """The text of a certificate or a composition as saved, and the arrays beside it, empty if there are none."""
+    return written(certificate) if isinstance(certificate, Certificate) else (certificate.to_json() + "\n", b"")
 
 
 def _part_document(part: Part, asked: Budget) -> dict[str, Any]:

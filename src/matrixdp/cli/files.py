@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from matrixdp._check import Array
+from matrixdp.accounting.composition import Composition, saved
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.records import digest
 from matrixdp.privacy.verification import beside as arrays_path
-from matrixdp.privacy.verification import written
 
 # Bytes of an entry in each format, from above: CSV has up to 24 characters and a separator; Parquet may write an entry
 # into a dictionary, with an index to it, and 4096 bytes more for each column and for the file.
@@ -65,7 +65,7 @@ class Content:
 
 
 @contextmanager
-def reserved(output: Path, certificate: Certificate, content: Content | None = None) -> Iterator[Place]:
+def reserved(output: Path, certificate: Certificate | Composition, content: Content | None = None) -> Iterator[Place]:
     """Reserves the names and the space of a matrix and its certificate, until it has been published or has failed.
 
     The names are reserved by empty files, which only one of several writers can create; the space by drafts of full
@@ -81,12 +81,10 @@ def reserved(output: Path, certificate: Certificate, content: Content | None = N
         InvalidInput: if a name is taken, or the file cannot be written.
     """
     check_free(output)
-    if content is None and len(certificate.shape) not in (1, 2) and output.suffix != ".npy":
-        raise InvalidInput(
-            f"output must end in .npy for a value of {len(certificate.shape)} dimensions, got {str(output)!r}"
-        )
-    text, arrays = written(replace(certificate, released=_released(output, b"")))
-    content = content or _matrix(output.suffix, certificate.shape)
+    if content is None:
+        assert isinstance(certificate, Certificate)
+        content = _matrix(output, certificate.shape)
+    text, arrays = saved(replace(certificate, released=_released(output, b"")))
     sizes = {output: content.size}
     sizes |= {
         path: len(content) for path, content in zip(_names(output)[1:], (text.encode(), arrays), strict=True) if content
@@ -120,11 +118,11 @@ class Place:
     """A reserved place for one matrix and its certificate, and a draft for each of their files."""
 
     output: Path
-    certificate: Certificate
+    certificate: Certificate | Composition
     drafts: dict[Path, Path]
     write: Callable[[BinaryIO, Any], None]
 
-    def publish(self, value: Any) -> Certificate:
+    def publish(self, value: Any) -> Any:
         """Writes the matrix and its certificate, to which it adds the matrix's file name and SHA-256.
 
         All are drafted and then renamed, the matrix last: a matrix never exists without its certificate.
@@ -137,7 +135,7 @@ class Place:
                 self.write(file, value)
             content = self.drafts[self.output].read_bytes()
             complete = replace(self.certificate, released=_released(self.output, content))
-            text, arrays = written(complete)
+            text, arrays = saved(complete)
             for path, part in zip(_names(self.output)[1:], (text.encode(), arrays), strict=True):
                 if path in self.drafts:
                     with _rewritten(self.drafts[path]) as file:
@@ -179,8 +177,11 @@ def _not_writable(output: Path, reason: OSError) -> InvalidInput:
     )
 
 
-def _matrix(suffix: str, shape: Sequence[int]) -> Content:
+def _matrix(output: Path, shape: Sequence[int]) -> Content:
     """How a matrix is written."""
+    suffix = output.suffix
+    if len(shape) not in (1, 2) and suffix != ".npy":
+        raise InvalidInput(f"output must end in .npy for a value of {len(shape)} dimensions, got {str(output)!r}")
     columns = shape[1] if suffix == ".parquet" and len(shape) == 2 else 1
     size = math.prod(shape) * FORMATS[suffix] + _MORE * (1 + columns)
     return Content(size, lambda file, value: _write_matrix(file, suffix, value))

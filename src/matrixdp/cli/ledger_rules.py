@@ -121,10 +121,11 @@ def left(
     from dataclasses import asdict
 
     from matrixdp._rounding import rounded_down, rounded_up
+    from matrixdp.adjacency import ADD_REMOVE, checked
     from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 
     opened = opened_at(place, dataset)
-    like = None if mu is None else Guarantee(GaussianProfile(mu), opened.adjacency or "add/remove")  # type: ignore[arg-type]
+    like = None if mu is None else Guarantee(GaussianProfile(mu), checked(opened.adjacency or ADD_REMOVE))
     rows = opened.left(like, analyst)
     if json:
         show.document([asdict(row) for row in rows])

@@ -118,7 +118,12 @@ def release(
         ),
     ] = None,
     regress: Annotated[str | None, typer.Option(help="Least squares of a column on others: cost~age+sex.")] = None,
-    ridge: Annotated[float | None, typer.Option(help="With --regress: the penalty on squared coefficients.")] = None,
+    classify: Annotated[
+        str | None, typer.Option(help="Logistic regression of a column of two values: smoker~age+sex.")
+    ] = None,
+    ridge: Annotated[
+        float | None, typer.Option(help="With --regress or --classify: the penalty on squared coefficients.")
+    ] = None,
     unit: Annotated[str | None, typer.Option(help="The column of ids whose owners are protected.")] = None,
     contributions: Annotated[int | None, typer.Option(help="How many rows of a unit count.")] = None,
     sql: Annotated[str | None, typer.Option(help="The SELECT whose rows are used, for a database.")] = None,
@@ -173,7 +178,7 @@ def release(
 
     about_tables: dict[str, Any] = {
         "by": by, "cell_states": cell_states or None, "marginals": marginals, "mean": mean, "sum": total,
-        "quantiles": quantiles, "regress": regress, "weights": weights, "bins": bins,
+        "quantiles": quantiles, "regress": regress, "classify": classify, "weights": weights, "bins": bins,
         "ridge": ridge, "unit": unit, "contributions": contributions, "sql": sql, "separator": separator,
         "statement": statement, "figure": figure,
     }  # fmt: skip
@@ -237,7 +242,7 @@ def _budget(
 
 def _part(plan: Plan, answer: Any) -> Budget:
     """The part of a plan for such an answer; equal parts are counted by the ledger."""
-    shape, sensitivity = tuple(answer.value.shape), answer.sensitivity
+    shape, sensitivity = answer.shape, answer.sensitivity
     for part in plan:
         planned = part.sensitivity
         alike = type(planned) is type(sensitivity) and planned.adjacency == sensitivity.adjacency

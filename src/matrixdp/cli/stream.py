@@ -54,11 +54,12 @@ def init(
 
     if state.exists() or state.is_symlink():
         raise InvalidInput(f"file {str(state)!r} exists already and is not replaced; choose another name")
-    days = None if steps == "unbounded" else specs.numbers("steps", steps)[0]
+    days: Any = None if steps == "unbounded" else specs.numbers("steps", steps)[0]
+    change: Any = specs.sensitivity(sensitivity, adjacency)  # the stream says which numbers and sets it takes
     with show.working("sizing the noise"):
         begun = Stream(
-            steps=days,  # type: ignore[arg-type]
-            sensitivity=specs.sensitivity(sensitivity, adjacency),  # type: ignore[arg-type]
+            steps=days,
+            sensitivity=change,
             budget=Budget(epsilon, delta),
             workload=specs.array_file("workload", workload) if workload.endswith(".npy") else workload,
             ledger=_ledger(ledger, dataset, analyst),

@@ -13,10 +13,12 @@ from matrixdp.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from matrixdp.accounting.composition import Composition
     from matrixdp.budget import Budget
     from matrixdp.pipeline import Spends
     from matrixdp.privacy.certificate import Certificate
     from matrixdp.tables import Table, TableAnswer
+    from matrixdp.tables.logistic import LogisticAnswer
     from matrixdp.tables.outputs import Labelled
 
 # More than the bytes of a number and a separator, in CSV and in Parquet, and of what Parquet adds for a column.
@@ -41,6 +43,7 @@ def release_table(
     quantiles: str | None = None,
     bins: str | None = None,
     regress: str | None = None,
+    classify: str | None = None,
     ridge: float | None = None,
     unit: str | None = None,
     contributions: int | None = None,
@@ -49,7 +52,7 @@ def release_table(
     separator: str | None = None,
     statement: Path | None = None,
     figure: Path | None = None,
-) -> tuple[Certificate, list[Path]]:
+) -> tuple[Certificate | Composition, list[Path]]:
     """Releases a table and writes it; all that can fail does so before the ledger is charged.
 
     Returns:
@@ -59,21 +62,22 @@ def release_table(
 
     if output.suffix not in (".csv", ".parquet"):
         raise InvalidInput(f"output of a table must end in .csv or .parquet, got {str(output)!r}")
-    given = {"marginals": marginals, "mean": mean, "sum": sum, "quantiles": quantiles, "regress": regress}
+    given = {"marginals": marginals, "mean": mean, "sum": sum, "quantiles": quantiles}
+    given |= {"regress": regress, "classify": classify}
     asked = {name: text for name, text in given.items() if text is not None}
     if len(asked) + cell_states + (by is not None and not {"mean", "sum"} & set(asked)) != 1:
         raise InvalidInput(
             "say one thing to release: --by with columns, --cell-states, --marginals, --mean or --sum (also with "
-            "--by), --quantiles or --regress"
+            "--by), --quantiles, --regress or --classify"
         )
     more: dict[str, Any] = {}
     for name, goes_with, value in (
-        ("weights", "marginals", None if weights is None else _weights(weights)),
-        ("bins", "quantiles", None if bins is None else _bins(bins)),
-        ("ridge", "regress", ridge),
+        ("weights", ["marginals"], None if weights is None else _weights(weights)),
+        ("bins", ["quantiles"], None if bins is None else _bins(bins)),
+        ("ridge", ["regress", "classify"], ridge),
     ):
-        if value is not None and goes_with not in asked:
-            raise InvalidInput(f"--{name} goes with --{goes_with}")
+        if value is not None and not set(goes_with) & set(asked):
+            raise InvalidInput(f"--{name} goes with --{' or --'.join(goes_with)}")
         more |= {} if value is None else {name: value}
     also = {path: suffixes for path, suffixes in ((statement, (".html", ".md")), (figure, (".png",))) if path}
     for path, suffixes in also.items():
@@ -91,7 +95,7 @@ def release_table(
     with show.working("Reading rows and sizing the noise"):
         if asked:
             ((name, text),) = asked.items()
-            answer = _ASKED[name](table, text, groups, **more)
+            answer: TableAnswer | LogisticAnswer = _ASKED[name](table, text, groups, **more)
         else:
             answer = table.cell_states() if by is None else table.counts(*groups)
         prepared = answer.prepare(budget_for(answer), mechanism, **options)
@@ -153,18 +157,28 @@ def _quantiles(table: Table, text: str, by: list[str], **more: Any) -> TableAnsw
 
 
 def _regression(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
+    return table.regression(*_formula("regress", text), **more)
+
+
+def _classification(table: Table, text: str, by: list[str], **more: Any) -> LogisticAnswer:
+    return table.logistic_regression(*_formula("classify", text), **more)
+
+
+def _formula(option: str, text: str) -> tuple[str, list[str]]:
+    """A column and those that explain it."""
     target, _, features = text.partition("~")
     if not target or not features:
-        raise InvalidInput("--regress must be a column and those that explain it, such as cost~age+sex")
-    return table.regression(target.strip(), [name.strip() for name in features.split("+")], **more)
+        raise InvalidInput(f"--{option} must be a column and those that explain it, such as cost~age+sex")
+    return target.strip(), [name.strip() for name in features.split("+")]
 
 
-_ASKED: dict[str, Callable[..., TableAnswer]] = {
+_ASKED: dict[str, Callable[..., TableAnswer | LogisticAnswer]] = {
     "marginals": _marginals,
     "mean": _mean,
     "sum": _sum,
     "quantiles": _quantiles,
     "regress": _regression,
+    "classify": _classification,
 }
 
 
@@ -191,7 +205,7 @@ def _check_free(path: Path, suffixes: tuple[str, ...]) -> None:
         raise InvalidInput(f"{str(path)!r} exists already and is not replaced; choose another name")
 
 
-def _size(answer: TableAnswer) -> int:
+def _size(answer: TableAnswer | LogisticAnswer) -> int:
     """Bytes of the table in its file, from above; in CSV a label may be quoted, and every quote in it doubled."""
     label = sum(max(len(label.encode()) for label in labels) * 2 + 16 for _, labels in answer.axes)
     header = sum(len(name.encode()) * 2 + 16 for name, _ in answer.axes)
@@ -200,7 +214,7 @@ def _size(answer: TableAnswer) -> int:
 
 def _write(file: BinaryIO, suffix: str, out: Labelled) -> None:
     if suffix == ".parquet":
-        out.to_parquet(file)  # type: ignore[arg-type]
+        out.to_parquet(file)
         return
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     out.to_csv(text)

@@ -57,7 +57,6 @@ def _verification(file: Path, value: Path | None) -> Verification:
     text = file.read_bytes()
     if file.suffix == ".jsonl":
         return verify_export(text.decode("utf-8", errors="replace").splitlines())
-    if parsed(text)["matrixdp"] == "composition":
-        return Composition.from_json(text).verify()
-    found = Certificate.load(file)
-    return found.verify() if value is None else with_value(found.verify(), found, value.read_bytes())
+    composed = parsed(text)["matrixdp"] == "composition"
+    found = Composition.from_json(text) if composed else Certificate.load(file)
+    return found.verify() if value is None else with_value(found.verify(), found.released, value.read_bytes())

@@ -20,7 +20,7 @@ class QuantileSearch(NoiseLaw):
     """How quantiles are found in a histogram; see `matrixdp.secure.quantile_search`. It is not additive noise.
 
     Attributes:
-        shape: of the histogram, one axis.
+        shape: of the histogram, one axis; or of several, one in each row, with the same search in each.
         probabilities: which quantiles, increasing.
         rate: of each level: a cut with one more record of error is e^-rate as likely, for the median.
         scale: of the discrete Laplace noise on the counts around the cuts.
@@ -42,8 +42,8 @@ class QuantileSearch(NoiseLaw):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", _check.any_shape(self.shape))
-        if len(self.shape) != 1 or not self.shape[0] <= MOST_BINS:
-            raise InvalidInput(f"quantiles are searched in one axis of at most {MOST_BINS} bins, got {self.shape}")
+        if len(self.shape) not in (1, 2) or not self.shape[-1] <= MOST_BINS:
+            raise InvalidInput(f"quantiles are searched in rows of at most {MOST_BINS} bins, got {self.shape}")
         wanted = _check.finite("probabilities", self.probabilities, ndim=1)
         if not (wanted.size and np.all(np.diff(wanted) > 0) and wanted[0] >= 0 and wanted[-1] <= 1):
             raise InvalidInput("probabilities must be increasing numbers between 0 and 1")
@@ -53,7 +53,7 @@ class QuantileSearch(NoiseLaw):
 
     @property
     def levels(self) -> int:
-        """How many searches a record takes part in."""
+        """How many searches a record takes part in, in each histogram."""
         return len(self.probabilities).bit_length()
 
     def expected_squared_error(self, weights: Any = None) -> float:
@@ -66,6 +66,7 @@ class QuantileSearch(NoiseLaw):
 
     def describe(self) -> str:
         many = f"{len(self.probabilities)} quantile{'s' if len(self.probabilities) > 1 else ''}"
+        many += f" in each of {self.shape[0]} histograms" if len(self.shape) == 2 else ""
         return (
             f"exponential mechanism for {many}, {self.levels} levels of {self.rate:.6g}, and counts with discrete "
             f"Laplace noise, scale {self.scale:.6g}"

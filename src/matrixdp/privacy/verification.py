@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +214,11 @@ def verified(certificate: Certificate) -> Verification:
     return Verification(compared, findings, tuple(remarks))
 
 
-def with_value(found: Verification, certificate: Certificate, content: bytes) -> Verification:
+def with_value(found: Verification, released: Mapping[str, str] | None, content: bytes) -> Verification:
     """The same verification, and whether these are the bytes of the released file."""
-    stated = (certificate.released or {}).get("sha256", _ABSENT)
+    stated = (released or {}).get("sha256", _ABSENT)
     wrong = () if stated == digest(content) else (Finding("released.sha256", stated, digest(content)),)
-    return Verification(found.compared + 1, (*found.findings, *wrong), found.remarks)
+    return replace(found, compared=found.compared + 1, findings=(*found.findings, *wrong))
 
 
 def recomputed(certificate: Certificate) -> Certificate:

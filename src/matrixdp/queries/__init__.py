@@ -13,7 +13,7 @@ the kind of what is wrong, never a cell, a header or a label, and is not covered
 from matrixdp.queries.answer import Answer
 from matrixdp.queries.histograms import histogram
 from matrixdp.queries.matrices import identity
-from matrixdp.queries.moments import covariance, second_moment
+from matrixdp.queries.moments import covariance, moment_entries, second_moment
 from matrixdp.queries.records import load
 from matrixdp.queries.sparse import sparse_sum
 from matrixdp.queries.totals import mean, sum
@@ -29,6 +29,7 @@ __all__ = [
     "identity",
     "load",
     "mean",
+    "moment_entries",
     "second_moment",
     "sparse_sum",
     "sum",

@@ -45,6 +45,11 @@ class Answer(_Pair):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.value, self.sensitivity, self.query
 
+    @property
+    def shape(self) -> Shape:
+        """The shape of the value, which is public."""
+        return tuple(self.value.shape)
+
     def __repr__(self) -> str:
         return f"Answer(value: private, shape {self.value.shape}; {self.sensitivity.adjacency}: {self.sensitivity})"
 

@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
-from matrixdp._check import Shape
+from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, checked, takes_relation
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import clipping, exact_sums
 from matrixdp.queries.answer import Answer, changes, query
-from matrixdp.queries.records import read
-from matrixdp.sensitivity import RankOne
+from matrixdp.queries.records import load, read
+from matrixdp.queries.sparse import sparse_sum
+from matrixdp.sensitivity import L1, RankOne
+
+STEP = 2.0**-16
+"""Products of entries are rounded to whole multiples of this, where their sums get discrete noise."""
+
+# Rows whose products are held at a time.
+_ROWS = 1 << 14
 
 
 @takes_relation
@@ -152,3 +159,61 @@ def change_in_covariance(
         raise InvalidInput("covariance needs at least 2 records, or a center: about its own mean one record has none")
     share = Fraction(1) if adjacency == ADD_REMOVE else Fraction(records - 1, records)
     return RankOne(clipping.root_at_least(4 * share * Fraction(clipping.Ball(norm).norm) ** 2 / size), adjacency)
+
+
+@takes_relation
+def moment_entries(records: Any, *, norm: float, columns: Any = None, adjacency: str = ADD_REMOVE) -> Answer:
+    """The entries of X^T X / norm^2 on and above its diagonal, row by row: for noise that keeps delta = 0.
+
+    Each product of two entries is rounded to a whole multiple of `STEP`. `full_matrix` makes the matrix of a release.
+
+    Args:
+        records: see `load`.
+        norm: the largest norm of a record.
+        columns: which columns to use; all by default.
+        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
+
+    Guarantee: for |x| <= 1 the products x_i x_j, i <= j, have the l1 norm (|x|_1^2 + |x|_2^2)/2 <= (columns + 1)/2. A
+        neighbour changes the value by at most that (replace: twice that), by whole multiples of the step.
+
+    Example:
+        >>> import numpy as np
+        >>> from matrixdp import Budget, queries, release
+        >>> records = np.random.default_rng(0).normal(size=(100, 3))
+        >>> out = release(*queries.moment_entries(records, norm=1.0), Budget(1.0, 0))
+        >>> out.value.shape, out.certificate.epsilon(0)
+        ((6,), 1.0)
+    """
+    asked = query("moment-entries", columns=columns, norm=norm, adjacency=checked(adjacency))
+    rows = clipping.Ball(norm).clip(load(records, columns)) / norm
+    value = summed_products(rows, (rows.shape[1] + 1) / 2)
+    return Answer(value, change_in_moment_entries(value.shape, **asked["parameters"]), asked)
+
+
+@changes("moment-entries")
+def change_in_moment_entries(shape: Shape, *, norm: float, adjacency: str, columns: Any = None) -> L1:
+    """What a neighbour can change; see `moment_entries`."""
+    clipping.Ball(norm)
+    sides = round(np.sqrt(2 * shape[0] + 0.25) - 0.5)
+    if shape != (sides * (sides + 1) // 2,):
+        raise InvalidInput(f"the value must have the entries of half a matrix, not the shape {shape}")
+    return L1((sides + 1) / 2 * (2 if adjacency == REPLACE else 1), None, adjacency, step=STEP)
+
+
+def summed_products(rows: Array, radius: float, shift: Any = 0.0) -> Array:
+    """The sums of all products of two entries of a row, less the shift, each clipped to the radius in l1."""
+    first, second = np.triu_indices(rows.shape[1])
+    total = np.zeros(len(first))
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS]
+        products = np.round((part[:, first] * part[:, second] - shift) / STEP) * STEP
+        total += sparse_sum(products, radius=radius, step=STEP).value
+    return total
+
+
+def full_matrix(entries: Array) -> Array:
+    """The symmetric matrix with these entries on and above its diagonal."""
+    sides = round(np.sqrt(2 * len(entries) + 0.25) - 0.5)
+    matrix = np.zeros((sides, sides))
+    matrix[np.triu_indices(sides)] = entries
+    return np.asarray(matrix + np.triu(matrix, 1).T)

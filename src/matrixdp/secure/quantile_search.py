@@ -8,9 +8,11 @@ picks a cut between records at random: a cut with g of the n records below it ha
 The middle probability goes first, on all records. Its cut splits the records in two, and the other probabilities
 search in their own part, with p relative to those already found: the part between cuts for p' < p'' takes
 (p - p')/(p'' - p'). So every record takes part in one search of each level, and m probabilities need m.bit_length()
-levels. Around each cut lie probes at doubling distances; the counts between neighbouring probes get noise.
+levels. Around each cut lie probes at doubling distances; the counts between neighbouring probes get noise. Of several
+histograms, each has searches of its own.
 
-Guarantee: one record added or removed costs levels * rate + 1/scale, in pure epsilon, and k such changes k times that.
+Guarantee: one record added to a histogram, or removed, costs levels * rate + 1/scale, in pure epsilon, and k such
+changes k times that, in one histogram or in several.
 
 1. *One search.* With one record more at v, g - p n changes by 1 - p for cuts above v, by -p for others. So each
    |g - p n| changes by at most max(p, 1 - p). For p = 0 it is g, which changes by 0 or 1, and likewise for p = 1. A
@@ -67,7 +69,8 @@ def prepared(
     """Does all of a draw that can fail, and gives the one call that draws: cuts, in bins, and then noisy counts.
 
     Args:
-        counts: the histogram. Counts below 0 are taken as 0, and others are floored, as `steps_changed` counts them.
+        counts: the histogram, or one in each row; what is drawn for one follows that of the row before. Counts below 0
+            are taken as 0, and others are floored, as `steps_changed` counts them.
         probabilities: increasing, between 0 and 1.
         rate: of each level, above 0.
         scale: of the noise on the counts.
@@ -77,14 +80,21 @@ def prepared(
     laplace = discrete.sampler(1.0, scale, exact=True)
     discrete.add_noise(np.zeros(1, dtype=np.int64), 1.0, laplace)  # compiles its kernels, before anything is spent
     fresh, key = (_secret(), Key()) if rng is None else (_seeded(rng), Key.from_bytes(rng.bytes(32)))
-    places = places_of(sizes, fresh)  # takes the most memory
+    rows = [(row, places_of(row, fresh)) for row in np.atleast_2d(sizes)]  # takes the most memory
 
     def draw() -> npt.NDArray[np.float64]:
-        cuts = search(places, len(sizes), [Fraction(p) for p in probabilities], Fraction(rate), fresh)
-        below = np.append(0, np.cumsum(sizes))
-        between = np.diff(below[probes([cut >> FRACTION_BITS for cut in cuts], len(sizes))])
-        noisy = discrete.add_noise(between, 1.0, laplace, key)
-        return np.concatenate([np.array(cuts) / 2.0**FRACTION_BITS, noisy.astype(np.float64)])
+        found, counted = list[list[int]](), []
+        for row, places in rows:
+            cuts = search(places, len(row), [Fraction(p) for p in probabilities], Fraction(rate), fresh)
+            below = np.append(0, np.cumsum(row))
+            found.append(cuts)
+            counted.append(np.diff(below[probes([cut >> FRACTION_BITS for cut in cuts], len(row))]))
+        noisy = discrete.add_noise(np.concatenate(counted), 1.0, laplace, key).astype(np.float64)
+        between = np.split(noisy, np.cumsum([len(part) for part in counted])[:-1])
+        parts = zip(found, between, strict=True)
+        return np.concatenate(
+            [part for cuts, counts in parts for part in (np.array(cuts) / 2.0**FRACTION_BITS, counts)]
+        )
 
     return draw
 

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d, vali
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.budget import Budget
+from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, release
 from matrixdp.queries import Answer, bounded
@@ -120,19 +121,26 @@ class PrivateEstimator(BaseEstimator):
         values = {name: value for name, value in self.get_params(deep=False).items() if name != "ledger"}
         return type(self)(**{name: clone(value, safe=False) for name, value in values.items()}, ledger=self.ledger)
 
-    def _release(self, answer: Answer, ledger: Spends | None, contributions: int | None = None) -> Release:
+    def _release(
+        self,
+        answer: Answer,
+        ledger: Spends | None,
+        contributions: int | None = None,
+        mechanism: str | NoiseLaw | None = None,
+    ) -> Release:
         """The one release of a fit, charged to this ledger or else to the estimator's own.
 
         Args:
             answer: of the records, which are bounded if contributions are given.
             ledger: instead of the estimator's own.
             contributions: how many records of a unit there are at most.
+            mechanism: instead of the estimator's own.
         """
         answer = answer if contributions is None else of_units(answer, contributions)
         released = release(
             *answer,
             self._budget(),
-            self.mechanism,
+            self.mechanism if mechanism is None else mechanism,
             ledger=self.ledger if ledger is None else ledger,
             query=answer.query,
             note=f"{type(self).__name__}.fit",
@@ -145,6 +153,8 @@ class PrivateEstimator(BaseEstimator):
         if self.budget is not None:
             if self.epsilon is not None or self.delta is not None:
                 raise InvalidInput("give budget, or epsilon and delta, and not both")
+            if not isinstance(self.budget, Budget):
+                raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(self.budget)}")
             return self.budget
         if self.epsilon is None or self.delta is None:
             raise InvalidInput("budget=Budget(epsilon, delta) is missing, or epsilon and delta; there is no default")

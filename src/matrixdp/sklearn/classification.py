@@ -30,7 +30,8 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         C: the inverse of the penalty on squared coefficients, of features mapped to [-1, 1].
         low: the least value of each feature, or one number for all; public. Smaller values count as this one.
         high: the largest value of each feature, likewise.
-        classes: the two labels; public. By default those in y, which then count as public.
+        classes: the two labels; public. A record with another label counts as one of the first, in sorted order. With
+            "from y", the labels in y, which then count as public.
         steps: how many gradients are released.
         budget: the guarantee to keep; or give epsilon and delta.
         epsilon: instead of budget, with delta.
@@ -140,8 +141,11 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
 
 
 def _classes(target: Any, classes: Any) -> Any:
-    """The two labels, in order."""
+    """The two labels, in order; whatever is refused here depends on the target only if it was asked for its labels."""
     if classes is None:
+        raise InvalidInput('classes are missing: the two labels, which are public; "from y" makes those in y public')
+    if isinstance(classes, str):
+        _check.choice("classes", classes, ("from y",))
         try:
             check_classification_targets(target)
             kind = type_of_target(target)
@@ -149,7 +153,8 @@ def _classes(target: Any, classes: Any) -> Any:
             raise InvalidInput("Unknown label type: y must hold class labels") from None
         if kind == "multiclass":
             raise InvalidInput("Only binary classification is supported. The type of the target is multiclass")
-    found = np.unique(np.asarray(target if classes is None else classes))
+        classes = target
+    found = np.unique(np.asarray(classes))
     if len(found) != 2:
         raise InvalidInput(f"there must be two classes, got {len(found)} class; give both as classes")
     return found

@@ -15,6 +15,8 @@ from matrixdp.adjacency import ADD_REMOVE, checked, takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
+from matrixdp.queries.clipping import divisor
+from matrixdp.queries.moments import full_matrix
 from matrixdp.queries.units import answered
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 
@@ -92,15 +94,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         if not kept <= features:
             raise InvalidInput(f"n_components must be at most the number of features, {features}, got {kept}")
         center = _check.broadcast("center", self.center, (features,))
-        answer = answered(
-            queries.covariance,
-            records,
-            norm=required_norm(self.norm),
-            center=center,
-            adjacency=self.adjacency,
-            size=self.size,
-        )
-        moment = postprocess.symmetrise(self._release(answer, ledger, contributions).value)
+        moment = postprocess.symmetrise(released_covariance(self, records, center, ledger, contributions))
         values, vectors = np.linalg.eigh(moment)
         variances = np.maximum(values[::-1], 0.0)
         self.mean_ = np.array(center)
@@ -197,17 +191,26 @@ class PrivateCovariance(PrivateEstimator):
         about_mean = self.center is None and checked(self.adjacency) != ADD_REMOVE
         records = records_of(self, X, ensure_min_samples=2 if about_mean else 1)
         records = limited(self, records, ids, contributions)
-        answer = answered(
-            queries.covariance,
-            records,
-            norm=required_norm(self.norm),
-            center=self.center,
-            adjacency=self.adjacency,
-            size=self.size,
-        )
-        self.released_ = self._release(answer, ledger, contributions).value
+        self.released_ = released_covariance(self, records, self.center, ledger, contributions)
         self.covariance_ = postprocess.nearest_psd(self.released_)
         return self
+
+
+def released_covariance(
+    estimator: PrivatePCA | PrivateCovariance, records: Array, center: Any, ledger: Spends | None, contributions: Any
+) -> Array:
+    """The noisy covariance of the records; where delta is 0, from noisy products of two entries each."""
+    norm = required_norm(estimator.norm)
+    asked: dict[str, Any] = {"norm": norm, "adjacency": estimator.adjacency}
+    if estimator._budget().delta > 0:
+        answer = answered(queries.covariance, records, center=center, size=estimator.size, **asked)
+        return np.asarray(estimator._release(answer, ledger, contributions).value)
+    if center is None:
+        raise InvalidInput("center must be given where delta is 0: a public vector, or 0 for second moments")
+    size = divisor(estimator.size, len(records), checked(estimator.adjacency))
+    answer = answered(queries.moment_entries, records - _check.broadcast("center", center, records.shape[1:]), **asked)
+    entries = estimator._release(answer, ledger, contributions).value
+    return full_matrix(entries) * (norm**2 / size)
 
 
 def required_norm(norm: float | None) -> float:

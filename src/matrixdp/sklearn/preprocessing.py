@@ -12,13 +12,17 @@ from sklearn.utils.validation import check_is_fitted
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.adjacency import REPLACE, checked, takes_relation
-from matrixdp.budget import Budget
+from matrixdp.budget import Allotment, Budget
+from matrixdp.distributions import NoiseLaw, QuantileSearch
 from matrixdp.pipeline import Spends
 from matrixdp.queries.histograms import grid_counts
-from matrixdp.queries.units import answered
+from matrixdp.queries.units import answered, of_units
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 from matrixdp.sklearn.regression import bounds_of
+from matrixdp.tables.quantiles import found_by, search_law
 
+# The share of epsilon for intervals, which are not asked for here.
+_FOR_INTERVALS = 1e-3
 # The share of a feature's range below which a standard deviation is not trusted.
 LEAST_SCALE = 1e-3
 
@@ -117,16 +121,19 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
 class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
     """Puts each feature into bins that hold about as many records each, by noisy quantiles on a public grid.
 
+    The quantiles are searched (see `matrixdp.tables.quantiles`), which keeps delta = 0; each feature has an equal share
+    of epsilon.
+
     Args:
         n_bins: how many bins per feature.
         low: the least value of each feature, or one number for all; public. Smaller values count as this one.
         high: the largest value of each feature, likewise.
-        grid: how many steps of equal width the range of a feature has; borders of bins lie on them.
+        grid: how many steps of equal width the range of a feature has.
         budget: the guarantee to keep; or give epsilon and delta.
         epsilon: instead of budget, with delta.
         delta: instead of budget, with epsilon.
         adjacency: which data sets are neighbours.
-        mechanism: a mechanism's name; "auto" takes the least expected error.
+        mechanism: "auto" searches; a mechanism's name is for noise on the counts in all steps, of which 64 are enough.
         random_state: for tests only; whoever knows it can remove the noise.
         ledger: charged by every fit, unless fit is given another.
 
@@ -152,7 +159,7 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         *,
         low: Any = None,
         high: Any = None,
-        grid: int = 64,
+        grid: int = 4096,
         budget: Budget | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
@@ -176,18 +183,29 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
     def fit(
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivateKBins:
-        """Releases one noisy histogram per feature, together, charged to the ledger if there is one."""
+        """Searches the borders of all features in one release, charged to the ledger if there is one."""
         records = limited(self, records_of(self, X), ids, contributions)
         bins, steps = _check.count("n_bins", self.n_bins), _check.count("grid", self.grid)
         low, high = bounds_of(self.low, self.high, records.shape[1])
-        counts = self._release(grid_counts(records, low, high, steps, self.adjacency), ledger, contributions).value
-        self.bin_edges_: list[Array] = []
-        for feature, row in enumerate(counts):
-            edges = np.linspace(low[feature], high[feature], steps + 1)
-            running = np.maximum(postprocess.nondecreasing(np.append(0.0, np.cumsum(row))), 0.0)
-            wanted = running[-1] * np.arange(1, bins) / bins
-            inner = edges[np.minimum(np.searchsorted(running, wanted), steps)]
-            self.bin_edges_.append(np.concatenate([[low[feature]], inner, [high[feature]]]))
+        wanted = np.arange(1, bins) / bins
+        answer = grid_counts(records, low, high, steps, self.adjacency)
+        if contributions is not None:
+            answer = of_units(answer, contributions)
+        mechanism: str | NoiseLaw = self.mechanism
+        if mechanism == "auto" and bins > 1 and not isinstance(self._budget(), Allotment):
+            mechanism = search_law(answer.shape, wanted, answer.sensitivity, self._budget(), _FOR_INTERVALS)
+        released = self._release(answer, ledger, mechanism=mechanism)
+        if isinstance(released.noise, QuantileSearch):
+            places = found_by(released)
+        else:
+            running = [np.append(0.0, np.cumsum(row)) for row in released.value]
+            counts = [np.maximum(postprocess.nondecreasing(each), 0.0) for each in running]
+            places = np.array([np.searchsorted(each, each[-1] * wanted) for each in counts])
+        width = (high - low) / steps
+        self.bin_edges_: list[Array] = [
+            np.concatenate([[low[i]], np.clip(low[i] + width[i] * row, low[i], high[i]), [high[i]]])
+            for i, row in enumerate(places)
+        ]
         self.n_bins_ = np.full(len(low), bins)
         return self
 

@@ -17,7 +17,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.queries.units import answered
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_and_target, records_of
-from matrixdp.tables.moments import Moments, bounded_moments
+from matrixdp.tables.moments import Moments, bounded_moments, bounded_products
 
 
 @takes_relation
@@ -99,7 +99,8 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         low, high = np.append(low, ends[0]), np.append(high, ends[1])
         penalty, level = self._penalty(), _check.probability("level", self.level)
         rows = limited(self, np.column_stack([records, target]), ids, contributions)
-        answer = answered(bounded_moments, rows, low, high, adjacency=self.adjacency)
+        asked = bounded_products if self._budget().delta == 0 else bounded_moments
+        answer = answered(asked, rows, low, high, adjacency=self.adjacency)
         moments = Moments(self._release(answer, ledger, contributions), low, high)
         found = moments.regression(records.shape[1], ridge=penalty, level=level)
         self.intercept_, self.coef_ = float(found.value[0]), found.value[1:]

@@ -15,7 +15,8 @@ from matrixdp.tables.domain import Domain
 from matrixdp.tables.estimates import TableEstimates
 from matrixdp.tables.files import csv_file
 from matrixdp.tables.kinds import Boolean, Categorical, Date, Numeric, Ordered
-from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, plan_marginals
+from matrixdp.tables.marginal_release import MarginalRelease
+from matrixdp.tables.marginals import MarginalPlan, plan_marginals
 from matrixdp.tables.means import Estimate, means, release_means
 from matrixdp.tables.moments import Moments, release_moments
 from matrixdp.tables.outputs import TableRelease

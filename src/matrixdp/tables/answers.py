@@ -9,7 +9,7 @@ from typing import Any
 
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
-from matrixdp.pipeline import Prepared, Release, Spends, prepare
+from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.queries import Answer
 from matrixdp.sensitivity import Sensitivity
 from matrixdp.tables.outputs import Axes, TableRelease
@@ -19,7 +19,7 @@ class TableAnswer(Answer):
     """A query's true value, still private, with its sensitivity set and the labels of its cells.
 
     `answer.release(budget, ledger=ledger)` gives a labelled release. As every answer it also goes into
-    `release(*answer, budget, query=answer.query)`, `compare` and plans.
+    `release(*answer, budget, query=answer.query)`, `compare(answer.shape, answer.sensitivity, budget)` and plans.
 
     Example:
         >>> import pandas
@@ -77,8 +77,10 @@ class TableAnswer(Answer):
 class PreparedTable:
     """A labelled release that only has to be charged and drawn, once."""
 
-    prepared: Prepared
-    outcome: Callable[[Release], Any]
+    prepared: Any
+    """A `Prepared`, or what has its `certificate` and `release`."""
+
+    outcome: Callable[[Any], Any]
 
     def release(self, ledger: Spends | None = None, note: str = "") -> Any:
         """Charges the ledger, if there is one, and then draws the noise."""

@@ -18,20 +18,20 @@ from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import NoiseLaw, QuantileSearch
-from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import Certificate
-from matrixdp.queries.answer import changes
+from matrixdp.queries.answer import Answer, changes
 from matrixdp.queries.units import checked_contributions
-from matrixdp.sensitivity import L1, Counts, RankOne, Sensitivity
+from matrixdp.sensitivity import L1, Counts, Sensitivity
 from matrixdp.tables.answers import PreparedTable, TableAnswer
 from matrixdp.tables.columns import Column
 from matrixdp.tables.counts import Named, domain_of, shape_of
 from matrixdp.tables.kinds import Boolean, Categorical, Numeric, Ordered
 from matrixdp.tables.means import Estimate, change_in_bounded_totals, means, sums
-from matrixdp.tables.moments import Moments, change_in_bounded_moments
+from matrixdp.tables.moments import Moments, bounded_moments, bounded_products, change_in_bounded_moments
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
-from matrixdp.tables.quantiles import grid, quantiles, search_law
+from matrixdp.tables.quantiles import INTERVALS, grid, quantiles, search_law
 
 # The most numbers of a regression: its error bars take seconds for so many.
 MOST_TERMS = 64
@@ -92,6 +92,7 @@ class EstimateAnswer(TableAnswer):
 
     computed: Computed
     noise: Callable[[Budget], NoiseLaw] | None
+    pure: Answer | None
 
     def __new__(
         cls,
@@ -101,14 +102,25 @@ class EstimateAnswer(TableAnswer):
         axes: Axes,
         computed: Computed,
         noise: Callable[[Budget], NoiseLaw] | None = None,
+        pure: Answer | None = None,
     ) -> EstimateAnswer:
-        """An answer with what is computed from its release, and the noise of "auto" where that is its own."""
+        """An answer with what is computed from its release.
+
+        Args:
+            value: see `TableAnswer`, also for the next ones.
+            sensitivity: likewise.
+            query: likewise.
+            axes: likewise.
+            computed: from a release, and the level of the intervals, to the columns of numbers.
+            noise: that of "auto", where it is its own.
+            pure: what is released instead where delta is 0.
+        """
         answer: EstimateAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
-        answer.computed, answer.noise = computed, noise
+        answer.computed, answer.noise, answer.pure = computed, noise, pure
         return answer
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return *super().__getnewargs__(), self.computed, self.noise
+        return *super().__getnewargs__(), self.computed, self.noise, self.pure
 
     def outcome(self, out: Release) -> Labelled:
         """The estimates."""
@@ -116,11 +128,9 @@ class EstimateAnswer(TableAnswer):
 
     def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
         """All of `release` that comes before the ledger is charged."""
-        if isinstance(self.sensitivity, RankOne) and isinstance(budget, Budget) and budget.delta == 0:
-            raise NotApplicable(
-                "variances, covariances, components and regressions have Gaussian noise, which does not keep delta = "
-                "0; use a delta well below 1/rows, such as 1e-6. Counts, sums, means and quantiles take delta = 0"
-            )
+        if self.pure is not None and isinstance(budget, Budget) and budget.delta == 0:
+            instead = EstimateAnswer(*self.pure, self.query, self.axes, self.computed)  # type: ignore[arg-type]
+            return instead.prepare(budget, mechanism, **options)
         if mechanism == "auto" and not options and self.noise is not None and not isinstance(budget, Allotment):
             mechanism = self.noise(budget)
         prepared = super().prepare(budget, mechanism, **options)
@@ -191,6 +201,7 @@ class QuantilesOf:
     bins: Any
     probabilities: tuple[float, ...]
     sensitivity: Sensitivity
+    intervals: float = INTERVALS
 
     @property
     def edges(self) -> Array:
@@ -208,7 +219,7 @@ class QuantilesOf:
 
     def noise(self, budget: Budget) -> NoiseLaw:
         """The search for these quantiles."""
-        return search_law(len(self.edges) - 1, self.probabilities, self.sensitivity, budget)
+        return search_law((len(self.edges) - 1,), self.probabilities, self.sensitivity, budget, self.intervals)
 
 
 # --- regressions ---
@@ -217,8 +228,8 @@ class QuantilesOf:
 @changes("regression")
 def change_in_regression(
     shape: Shape, *, target: str, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
-) -> RankOne:
-    """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns); see `moments.bounded_moments`."""
+) -> Sensitivity:
+    """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns), or products; see `moments.bounded_moments`."""
     low, high, _ = terms_of(target, domain_of(columns))
     rows = rows_of(unit, contributions)
     return change_in_bounded_moments(shape, low=low, high=high, contributions=rows, adjacency=added(adjacency))
@@ -284,14 +295,25 @@ class Regression:
         return numbers_of(found) | {"reliable": np.full(len(found.value), moments.reliable(0))}
 
 
+def moments_of(
+    rows: Array, low: Any, high: Any, change: Callable[..., Sensitivity], asked: Mapping[str, Any]
+) -> tuple[Answer, Answer]:
+    """The second moments of rows, and the products that are released instead where delta is 0."""
+    sides, found = len(low) + 1, list[Answer]()
+    for made, shape in ((bounded_moments, (sides, sides)), (bounded_products, (sides * (sides + 1) // 2,))):
+        value = made(rows, low, high).value if len(rows) else np.zeros(shape)
+        found.append(Answer(value, change(shape, **asked["parameters"]), asked))
+    return found[0], found[1]
+
+
 # --- variances, covariances, correlations, components ---
 
 
 @changes("moments")
 def change_in_moments(
     shape: Shape, *, of: str, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
-) -> RankOne:
-    """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns); see `moments.bounded_moments`."""
+) -> Sensitivity:
+    """Each row of a unit adds z z^T with |z| <= sqrt(1 + columns), or products; see `moments.bounded_moments`."""
     low, high = zip(*(bounds_of(name, column) for name, column in domain_of(columns).items()), strict=True)
     rows = rows_of(unit, contributions)
     return change_in_bounded_moments(shape, low=low, high=high, contributions=rows, adjacency=added(adjacency))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import scipy
@@ -32,20 +32,21 @@ from matrixdp._check import Array, Shape
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
-from matrixdp.adjacency import ADD_REMOVE
-from matrixdp.budget import Budget
+from matrixdp.adjacency import ADD_REMOVE, checked
+from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.gaussian import normal_quantile
 from matrixdp.distributions.margins import error_rate
 from matrixdp.errors import InvalidInput, NotApplicable, NumericalFailure
 from matrixdp.mechanisms import calibrate
 from matrixdp.pipeline import Spends, mu_of_each, prepare, sized_for_mu
-from matrixdp.privacy.certificate import Certificate
+from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.queries import Answer
 from matrixdp.queries.answer import changes, query
 from matrixdp.queries.units import of_units
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity import Frobenius, Sensitivity
+from matrixdp.tables.answers import PreparedTable
 from matrixdp.tables.columns import Column
 from matrixdp.tables.counts import Named, domain_of
 from matrixdp.tables.estimates import added, features_of, rows_of
@@ -118,14 +119,24 @@ class LogisticRegression:
         if not len(u):  # a record of zeros is nothing in any sum
             self._z, self._positive = np.zeros((1, u.shape[1] + 1)), np.zeros(1)
         self._ridge = np.diag([1e-9] + [_check.positive("penalty", penalty)] * u.shape[1])
-        self._budget, self._steps, self._asked = budget, _check.count("steps", steps), asked
+        self._steps, self._asked = _check.count("steps", steps), asked
         self._adjacency, self._contributions = adjacency, contributions
         if isinstance(budget, Budget) and budget.delta == 0:
             raise NotApplicable(
                 "logistic regressions have Gaussian noise, which does not keep delta = 0; use a delta well below "
                 "1/rows, such as 1e-6"
             )
-        self._mu = mu_of_each(budget, self._steps + 2)
+        planned = budget if isinstance(budget, Allotment) else None
+        self._terms = {} if planned is None else planned.terms()
+        self._budget = budget = budget if planned is None else planned.alone
+        if planned is None:
+            self._mu = mu_of_each(budget, self._steps + 2)
+        else:
+            shape, together = planned_as(self._z.shape[1], self._steps, adjacency)
+            whole = certify(planned.law(shape, together), together).mu
+            if whole is None:
+                raise InvalidInput("the plan has no Gaussian noise for this part, which a logistic regression needs")
+            self._mu = whole / math.sqrt(self._steps + 2) * (1 - 1e-9)
         self._certificates = {of: self._sized(of) for of in (MOMENT, GRADIENT, HESSIAN)}
         account = Accountant()
         for of, certificate in self._certificates.items():
@@ -133,6 +144,12 @@ class LogisticRegression:
         self.certificate = account.composition(budget)
         if not self.certificate.meets(budget):
             raise NumericalFailure("delta is too small for the total-variation error of the samplers; use a larger one")
+        mu, parts = self.certificate.mu, self.certificate.parts
+        assert mu is not None
+        error = math.fsum(part.count * part.certificate.total_variation for part in parts) * (1 + ROUNDING)
+        self._total = Guarantee(GaussianProfile(mu * (1 + ROUNDING)), parts[0].certificate.adjacency, error)
+        if planned is not None:
+            planned.check(self._total)
         self._drawn = False
 
     def release(
@@ -189,14 +206,10 @@ class LogisticRegression:
         return sized_for_mu(law, example.sensitivity, self._mu, query=asked)
 
     def _charge(self, ledger: Spends, note: str) -> None:
-        mu, parts = self.certificate.mu, self.certificate.parts
-        assert mu is not None
-        error = math.fsum(part.count * part.certificate.total_variation for part in parts) * (1 + ROUNDING)
         spend: Callable[..., object] = ledger.spend
         unit = (self._certificates[MOMENT].query or {})["parameters"].get("unit")
         protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
-        total = Guarantee(GaussianProfile(mu * (1 + ROUNDING)), parts[0].certificate.adjacency, error)
-        spend(total, note=note, **protected)
+        spend(self._total, note=note, **self._terms, **protected)
 
     def _noisy(self, of: str, rows: Array, rng: np.random.Generator | None) -> Array:
         """One of the releases that were charged."""
@@ -214,6 +227,16 @@ class LogisticRegression:
         floor = 2 * float(np.max(law.standard_error)) * math.sqrt(law.shape[0])
         values, vectors = np.linalg.eigh((value + value.T) / 2)
         return (vectors * np.maximum(values, floor)) @ vectors.T, bool(values[0] > 4 * floor)
+
+
+def planned_as(terms: int, steps: int, adjacency: str) -> tuple[Shape, Frobenius]:
+    """The shape and the set under which all releases of a fit are planned: one vector of all their numbers.
+
+    Guarantee: in units of what a unit can change in it, each release changes by at most 1 in length, all of them by at
+        most sqrt(steps + 2). Gaussian noise of standard deviation s on the vector has mu = sqrt(steps + 2)/s. So have
+        as many Gaussian releases of mu = 1/s each, also where later ones depend on earlier answers.
+    """
+    return (terms * (2 * terms + steps),), Frobenius(math.sqrt(steps + 2) * (1 + 1e-15), checked(adjacency))
 
 
 def _statistic(of: str, rows: Array, adjacency: str, contributions: int | None) -> Answer:
@@ -302,7 +325,11 @@ class LogisticRelease(Labelled):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogisticAnswer:
-    """The rows of a logistic regression, still private; `release` fits it."""
+    """The rows of a logistic regression, still private; `release` fits it.
+
+    It goes into `compare` and plans by its `shape` and `sensitivity`, which are those of all its releases together: see
+    `planned_as`. Since later releases depend on earlier answers, it is no pair of a value and a set.
+    """
 
     rows: Array
     low: tuple[float, ...]
@@ -315,17 +342,45 @@ class LogisticAnswer:
     def __repr__(self) -> str:
         return f"LogisticAnswer(rows: private; {', '.join(self.axes[0][1])})"
 
-    def release(self, budget: Budget, *, ledger: Spends | None = None, note: str = "") -> LogisticRelease:
+    def __iter__(self) -> NoReturn:
+        raise InvalidInput("a logistic regression is several releases, each after the last: use answer.release(budget)")
+
+    @property
+    def shape(self) -> Shape:
+        """How many numbers are released in all."""
+        return planned_as(self.cells, self.steps, ADD_REMOVE)[0]
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """What a unit changes in them, in units of its largest change in each release."""
+        return planned_as(self.cells, self.steps, ADD_REMOVE)[1]
+
+    @property
+    def cells(self) -> int:
+        """How many coefficients there are."""
+        return len(self.low) + 1
+
+    def prepare(self, budget: Budget, mechanism: str = "auto", **options: Any) -> PreparedTable:
+        """All of `release` that comes before the ledger is charged."""
+        if mechanism != "auto" or options:
+            raise InvalidInput("a logistic regression has noise of its own: leave mechanism and its options out")
+        prepared = LogisticRegression(
+            self.rows[:, 1:], self.rows[:, 0], self.low, self.high, budget, penalty=self.ridge, steps=self.steps,
+            contributions=self.query["parameters"].get("contributions"), asked=self.query,
+        )  # fmt: skip
+        return PreparedTable(prepared, lambda fit: LogisticRelease(fit, self.axes, self.query))
+
+    def release(
+        self, budget: Budget, mechanism: str = "auto", *, ledger: Spends | None = None, note: str = "", **options: Any
+    ) -> LogisticRelease:
         """Fits the regression with noise so that the budget is kept, and certifies it.
 
         Args:
-            budget: the guarantee to keep; a whole one, since the fit is several releases.
+            budget: the guarantee to keep; or a part of a plan or a shared budget, which fixes the noise.
+            mechanism: "auto"; there is no other.
             ledger: charged once, before any noise is drawn.
             note: what the ledger remembers of it; never data.
+            **options: none.
         """
-        parameters = self.query["parameters"]
-        prepared = LogisticRegression(
-            self.rows[:, 1:], self.rows[:, 0], self.low, self.high, budget, penalty=self.ridge, steps=self.steps,
-            contributions=parameters.get("contributions"), asked=self.query,
-        )  # fmt: skip
-        return LogisticRelease(prepared.release(ledger, note), self.axes, self.query)
+        found: LogisticRelease = self.prepare(budget, mechanism, **options).release(ledger, note)
+        return found

@@ -17,15 +17,15 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.adjacency import ADD_REMOVE, checked
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked
 from matrixdp.budget import Budget
-from matrixdp.distributions import NoiseLaw
+from matrixdp.distributions import NoiseLaw, Product
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import Answer, changes, query
-from matrixdp.queries.moments import second_moment
-from matrixdp.sensitivity import RankOne
+from matrixdp.queries.moments import STEP, full_matrix, second_moment, summed_products
+from matrixdp.sensitivity import L1, RankOne
 from matrixdp.tables.means import Estimate, people
 
 
@@ -34,7 +34,7 @@ class Moments:
     """A noisy matrix of second moments, and what follows from it at no further cost.
 
     Attributes:
-        release: the sum of z z^T, z = (1, u), where u has each column mapped to [-1, 1].
+        release: of `bounded_moments`, or of `bounded_products` where delta is 0.
         low: the lower bounds of the columns.
         high: their upper bounds.
 
@@ -139,12 +139,24 @@ class Moments:
         return scale
 
     def _matrix(self) -> Array:
+        """The noisy sum of z z^T, z = (1, u), where u has each column mapped to [-1, 1]."""
         value = np.asarray(self.release.value, dtype=np.float64)
+        if value.ndim == 1:
+            return full_matrix(value + value[0] * _halved_squares(len(self.low)))
         return np.asarray((value + value.T) / 2)
 
     def _noise_floor(self, size: int) -> float:
         """About the largest eigenvalue of the noise on so many rows."""
         return 2 * float(np.max(self.release.standard_error)) * math.sqrt(size)
+
+    def _of_release(self, weights: Array) -> Array:
+        """Weights of the entries of the matrix, one matrix per function, as weights of what was released."""
+        if np.ndim(self.release.value) == 2:
+            return weights.reshape(len(weights), -1)
+        rows, columns = np.triu_indices(weights.shape[1])
+        found = (weights + np.swapaxes(weights, 1, 2))[:, rows, columns] / np.where(rows == columns, 2.0, 1.0)
+        found[:, 0] += found @ _halved_squares(len(self.low))
+        return np.asarray(found)
 
     def _estimate(self, function: Callable[[Array], Array], level: float) -> Estimate:
         """A function of the moments of (1, x), with intervals from its derivative."""
@@ -160,18 +172,35 @@ class Moments:
             up, down = (np.asarray(function(scale @ (matrix + way * moved) @ scale.T)) for way in (1, -1))
             slopes.append((up - down).ravel() / (2 * step))
         weights = np.stack(slopes, axis=1).reshape(-1, *matrix.shape)
-        linear = self.release.linear(weights.reshape(len(weights), -1))
-        ends = linear.interval(level)
-        half = ((np.asarray(ends.high) - np.asarray(ends.low)) / 2).reshape(value.shape)
+        noise, weighted = self.release.noise, self._of_release(weights)
+        if isinstance(noise, Product):
+            errors = math.sqrt(noise.variance) * np.linalg.norm(weighted, axis=1)
+            half = _half_widths(noise, weighted, level).reshape(value.shape)
+        else:
+            linear = self.release.linear(weighted)
+            ends, errors = linear.interval(level), linear.standard_error
+            half = ((np.asarray(ends.high) - np.asarray(ends.low)) / 2).reshape(value.shape)
         return Estimate(
             value=value,
-            standard_error=linear.standard_error.reshape(value.shape),
+            standard_error=errors.reshape(value.shape),
             low=value - half,
             high=value + half,
             level=level,
             method="first order in the noise; coverage measured, not proven",
             certificate=self.certificate,
         )
+
+
+def _half_widths(noise: Product, weights: Array, level: float) -> Array:
+    """Margins of linear functions of discrete noise, nearly: for a few levels of weights, and steps of the noise.
+
+    The exact ones take long to compute, and no more digits are known of an interval of first order.
+    """
+    sizes = np.abs(weights) / np.maximum(np.max(np.abs(weights), axis=1, keepdims=True), 1e-300)
+    levels = np.round(sizes * 16)
+    lengths = np.maximum(np.linalg.norm(levels, axis=1), 1.0)
+    coarse = replace(noise, step=max(noise.step, 2.0 ** math.floor(math.log2(noise.scale / 32))))
+    return np.asarray(coarse.linear(levels).half_width(level) * np.linalg.norm(weights, axis=1) / lengths)
 
 
 def release_moments(
@@ -212,9 +241,10 @@ def release_moments(
         >>> moments.regression(1, [0]).value.shape  # of column 1 on column 0, with an intercept
         (2,)
     """
-    answer = bounded_moments(records, low, high, contributions=contributions, adjacency=adjacency)
+    made = bounded_products if isinstance(budget, Budget) and budget.delta == 0 else bounded_moments
+    answer = made(records, low, high, contributions=contributions, adjacency=adjacency)
     released = prepare(*answer, budget, mechanism, query=answer.query, rng=rng).release(ledger, note)
-    columns = (len(answer.value) - 1,)
+    columns = np.shape(records)[1:]
     return Moments(released, *(np.array(_check.broadcast("low and high", end, columns)) for end in (low, high)))
 
 
@@ -227,26 +257,62 @@ def bounded_moments(
         one person make a positive semidefinite matrix of trace at most k r^2. It is a mixture of k r^2 v v^T over unit
         vectors v, its eigenvectors, and mu is convex: RankOne(sqrt(k) r) has the worst of them.
     """
+    z, asked = _mapped(records, low, high, contributions, adjacency)
+    value = second_moment(z, norm=_longest(z.shape[1] - 1)).value
+    return Answer(value, change_in_bounded_moments(value.shape, **asked["parameters"]), asked)
+
+
+def bounded_products(
+    records: Any, low: Any, high: Any, *, contributions: int = 1, adjacency: str = ADD_REMOVE
+) -> Answer:
+    """The same for noise that keeps delta = 0: the entries on and above the diagonal, with 1/2 off each square of u.
+
+    Guarantee: as |u_i| <= 1, a record contributes at most 1 in the first entry, and 1, 1/2 and 1 in those of u_i,
+        u_i^2 - 1/2 and u_i u_j, each rounded to a whole multiple of `queries.moments.STEP`. Over c columns that is at
+        most 1 + 3c/2 + c(c - 1)/2 in all; k records of one person add up to k times that, and replace to twice that.
+    """
+    z, asked = _mapped(records, low, high, contributions, adjacency)
+    columns = z.shape[1] - 1
+    value = summed_products(z, _most_in_all(columns), _halved_squares(columns))
+    return Answer(value, change_in_bounded_moments(value.shape, **asked["parameters"]), asked)
+
+
+def _mapped(records: Any, low: Any, high: Any, contributions: int, adjacency: str) -> tuple[Array, dict[str, Any]]:
+    """The rows (1, u), and the query."""
     protected = people(contributions, checked(adjacency))
     rows = _check.finite("records", records, ndim=2)
     lower, upper = (_check.broadcast(name, end, rows.shape[1:]) for name, end in (("low", low), ("high", high)))
     if not np.all((upper - lower) / 2 > 0):
         raise InvalidInput("low must be below high in every column, by more than the least float")
     mapped = np.clip((rows - (lower + upper) / 2) / ((upper - lower) / 2), -1.0, 1.0)
-    value = second_moment(np.column_stack([np.ones(len(rows)), mapped]), norm=_longest(rows.shape[1])).value
     asked = query("bounded-moments", low=np.array(lower), high=np.array(upper), **protected)
-    return Answer(value, change_in_bounded_moments(value.shape, **asked["parameters"]), asked)
+    return np.column_stack([np.ones(len(rows)), mapped]), asked
 
 
 @changes("bounded-moments")
 def change_in_bounded_moments(
     shape: Shape, *, low: Any, high: Any, contributions: int, adjacency: str, unit: str | None = None
-) -> RankOne:
-    """What a neighbour can change in the moments; see `bounded_moments`."""
-    if shape != (len(low) + 1,) * 2:
-        raise InvalidInput(f"the moments have shape {(len(low) + 1,) * 2}, not {shape}")
+) -> RankOne | L1:
+    """What a neighbour can change in the moments, or in a vector of products; see `bounded_moments`."""
     people(contributions, adjacency)
-    return RankOne(math.sqrt(contributions) * _longest(len(low)) * (1 + 1e-15), adjacency)
+    columns = len(low)
+    if shape == ((columns + 1) * (columns + 2) // 2,):
+        records = contributions * (2 if adjacency == REPLACE else 1)
+        return L1(records * _most_in_all(columns), None, adjacency, step=STEP)
+    if shape != (columns + 1,) * 2:
+        raise InvalidInput(f"the moments have shape {(columns + 1,) * 2}, or one axis of products, not {shape}")
+    return RankOne(math.sqrt(contributions) * _longest(columns) * (1 + 1e-15), adjacency)
+
+
+def _halved_squares(columns: int) -> Array:
+    """1/2 at the squares of u among the entries on and above the diagonal, 0 elsewhere."""
+    first, second = np.triu_indices(columns + 1)
+    return np.where((first == second) & (first > 0), 0.5, 0.0)
+
+
+def _most_in_all(columns: int) -> float:
+    """The l1 norm of the products of one record, at most; see `bounded_products`."""
+    return 1 + 1.5 * columns + columns * (columns - 1) / 2
 
 
 def _longest(columns: int) -> float:

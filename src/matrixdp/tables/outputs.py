@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -129,9 +129,9 @@ class Labelled(ABC):
         writer.writerows(zip(*parts, strict=True))
         return None
 
-    def to_parquet(self, path: str | Path | io.IOBase, *, level: float = 0.95, simultaneous: bool = False) -> None:
+    def to_parquet(self, path: str | Path | BinaryIO, *, level: float = 0.95, simultaneous: bool = False) -> None:
         """Writes the table as Parquet; to a new file, or to a stream of bytes."""
-        if not isinstance(path, io.IOBase):
+        if isinstance(path, (str, Path)):
             with Path(path).open("xb") as file:
                 return self.to_parquet(file, level=level, simultaneous=simultaneous)
         table = self.table("arrow", level=level, simultaneous=simultaneous)

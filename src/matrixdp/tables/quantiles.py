@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
-from matrixdp._check import Array
+from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import NoiseLaw, Product, QuantileSearch
@@ -35,8 +35,9 @@ from matrixdp.secure.quantile_search import MOST_BINS as LARGEST_GRID
 from matrixdp.secure.quantile_search import probes, probes_of
 from matrixdp.sensitivity import Sensitivity
 
-# The share of epsilon that the search takes, for one quantile and for several; the rest is for intervals.
-SEARCH_ONE, SEARCH_SEVERAL = 0.9, 0.85
+INTERVALS = 0.1
+"""The share of epsilon that goes to the counts from which intervals follow, where nothing else is said."""
+
 # Of finer histograms with additive noise, so many edges are tested for intervals.
 TESTED = 256
 
@@ -85,6 +86,7 @@ def release_quantiles(
     mechanism: str | NoiseLaw = "auto",
     adjacency: str = ADD_REMOVE,
     level: float = 0.95,
+    intervals: float = INTERVALS,
     ledger: Spends | None = None,
     note: str = "",
     rng: np.random.Generator | None = None,
@@ -99,6 +101,7 @@ def release_quantiles(
         mechanism: "auto" searches; a mechanism's name, or a noise law, is for a noisy histogram.
         adjacency: which data sets are neighbours.
         level: the coverage of each interval.
+        intervals: see `search_law`.
         ledger: charged before any noise is drawn.
         note: what the ledger remembers of this release; never data.
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
@@ -120,28 +123,42 @@ def release_quantiles(
     inside = np.clip(_check.finite("values", values, ndim=1), borders[0], borders[-1])
     answer = histogram(inside[:, None], edges=borders, adjacency=checked(adjacency))
     searches = mechanism == "auto" and not isinstance(budget, Allotment)
-    law = search_law(len(answer.value), wanted, answer.sensitivity, budget) if searches else mechanism
+    law = search_law(answer.shape, wanted, answer.sensitivity, budget, intervals) if searches else mechanism
     released = prepare(*answer, budget, law, query=answer.query, rng=rng).release(ledger, note)
     return quantiles(released, borders, wanted, level)
 
 
-def search_law(bins: int, probabilities: Any, sensitivity: Sensitivity, budget: Budget) -> QuantileSearch:
+def search_law(
+    shape: Shape, probabilities: Any, sensitivity: Sensitivity, budget: Budget, intervals: float = INTERVALS
+) -> QuantileSearch:
     """The search for these quantiles that uses all of epsilon; it keeps delta = 0.
 
     Args:
-        bins: of the histogram.
+        shape: of the histogram, or of several, one in each row.
         probabilities: which quantiles.
         sensitivity: what a neighbour can change in it.
         budget: the guarantee to keep.
+        intervals: the share of epsilon for the counts from which intervals follow. With less, quantiles are a little
+            better, in inverse proportion to 1 - intervals, and intervals wider, in inverse proportion to it.
     """
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
-    groups, _ = steps_changed(sensitivity, (bins,), 1.0)
+    share = _check.probability("intervals", intervals)
+    groups, _ = steps_changed(sensitivity, shape, 1.0)
     epsilon = budget.epsilon / sum(steps * entries for steps, entries in groups) * (1 - 1e-11)
     wanted = tuple(np.unique(probabilities_in(probabilities)).tolist())
-    search = SEARCH_ONE if len(wanted) == 1 else SEARCH_SEVERAL
-    rate, scale = search * epsilon / len(wanted).bit_length(), 1 / ((1 - search) * epsilon)
-    return QuantileSearch((bins,), wanted, rate, scale, source="exponential mechanism")
+    rate, scale = (1 - share) * epsilon / len(wanted).bit_length(), 1 / (share * epsilon)
+    return QuantileSearch(shape, wanted, rate, scale, source="exponential mechanism")
+
+
+def found_by(release: Release) -> Array:
+    """Where a search in several histograms found their quantiles, in bins: a row for each."""
+    law, left, found = release.noise, np.asarray(release.value), []
+    assert isinstance(law, QuantileSearch)
+    for _ in range(law.shape[0]):
+        found.append(left[: len(law.probabilities)])
+        left = left[len(found[-1]) + len(probes(found[-1].astype(np.int64).tolist(), law.shape[1])) - 1 :]
+    return np.array(found)
 
 
 def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0.95) -> Quantiles:

@@ -25,10 +25,9 @@ from matrixdp._pages import (
     page,
 )
 from matrixdp._rounding import rounded_up
+from matrixdp.accounting.composition import saved
 from matrixdp.adjacency import ADD_REMOVE, REPLACE
-from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.records import digest
-from matrixdp.privacy.verification import written
 from matrixdp.tables.columns import MISSING_LABEL, Column
 from matrixdp.tables.kinds import Date, Numeric
 
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
 
 def statement(out: Labelled, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
-    certificate: Any = out.certificate  # or a composition
-    text = written(certificate)[0] if isinstance(certificate, Certificate) else certificate.to_json()
-    hashed = digest(text.encode())
+    hashed = digest(saved(out.certificate)[0].encode())
     closing = (
         "The certificate holds every number that the promise follows from. Anybody can check it without the data: "
         f"matrixdp verify FILE. SHA-256 of the certificate as saved: {hashed}"
@@ -86,6 +83,8 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
             "Random noise was added before they were computed. With each number comes an interval, which holds what "
             f"the data say in{about} {level:.0%} of cases."
         )
+        if not np.all(out.columns(level).get("reliable", True)):
+            yield "The noise is large here: intervals that are marked as not reliable may hold less often."
     alike: dict[str, list[str]] = {}
     for name, column in dict(asked.get("columns", [])).items():
         computed = out.query["name"] in ("quantiles", *FITTED) or name == asked.get("of")

@@ -1,25 +1,20 @@
-"""A table of people's data: its rows, what their cells can say, and whose they are."""
+"""A table of people's data, and what can be asked of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from matrixdp import _check
-from matrixdp._check import Array
-from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import query
-from matrixdp.queries.units import NO_UNIT, Numbering, Selection, checked_contributions
 from matrixdp.tables.answers import TableAnswer
-from matrixdp.tables.columns import OUT, STATES, Codes, Column, States
+from matrixdp.tables.columns import OUT, STATES, Column
 from matrixdp.tables.counts import change_in_cell_states, change_in_counts, shape_of
-from matrixdp.tables.domain import Domain
 from matrixdp.tables.estimates import (
     MOST_TERMS,
     EstimateAnswer,
@@ -34,30 +29,22 @@ from matrixdp.tables.estimates import (
     change_in_regression,
     features_of,
     is_indicated,
+    moments_of,
     terms_of,
 )
 from matrixdp.tables.kinds import Numeric
 from matrixdp.tables.logistic import STEPS, LogisticAnswer, check_two_classes
 from matrixdp.tables.means import bounded_totals
-from matrixdp.tables.moments import bounded_moments
 from matrixdp.tables.outputs import Axes
-from matrixdp.tables.quantiles import grid, in_bins, probabilities_in
-from matrixdp.tables.reading import source_of
-from matrixdp.tables.sources import Cells, positions
+from matrixdp.tables.quantiles import INTERVALS, grid, in_bins, probabilities_in
+from matrixdp.tables.rows import Made, Read, Rows, codes_of, counted_rows
 from matrixdp.tables.table_marginals import MarginalsAnswer, PlanOf, cells_in, change_in_table_marginals
 
-Read = dict[str, tuple[States, Array]]
-"""The state and the position of every cell of a batch, by column."""
 
-Made = tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]
-"""Which rows of a batch count, and what a query needs of each row."""
+class Table(Rows):
+    """Rows from any source, with a public domain and a unit of privacy, and the queries on them.
 
-
-class Table:
-    """Rows from any source, with a public domain and a unit of privacy.
-
-    Rows are read anew for each query, in batches, and only the columns that it needs. That the source can be read, and
-    what its columns are called, is taken as public; the number of its rows is not.
+    Each query reads the rows anew, and gives an answer that is private until it is released.
 
     Example:
         >>> import pandas
@@ -70,46 +57,6 @@ class Table:
         >>> out.value.shape  # north, south, and one cell each for what is missing or unexpected
         (4,)
     """
-
-    def __init__(
-        self,
-        source: Any,
-        domain: Domain,
-        *,
-        unit: str | None = None,
-        contributions: int | None = None,
-        adjacency: str = ADD_REMOVE,
-        columns: Sequence[str] | None = None,
-    ) -> None:
-        """Looks at the names of the columns and at no row.
-
-        Args:
-            source: see `matrixdp.tables.source_of`.
-            domain: what the cells of each column can say, from public knowledge.
-            unit: the column of ids whose owners the guarantee protects, each with all rows; without it, every row is
-                a unit of its own. Rows without an id do not count.
-            contributions: how many rows of a unit count, drawn in secret.
-            adjacency: ADD_REMOVE, or REPLACE or ZERO_OUT where the number of units is public.
-            columns: the names of the columns, for arrays and for separated text without a header.
-        """
-        if not isinstance(domain, Domain):
-            raise InvalidInput(f"domain must be a Domain, got {_check.kind(domain)}; Domain.from_toml reads a file")
-        if (unit is None) != (contributions is None):
-            raise InvalidInput(
-                "unit and contributions go together: the column of ids, and how many rows of an id count. Without a "
-                "unit every row counts, and is protected by itself"
-            )
-        if unit is not None and (not isinstance(unit, str) or not unit.strip()):
-            raise InvalidInput(f"unit must be the name of a column, got {_check.kind(unit)}")
-        self.domain, self.unit = domain, unit
-        self.contributions = 1 if contributions is None else checked_contributions(contributions)
-        self.adjacency = checked(adjacency)
-        self._source = source_of(source, columns)
-        positions(self._source, [*domain, *([] if unit is None else [unit])])
-
-    def __repr__(self) -> str:
-        unit = "" if self.unit is None else f", at most {self.contributions} rows of each {self.unit}"
-        return f"Table({self.domain}{unit})"
 
     def counts(self, *by: str) -> TableAnswer:
         """How many rows there are in each combination of categories of these columns; without columns, in all.
@@ -184,12 +131,12 @@ class Table:
 
         def made(read: Read, rows: int) -> Made:
             inside, values = measured.numbers(*read[column])
-            codes, group = _codes(chosen, read, rows), np.zeros(rows)
+            codes, group = codes_of(chosen, read, rows), np.zeros(rows)
             for place, each in enumerate(chosen.values()):
                 group = group * len(each.labels) + codes[:, place]
             return inside & np.all(codes != OUT, axis=1), np.stack([group, values], axis=1)
 
-        rows = self._collected(columns, made, 2)
+        rows = self.collected(columns, made, 2)
         groups = math.prod(shape_of(chosen.values()))
         value = np.zeros((groups, 2))
         if len(rows):
@@ -200,7 +147,9 @@ class Table:
         sensitivity = change_in_means(value.shape, **asked["parameters"])
         return EstimateAnswer(value, sensitivity, asked, axes, OfTotals(low, high, summed=what == "sums"))
 
-    def quantiles(self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 16) -> EstimateAnswer:
+    def quantiles(
+        self, column: str, probabilities: Sequence[float], *, bins: Any = 1 << 16, intervals: float = INTERVALS
+    ) -> EstimateAnswer:
         """Quantiles of a numeric column; rows without a number are out.
 
         Args:
@@ -209,6 +158,7 @@ class Table:
             bins: public borders from the column's lower bound to its upper one, or a number of bins of equal width, or
                 "whole" for a column of whole numbers. Ends of intervals are as fine as the bins; those of the domain
                 are for counts.
+            intervals: the share of epsilon for the intervals, see `quantiles.search_law`; 0.01 for the best values.
 
         Guarantee: a unit changes the counts of the bins by at most `contributions` in all.
         """
@@ -222,7 +172,8 @@ class Table:
         asked = query("quantiles", columns=[[column, measured]], bins=bins, **self.parameters())
         sensitivity = change_in_quantiles(value.shape, **asked["parameters"])
         axes = (("quantile", tuple(f"{p:g}" for p in wanted.tolist())),)
-        computed = QuantilesOf(measured.low, measured.high, bins, tuple(wanted.tolist()), sensitivity)
+        share = _check.probability("intervals", intervals)
+        computed = QuantilesOf(measured.low, measured.high, bins, tuple(wanted.tolist()), sensitivity, share)
         return EstimateAnswer(value, sensitivity, asked, axes, computed, computed.noise)
 
     def regression(self, target: str, on: Sequence[str], *, ridge: float = 0.0) -> EstimateAnswer:
@@ -244,14 +195,13 @@ class Table:
         low, high, names = terms_of(target, columns)
         _check.at_least_zero("ridge", ridge)
 
-        rows = self._collected(columns, _terms(target, columns), len(low))
-        value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
+        rows = self.collected(columns, _terms(target, columns), len(low))
         asked = query(
             "regression", target=target, columns=[list(item) for item in columns.items()], **self.parameters()
         )
-        sensitivity = change_in_regression(value.shape, **asked["parameters"])
+        moments, pure = moments_of(rows, low, high, change_in_regression, asked)
         computed = Regression(tuple(low), tuple(high), ridge)
-        return EstimateAnswer(value, sensitivity, asked, (("term", ("intercept", *names)),), computed)
+        return EstimateAnswer(*moments, asked, (("term", ("intercept", *names)),), computed, pure=pure)
 
     def logistic_regression(
         self, target: str, on: Sequence[str], *, ridge: float = 1.0, steps: int = STEPS
@@ -274,7 +224,7 @@ class Table:
             raise InvalidInput("a column is named twice")
         check_two_classes(target, columns[target])
         low, high, names = features_of({name: columns[name] for name in on})
-        rows = self._collected(columns, _terms(target, columns), 1 + len(low))
+        rows = self.collected(columns, _terms(target, columns), 1 + len(low))
         asked = query(
             "logistic-regression", target=target, columns=[list(item) for item in columns.items()], **self.parameters()
         )
@@ -319,10 +269,9 @@ class Table:
             raise InvalidInput(f"name 1 to {MOST_TERMS - 1} columns, got {len(chosen)}")
         low, high = zip(*(bounds_of(name, column) for name, column in chosen.items()), strict=True)
         rows = self.numbers(*chosen)
-        value = bounded_moments(rows, low, high).value if len(rows) else np.zeros((len(low) + 1,) * 2)
         asked = query("moments", of=what, columns=[list(item) for item in chosen.items()], **self.parameters())
-        sensitivity = change_in_moments(value.shape, **asked["parameters"])
-        return EstimateAnswer(value, sensitivity, asked, axes, OfMoments(low, high, what, arguments))
+        moments, pure = moments_of(rows, low, high, change_in_moments, asked)
+        return EstimateAnswer(*moments, asked, axes, OfMoments(low, high, what, arguments), pure=pure)
 
     def marginals(
         self, *tables: Sequence[str], up_to: int | None = None, ordered: Mapping[str, str] | None = None, **options: Any
@@ -356,7 +305,7 @@ class Table:
         known = tuple(tuple(names[i] for i in row if i >= 0) for row in structure.incidence.tables.tolist())
         axes = tuple((name, column.labels) for name, column in chosen.items())
         cells_in(axes, known)
-        rows = self._collected(chosen, lambda read, rows: _inside(_codes(chosen, read, rows)))
+        rows = self.collected(chosen, lambda read, rows: counted_rows(codes_of(chosen, read, rows)))
         value = structure.answer(rows).value
         assert structure.certificate.query is not None
         found = structure.certificate.query["parameters"]
@@ -365,86 +314,6 @@ class Table:
         asked = query("table-marginals", columns=columns, **shared, **self.parameters())
         sensitivity = change_in_table_marginals(value.shape, **asked["parameters"])
         return MarginalsAnswer(value, sensitivity, asked, axes, plan, known)
-
-    # --- for queries ---
-
-    def codes(self, *by: str) -> Codes:
-        """The rows that count as places among the labels of these columns, one row per line: still private.
-
-        It is for queries on places, such as marginals of `domain.sizes`, with the same `contributions`.
-
-        Guarantee: without the rows of one unit, at most `contributions` lines fewer. Under other adjacencies the number
-            of lines would have to be public, which policies and units do not allow.
-        """
-        chosen = self.domain.chosen(by)
-        return self._collected(chosen, lambda read, rows: _inside(_codes(chosen, read, rows)))
-
-    def numbers(self, *columns: str) -> Array:
-        """The rows that count as numbers inside the bounds of these columns, one row per line: still private.
-
-        Rows with a missing or unexpected cell are out, unless its policy fills it in.
-
-        Guarantee: as for `codes`.
-        """
-        chosen = {name: self.domain[name] for name in columns}
-
-        def numbers_of(read: Read, rows: int) -> Made:
-            found = [column.numbers(*read[name]) for name, column in chosen.items()]
-            return np.all([inside for inside, _ in found], axis=0), np.stack([each for _, each in found], axis=1)
-
-        return self._collected(chosen, numbers_of)
-
-    def _collected(
-        self, chosen: dict[str, Column], make: Callable[[Read, int], Made], width: int | None = None
-    ) -> npt.NDArray[Any]:
-        """The lines that count, of so many entries each; one per column by default."""
-        if self.adjacency != ADD_REMOVE:
-            raise InvalidInput(f"adjacency must be add/remove for rows to be handed out, got {self.adjacency}")
-        if not chosen:
-            raise InvalidInput("name at least one column")
-        parts = list(self.rows(list(chosen), make))
-        return np.concatenate(parts) if parts else np.empty((0, width or len(chosen)), dtype=np.int64)
-
-    def parameters(self) -> dict[str, Any]:
-        """The public parameters that say whom a query on this table protects."""
-        if self.unit is None:
-            return {"adjacency": self.adjacency}
-        return {"unit": self.unit, "contributions": self.contributions, "adjacency": self.adjacency}
-
-    def rows(self, names: Sequence[str], make: Callable[[Read, int], Made]) -> Iterator[npt.NDArray[Any]]:
-        """The rows that count, as a query needs them, in parts.
-
-        Args:
-            names: the columns that the query reads.
-            make: from a batch as read and its number of rows, which rows count, and an array with one line per row. It
-                must treat each row by itself.
-
-        Guarantee: without the rows of one unit, at most `contributions` lines fewer come out (see `units`).
-        """
-        wanted = list(dict.fromkeys([*names, *([] if self.unit is None else [self.unit])]))
-        wanted = wanted or [next(iter(self.domain))]  # any will do, to count rows
-        numbering, selection = Numbering(), Selection(self.contributions)
-        for batch in self._source.batches(positions(self._source, wanted)):
-            cells = dict(zip(wanted, batch, strict=True))
-            read = {name: _read(self.domain[name], cells[name]) for name in names}
-            inside, lines = make(read, batch[0].rows)
-            if self.unit is None:
-                yield lines[inside]
-            else:
-                ids = cells[self.unit]
-                units = numbering.numbers(ids.values)
-                units = units if ids.places is None else units[ids.places]
-                inside = inside & (units != NO_UNIT)
-                selection.add(units[inside], lines[inside])
-        chosen = selection.rows()
-        if chosen is not None:
-            yield chosen
-
-
-def _codes(chosen: Mapping[str, Column], read: Read, rows: int) -> Codes:
-    """The place of each row's cell among the labels of each column."""
-    found = [column.codes(*read[name]) for name, column in chosen.items()]
-    return np.stack(found, axis=1) if found else np.empty((rows, 0), dtype=np.int64)
 
 
 def _terms(target: str, columns: Mapping[str, Column]) -> Callable[[Read, int], Made]:
@@ -464,16 +333,7 @@ def _terms(target: str, columns: Mapping[str, Column]) -> Callable[[Read, int], 
     return made
 
 
-def _inside(codes: Codes) -> Made:
-    return np.all(codes != OUT, axis=1), codes
-
-
 def _names(argument: str, names: Sequence[str]) -> Sequence[str]:
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise InvalidInput(f"{argument} must be a sequence of names of columns, got {_check.kind(names)}")
     return names
-
-
-def _read(column: Column, given: Cells) -> tuple[States, Array]:
-    states, places = column.read(given.values)
-    return (states, places) if given.places is None else (states[given.places], places[given.places])

@@ -24,7 +24,8 @@ from matrixdp.tables.answers import PreparedTable, TableAnswer
 from matrixdp.tables.counts import Named, domain_of
 from matrixdp.tables.domain import MOST_CELLS
 from matrixdp.tables.estimates import added, rows_of
-from matrixdp.tables.marginals import MarginalPlan, MarginalRelease, change_in_marginals, plan_marginals
+from matrixdp.tables.marginal_release import MarginalRelease
+from matrixdp.tables.marginals import MarginalPlan, change_in_marginals, plan_marginals
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
 
 

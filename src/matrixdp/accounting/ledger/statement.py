@@ -121,7 +121,8 @@ def _about(facts: Facts) -> Iterator[str]:
 
 def _promised(facts: Facts) -> Iterator[str]:
     who = f"any one {listed(facts.units)}"
-    changed = {ADD_REMOVE: "left out", REPLACE: "replaced by another"}.get(facts.adjacency, "counted as nothing")  # type: ignore[call-overload]
+    words: dict[str, str] = {ADD_REMOVE: "left out", REPLACE: "replaced by another"}
+    changed = words.get(facts.adjacency or "", "counted as nothing")
     if not facts.kept:
         yield "THE BUDGET IS EXCEEDED, by releases made elsewhere. The ledger refuses all that is not charged yet."
     if len(facts.units) > 1:
