@@ -17,10 +17,12 @@ so beside the record level it has the five clients as they are.
 Models are linear. Pictures are described by histograms of edge directions, which learn nothing from data; capital gains
 and losses by their cube roots. Settings were chosen on a tenth of the training records that was held back, with few
 tries; Flower's rows have those of separated rounds, or of sampled ones. All are in this file. Noise is secure, so no
-two runs agree in the last digits. `--only` takes a part of a row's name.
+two runs agree in the last digits. `--only` takes a part of a row's name. `--choose-vertical` prints what the defaults
+of `SplitPlan` were chosen from: a grid of settings, on held-back training records.
 """
 
 import argparse
+import itertools
 import logging
 import math
 import multiprocessing
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,7 @@ from matrixdp.federated import (
     CentralPrivacy,
     LocalTraining,
     RecordLevel,
+    SplitPlan,
     TrustedServer,
     central,
     horizontal,
@@ -71,6 +74,14 @@ CLIENT_LEVEL = {
     FLOWER: (30, {}),
     FLOWER_SAMPLED: (60, {"sampling_rate": 0.2}),
 }
+# vertical: what the default settings were chosen from, with three runs each
+VERTICAL = Budget(8.0, DELTA)
+CHOICES = {
+    "learning_rate": (3.0, 10.0, 30.0),
+    "clip": (0.1, 0.3),
+    "update_share": (0.1, 0.3),
+    "discriminant": (True, False),
+}
 
 
 def edges(pictures):
@@ -85,6 +96,7 @@ def edges(pictures):
     return (cells / (cells.norm(dim=1, keepdim=True) + 1e-6)).numpy()
 
 
+@cache
 def load(name):
     read, features = (datasets.load_adult, one_feature.described) if name == "Adult" else (datasets.load_mnist, edges)
     return [(features(records), label) for records, label in (read(test=test) for test in (False, True))]
@@ -196,53 +208,86 @@ def client_level(name, clients, way):
     return accuracy(started(strategy, app, clients, initial(records.shape[1], classes), rounds), *test)
 
 
-def by_halves():
-    """One feature per participant; the server's network stays as it is, and a corrected discriminant decides."""
-    (records, label), (new, truth) = load("Adult")
-    plan, ends = one_feature.plan_for(len(label), Budget(8.0, DELTA)), []
+def vertical_run(train, new, plan, network, top, **settings):
+    """Two participants, one feature from each, and the accuracy on new records."""
+    (records, label), (unseen, truth), ends = train, new, []
     with tempfile.TemporaryDirectory() as folder:
         app = vertical.client_app(
-            lambda number: one_feature.own_network(records[:, datasets.ADULT_HALVES[number]].shape[1]),
-            lambda number: tuple(people[:, datasets.ADULT_HALVES[number]] for people in (records, new)),
+            lambda number: network(records[:, datasets.ADULT_HALVES[number]].shape[1]),
+            lambda number: tuple(people[:, datasets.ADULT_HALVES[number]] for people in (records, unseen)),
             plan=plan,
             folder=folder,
         )
         server = vertical.server_app(
-            lambda: one_feature.fixed_top(label, plan),
+            top,
             lambda: label,
             plan=plan,
-            learning_rate=0.0,
             evaluate=lambda outputs: {"accuracy": float(np.mean(outputs.argmax(dim=1).numpy() == truth))},
             on_epoch=ends.append,
+            **settings,
         )
         server(HereGrid(app, 2), Context(1, 1, {}, RecordDict(), {}))
     return ends[-1].metrics["accuracy"]
 
 
+def vertical_tuned():
+    """The study's settings: the server's network stays as it was made."""
+    train, test = load("Adult")
+    plan = one_feature.plan_for(len(train[1]), VERTICAL)
+    top = partial(one_feature.fixed_top, train[1], plan)
+    return vertical_run(train, test, plan, one_feature.own_network, top, learning_rate=0.0)
+
+
+def vertical_by_default(train, new, discriminant=True, **settings):
+    """Networks as torch makes them, and default settings but for those that are given."""
+    plan = SplitPlan(records=len(train[1]), epochs=2, batch_size=1024, budget=VERTICAL, **settings)
+    networks = partial(nn.Linear, out_features=1), partial(nn.Linear, 2, 2)
+    return vertical_run(train, new, plan, *networks, discriminant=discriminant)
+
+
+def vertical_frozen():
+    """The default settings, on test records."""
+    return vertical_by_default(*load("Adult"))
+
+
+def held_back(settings):
+    """Accuracy on a tenth of the training records, of a training on the others."""
+    (records, label), _ = load("Adult")
+    order = np.random.default_rng(0).permutation(len(label))
+    new, own = np.split(order, [len(order) // 10])
+    return vertical_by_default((records[own], label[own]), (records[new], label[new]), **settings)
+
+
+def choices():
+    """A row for each setting of the grid, on held-back training records."""
+    for values in itertools.product(*CHOICES.values()):
+        settings = dict(zip(CHOICES, values, strict=True))
+        name = ", ".join(f"{name} {value}" for name, value in settings.items())
+        yield name, 8, 3, partial(held_back, settings)
+
+
 def rows():
     """The name, epsilon, number of runs and task of each row."""
-    for name in ("Adult", "MNIST"):
+    for name, runs in (("Adult", 3), ("MNIST", 1)):
         record = f"{name}, record level, 5 clients"
-        yield f"{record}, noise at the clients", 3, 3, partial(record_level, name)
+        yield f"{record}, noise at the clients", 3, runs, partial(record_level, name)
         if name == "Adult":
             for way, options in FIXED_ORDER.items():
                 noise = {"mechanism": "toeplitz", "order": "fixed", "options": options}
-                yield f"{record}, fixed order, {way}", 3, 3, partial(record_level, name, **noise)
-        yield f"{record}, noise at the server", 3, 3, partial(central_records, name)
-        yield f"{record}, {FLOWER}", 3, 3 if name == "Adult" else 1, partial(client_level, name, 5, FLOWER)
+                yield f"{record}, fixed order, {way}", 3, runs, partial(record_level, name, **noise)
+        yield f"{record}, noise at the server", 3, runs, partial(central_records, name)
+        yield f"{record}, {FLOWER}", 3, runs, partial(client_level, name, 5, FLOWER)
         for clients in (100, 1000):
-            runs = 1 if (name, clients) == ("MNIST", 1000) else 3
+            of, repeats = f"{name}, client level, {clients} clients", 1 if clients == 1000 else runs
             for way in CLIENT_LEVEL:
-                yield (
-                    f"{name}, client level, {clients} clients, {way}",
-                    3,
-                    runs,
-                    partial(client_level, name, clients, way),
-                )
-    yield "Adult, vertical, record level, 2 participants", 8, 3, by_halves
+                yield f"{of}, {way}", 3, repeats, partial(client_level, name, clients, way)
+    vertically = "Adult, vertical, record level, 2 participants"
+    yield f"{vertically}, default settings", 8, 3, vertical_frozen
+    yield f"{vertically}, tuned settings", 8, 3, vertical_tuned
 
 
-def timed(task):
+def timed(task, seed):
+    torch.manual_seed(seed)
     began = time.perf_counter()
     return task(), time.perf_counter() - began
 
@@ -257,10 +302,12 @@ def prepare():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="a part of a row's name")
-    chosen = [row for row in rows() if parser.parse_args().only in row[0]]
+    parser.add_argument("--choose-vertical", action="store_true", help="held-back accuracy for a grid of settings")
+    given = parser.parse_args()
+    chosen = [row for row in (choices() if given.choose_vertical else rows()) if given.only in row[0]]
     print(f"{'':<72} {'epsilon':>7} {'accuracy':>8}   {'of runs':<15} {'seconds each':>12}")
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), prepare) as pool:
-        found = [[pool.submit(timed, task) for _ in range(runs)] for _, _, runs, task in chosen]
+        found = [[pool.submit(timed, task, seed) for seed in range(runs)] for _, _, runs, task in chosen]
         for (row, epsilon, _, _), waiting in zip(chosen, found, strict=True):
             accuracies, seconds = zip(*(future.result() for future in waiting), strict=True)
             spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}" if len(accuracies) > 1 else "one"

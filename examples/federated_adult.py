@@ -8,42 +8,33 @@ what is hidden is each of its records. ``federated_clients.py`` hides each clien
 """
 
 import shutil
+import subprocess
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
-from flwr.simulation import run_simulation
-from torch import nn
 
 from matrixdp import Budget
 from matrixdp.federated import LocalTraining, RecordLevel, horizontal
-from matrixdp_papers.datasets import ADULT_COLUMNS, load_adult
+from matrixdp_papers.datasets import load_adult
+from matrixdp_papers.studies.one_feature import described
 
 FOLDER = Path(tempfile.gettempdir()) / "federated-adult"  # in earnest: a folder that each party keeps for good
-
-
-def model() -> nn.Module:
-    """The same network for server and clients."""
-    torch.manual_seed(0)
-    return nn.Linear(105, 2)
+model = partial(torch.nn.Linear, 105, 2)  # the same for server and clients
 
 
 @cache
-def adult(test: bool = False):
-    """Records, with the cube root of what is zero for most and large for a few, and incomes."""
+def adult(test=False):
+    """Records, with the cube roots of capital gains and losses, and incomes."""
     records, income = load_adult(test=test)
-    for name in ("capital-gain", "capital-loss"):
-        records[:, ADULT_COLUMNS[name]] **= 1 / 3
-    return records, income
+    return described(records), income
 
 
-def accuracy(network: nn.Module) -> dict[str, float]:
+def accuracy(network):
     """On public records."""
-    records, income = adult(test=True)
-    with torch.no_grad():
-        guesses = network(torch.from_numpy(records).float()).argmax(dim=1)
-    return {"accuracy": float((guesses == torch.from_numpy(income)).float().mean())}
+    records, income = map(torch.from_numpy, adult(test=True))
+    return {"accuracy": float((network(records).argmax(dim=1) == income).float().mean())}
 
 
 def apps(clients=5, rounds=10, folder=FOLDER):
@@ -52,9 +43,18 @@ def apps(clients=5, rounds=10, folder=FOLDER):
     training = LocalTraining(epochs=4, batch_size=512, learning_rate=4.0)
     shares = lambda client: [part[client::clients] for part in adult()]  # noqa: E731
     client = horizontal.client_app(model, shares, clients=clients, training=training, privacy=privacy, folder=folder)
-    return horizontal.server_app(model, clients=clients, rounds=rounds, evaluate=accuracy), client
+    server = horizontal.server_app(model, clients=clients, rounds=rounds, evaluate=accuracy)
+    return server, client
 
 
+def simulate(module, clients):
+    """Starts the apps of a module by `flwr run`, which wants them in a folder with a pyproject.toml."""
+    here = Path(shutil.copytree(Path(__file__).parent, tempfile.mkdtemp(), dirs_exist_ok=True))
+    (here / "pyproject.toml").write_text((here / "federated.toml").read_text().replace("MODULE", module))
+    subprocess.run(["flwr", "run", here, "--stream", f"--federation-config=num-supernodes={clients}"], check=True)
+
+
+server, client = apps()
 if __name__ == "__main__":
     shutil.rmtree(FOLDER, ignore_errors=True)  # a demonstration begins anew; in earnest, spent budget stays spent
-    run_simulation(*apps(), num_supernodes=5)
+    simulate("federated_adult", 5)

@@ -11,12 +11,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from federated_adult import accuracy, adult, model
+from federated_adult import accuracy, adult, model, simulate
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
 
 from matrixdp import Budget, Ledger
 from matrixdp.federated import CentralPrivacy, LocalTraining, central
@@ -30,9 +29,10 @@ def parameters(record):
 
 def apps(clients=200, rounds=20, sampling_rate=0.2, folder=None):
     """The apps of the server and of every client."""
-    budget, folder = Budget(3.0, 1e-5), Path(folder or tempfile.mkdtemp())
-    privacy = CentralPrivacy(budget=budget, rounds=rounds, clients=clients, clip=1.0, sampling_rate=sampling_rate)
-    client, server = ClientApp(mods=[central.clipping_mod(privacy)]), ServerApp()
+    agreed = {"rounds": rounds, "clients": clients, "clip": 1.0, "sampling_rate": sampling_rate}
+    privacy = CentralPrivacy(budget=Budget(3.0, 1e-5), **agreed)
+    server = ServerApp()
+    client = ClientApp(mods=[central.clipping_mod(privacy)])
 
     @client.train()
     def train(message, context):
@@ -40,21 +40,21 @@ def apps(clients=200, rounds=20, sampling_rate=0.2, folder=None):
         x, y = (torch.from_numpy(part[number::clients]) for part in adult())
         load(network, parameters(message.content.array_records["arrays"]))
         training = LocalTraining(epochs=10, batch_size=len(x), learning_rate=2.0)
-        training.update(network, x.float(), y)
+        training.update(network, x, y)
         arrays, metrics = ArrayRecord({"parameters": Array(flat(network).numpy())}), MetricRecord({"num-examples": 1})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     @server.main()
     def main(grid, context):
-        network, ledger = model(), Ledger(folder / "server.db", budget)
-        strategy = central.PrivateStrategy(FedAvg(), privacy, ledger=ledger)
+        ledger = Ledger(Path(folder or tempfile.mkdtemp(), "server.db"), privacy.budget)
+        strategy, network = central.PrivateStrategy(FedAvg(), privacy, ledger=ledger), model()
         start = ArrayRecord({"parameters": Array(flat(network).numpy())})
-        found = strategy.start(grid, start, num_rounds=rounds)
-        load(network, parameters(found.arrays))
+        load(network, parameters(strategy.start(grid, start, num_rounds=rounds).arrays))
         print(strategy.guarantees, accuracy(network))
 
     return server, client
 
 
+server, client = apps()
 if __name__ == "__main__":
-    run_simulation(*apps(), num_supernodes=200)
+    simulate("federated_clients", 200)

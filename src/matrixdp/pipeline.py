@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -213,6 +214,9 @@ def proposed(
 
 # --- size ---
 
+# Remembered: one budget serves many releases.
+_mu: Callable[[float, float], float] = lru_cache(maxsize=256)(gaussian.mu)
+
 
 def sized_for_budget(
     law: NoiseLaw,
@@ -232,7 +236,7 @@ def sized_for_budget(
         return drawn(undrawn, drawing_for(law, sensitivity, None, pure=budget.delta == 0))
     if budget.delta == 0:  # which no Gaussian noise keeps
         return drawn(undrawn, drawing_for(law, sensitivity, undrawn.mu))
-    whole = float(gaussian.mu(budget.epsilon, budget.delta))
+    whole = _mu(budget.epsilon, budget.delta)
     drawing = drawing_for(law, sensitivity, max(undrawn.mu, whole))
     if not undrawn.meets(budget):
         return drawn(undrawn, drawing)
@@ -244,7 +248,7 @@ def sized_for_budget(
             f"{budget.epsilon:g} (it grows with e^epsilon) and {math.prod(law.shape)} entries; use a larger delta or a "
             "smaller epsilon"
         )
-    allowed = float(gaussian.mu(budget.epsilon, spare))
+    allowed = _mu(budget.epsilon, spare)
     if drawing.enlargement <= SMALL * undrawn.mu:
         allowed = min(allowed, undrawn.mu)  # a recipe may have left room for other releases, which is not to be used up
     return _with_room(undrawn, drawing, allowed)
@@ -302,7 +306,7 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
         share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
     delta = budget.with_delta("noise for several releases").delta * (1 - share)
     if sampling_rate == 1.0:
-        mu = float(gaussian.mu(budget.epsilon, delta)) / math.sqrt(releases)
+        mu = _mu(budget.epsilon, delta) / math.sqrt(releases)
     else:
         from matrixdp.accounting.accountant import noise_multiplier_for  # when it is needed
 

@@ -1,5 +1,7 @@
 """Any Flower strategy with central privacy, with Flower's messages and a grid that hands them over in this process."""
 
+import itertools
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -8,7 +10,7 @@ from flwr.serverapp import strategy as strategies
 
 from flower_grid import HereGrid, task  # noqa: F401
 from matrixdp import Budget, Ledger
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.federated import CentralPrivacy, central, trusted_server
 
 BUDGET = Budget(3.0, 1e-5)
@@ -293,3 +295,16 @@ def test_wrong_settings_cost_nothing(tmp_path):
     with pytest.raises(InvalidInput, match="known when the first round"):
         _ = central.PrivateStrategy(strategies.FedAvg(), privacy()).guarantees
     assert ledger.history() == []
+
+
+def test_separated_rounds_go_on_after_a_restart(tmp_path):
+    agreed = privacy(rounds=4, separation=2)
+    ledger, seen = Ledger(tmp_path / "budget.db", BUDGET), []
+    for _ in range(2):
+        _, done, _ = run(agreed=agreed, rounds=2, ledger=ledger, state=tmp_path / "rounds")
+        seen += [set(r.asked) for r in done]
+    assert [a & b for a, b in itertools.pairwise(seen)] == [set()] * 3
+    assert seen[0] | seen[1] == set(range(4))
+    assert len(ledger.history()) == 1
+    with pytest.raises(BudgetExceeded, match="all were used"):
+        run(agreed=agreed, ledger=ledger, state=tmp_path / "rounds")

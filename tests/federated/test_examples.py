@@ -39,4 +39,6 @@ def test_clients_hide_their_records(example, tmp_path):
 def test_a_server_hides_the_clients(example, tmp_path, capsys):
     play(example("federated_clients").apps(clients=3, rounds=2, sampling_rate=1.0, folder=tmp_path), 3)
     assert "client" in capsys.readouterr().out
-    assert len(Ledger(tmp_path / "server.db").history()) == 1
+    entries = Ledger(tmp_path / "server.db").history()
+    assert [entry.planned for entry in entries] == [2, 2]
+    assert len({entry.series for entry in entries}) == 1

@@ -80,6 +80,7 @@ LIES = {
     "infinite": changed(lambda p: p + np.float32(np.inf)),
     "shape": changed(lambda p: p[1:]),
     "type": changed(lambda p: np.arange(len(p))),
+    "too large for the model": changed(lambda p: p + np.float64(1e300)),
     "empty": lambda m, p: Message(RecordDict(), reply_to=m),
     "crash": lambda m, p: Message(Error(2, "x"), reply_to=m),
 }

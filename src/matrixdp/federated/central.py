@@ -40,7 +40,16 @@ from matrixdp import _check
 from matrixdp._check import Array as Numbers
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.central_privacy import CentralGuarantees, CentralPrivacy
-from matrixdp.federated.flower import FAILED, Layout, Refused, WrappedStrategy, handler, made_once, private_reply
+from matrixdp.federated.flower import (
+    FAILED,
+    Layout,
+    Refused,
+    WrappedStrategy,
+    handler,
+    made_once,
+    numbers,
+    private_reply,
+)
 from matrixdp.federated.gradient_client import GradientClient
 from matrixdp.federated.local_training import cross_entropy
 from matrixdp.federated.participant import Arrays
@@ -86,6 +95,7 @@ class PrivateStrategy(WrappedStrategy):
         ledger: charged for all rounds, before the first client is asked.
         note: what the ledger remembers; never data.
         series: the name of the run in the ledger, for a server that may be started again; see `TrustedServer`.
+        state: the same for separated rounds: a file, secret and on this machine.
         wait: seconds to wait for new nodes to say which client they are.
         on_round: called with a CentralRound after every round.
     """
@@ -98,13 +108,14 @@ class PrivateStrategy(WrappedStrategy):
         ledger: Any = None,
         note: str = "federated rounds",
         series: str | None = None,
+        state: Any = None,
         wait: float = 60.0,
         on_round: Callable[[CentralRound], None] | None = None,
     ) -> None:
         super().__init__(strategy)
         if getattr(strategy, "fraction_train", 1.0) != 1.0:
             raise InvalidInput("strategy must have fraction_train=1.0: the wrapper samples, by privacy.sampling_rate")
-        self.privacy, self._charged = privacy, {"ledger": ledger, "note": note, "series": series}
+        self.privacy, self._charged = privacy, {"ledger": ledger, "note": note, "series": series, "state": state}
         self._wait, self._on_round = _check.positive("wait", wait), on_round
         self._server: TrustedServer | None = None
         self._nodes: dict[int, int] = {}  # the node of each client
@@ -182,7 +193,7 @@ class PrivateStrategy(WrappedStrategy):
         return self._moved(server_round, [Message(content, reply_to=self._message)])
 
     def _update(self, reply: Message) -> Numbers:
-        arrays = Layout.arrays_of(reply)
+        arrays = numbers(Layout.arrays_of(reply))
         if [config[ROUND] for config in reply.content.config_records.values() if ROUND in config] != [self._token]:
             raise Refused("sent a reply to another round, or is without the mod")
         return self._layout.flat(arrays) if self.privacy.unit == "record" else self._layout.difference(arrays)
@@ -243,7 +254,7 @@ def clipping_mod(privacy: CentralPrivacy) -> Mod:
             reply = call_next(message, context)
             ((key, returned),) = reply.content.array_records.items()
             clips = privacy.unit == "client"
-            records = {key: layout.moved(privacy.clipped(layout.difference(returned))) if clips else returned}
+            records = {key: layout.moved(privacy.clipped(layout.difference(numbers(returned)))) if clips else returned}
             return Message(
                 RecordDict({**records, "metrics": metrics, "config": ConfigRecord({ROUND: token})}), reply_to=message
             )

@@ -79,7 +79,12 @@ def _record(arrays: Arrays) -> ArrayRecord:
 
 
 def _arrays(message: Message) -> Arrays:
-    return {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+    return numbers(message.content.array_records["arrays"])
+
+
+def numbers(record: ArrayRecord) -> Arrays:
+    """The arrays of a record, as NumPy's."""
+    return {name: array.numpy() for name, array in record.items()}
 
 
 @dataclass(frozen=True)
@@ -231,10 +236,11 @@ class Layout:
     """The arrays of a model as one vector of its real numbers; other arrays, such as counters, stay as they are."""
 
     def __init__(self, arrays: ArrayRecord) -> None:
-        self._arrays: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+        self._arrays = numbers(arrays)
         self._real = [name for name, values in self._arrays.items() if values.dtype.kind == "f"]
         self._flat = _flat([self._arrays[name] for name in self._real])
         self.size, self.norm = len(self._flat), _check.norm(self._flat)
+        self._largest = min((float(np.finfo(self._arrays[name].dtype).max) for name in self._real), default=0.0)
 
     @staticmethod
     def arrays_of(reply: Message) -> ArrayRecord:
@@ -247,21 +253,28 @@ class Layout:
             raise Refused("sent a reply without exactly one record of arrays")
         return next(iter(reply.content.array_records.values()))
 
-    def flat(self, returned: ArrayRecord) -> Numbers:
+    def flat(self, returned: Arrays) -> Numbers:
         """Returned arrays as a vector."""
         if list(returned) != list(self._arrays):
             raise Refused("sent arrays with other names than those of the model")
-        found = [returned[name].numpy() for name in self._real]
+        found = [returned[name] for name in self._real]
         for name, values in zip(self._real, found, strict=True):
             if values.dtype.kind != "f" or values.shape != self._arrays[name].shape:
                 raise Refused(f"sent arrays of other shapes or types than those of the model ({name})")
         with np.errstate(over="ignore"):  # numbers wider than doubles
             return _flat(found)
 
-    def difference(self, returned: ArrayRecord) -> Numbers:
+    def difference(self, returned: Arrays) -> Numbers:
         """Returned arrays minus these."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later, or clipped
             return self.flat(returned) - self._flat
+
+    def update(self, returned: Arrays) -> Numbers:
+        """The same, where it is finite in the types of the model."""
+        found = self.difference(returned)
+        if not np.all(np.abs(found) <= self._largest):
+            raise Refused("sent parameters that are not finite")
+        return found
 
     def moved(self, update: Numbers) -> ArrayRecord:
         """These arrays plus an update."""

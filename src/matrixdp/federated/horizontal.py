@@ -28,7 +28,7 @@ _extras.require("federated", "flwr")
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -48,6 +48,7 @@ from matrixdp.federated.flower import (
     handler,
     made_once,
     metrics_text,
+    numbers,
     private_reply,
     request,
 )
@@ -182,15 +183,14 @@ def server_app(
 
 def _usable(replies: Mapping[int, Reply], parameters: Vector) -> tuple[list[Vector], dict[int, str]]:
     """The updates that can be used, and why others cannot."""
-    updates, declined, shape = [], {}, parameters.shape
+    updates, declined, layout = [], {}, Layout(ArrayRecord({"parameters": Array(parameters)}))
     for node, reply in replies.items():
-        moved = None if reply.arrays is None else reply.arrays.get("parameters")
-        if moved is None:
-            declined[node] = reply.reason or "a reply without parameters"
-        elif moved.dtype.kind != "f" or moved.shape != shape or not np.all(np.isfinite(moved)):
-            declined[node] = f"parameters of shape {moved.shape} instead of {shape}, or not of finite numbers"
-        else:
-            updates.append(np.asarray(moved - parameters, dtype=np.float32))
+        try:
+            if reply.arrays is None:
+                raise Refused(reply.reason)
+            updates.append(layout.update(reply.arrays).astype(np.float32))
+        except Refused as reason:
+            declined[node] = str(reason)
     return updates, declined
 
 
@@ -235,6 +235,5 @@ class CheckedStrategy(WrappedStrategy):
 
     def _checked(self, reply: Message) -> ArrayRecord:
         arrays = Layout.arrays_of(reply)
-        if not np.all(np.isfinite(self._layout.difference(arrays))):
-            raise Refused("sent parameters that are not finite")
+        self._layout.update(numbers(arrays))
         return arrays

@@ -21,6 +21,14 @@ from matrixdp.learn.sampling import Collate, PoissonSampler, StepSampler, Turn, 
 from matrixdp.learn.units import Units, UnitSampler
 
 
+def checked_sizes(records: int, units: Units | None, batch_size: int) -> tuple[int, int]:
+    """How many units of privacy there are, and the expected size of a batch, which is at most that."""
+    count, whose = (records, "records") if units is None else (len(units), "units")
+    if not _check.count("batch_size", batch_size) <= count:
+        raise InvalidInput(f"batch_size must be at most the number of {whose}, {count}, got {batch_size}")
+    return count, batch_size
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSource:
     """Where the batches of a training come from.

@@ -11,10 +11,8 @@ from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.correlated_noise import CorrelatedNoise
+from matrixdp.learn.step_costs import StepCosts
 from matrixdp.privacy.certificate import Certificate
-
-RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
-"""What the guarantee of noise over time leaves out, unless a file has the steps that were released."""
 
 
 class Charges:
@@ -53,6 +51,19 @@ class Charges:
         self._origin = None if ledger is None else str(ledger.origin)
         # Without a ledger: which one a checkpoint had charged, and for how many steps.
         self._charged: tuple[str | None, int] = (self._origin, 0)
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger | None, costs: StepCosts, planned: int, epoch: int, state: Any, *, moved: bool
+    ) -> Charges:
+        """The charges of so many planned steps; noise over time is charged as a whole, and its run may have a file."""
+        releases, _ = costs.releases(planned)
+        run = None
+        if isinstance(costs.noise, CorrelatedNoise):
+            epoch = releases
+            if state is not None:
+                run = costs.noise.record_in(state, None if ledger is None else str(ledger.origin), moved=moved)
+        return cls(ledger, costs.certificate, costs.budget, costs.rate, releases, epoch, run)
 
     def pay(self, taken: int) -> None:
         """Makes sure that one more step than those taken is paid for, or raises BudgetExceeded."""

@@ -22,11 +22,11 @@ from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.backward import BackwardPass, Gradients
 from matrixdp.learn.clipping import QuantileClip
-from matrixdp.learn.independence.one_record import each_record, record_gradients
+from matrixdp.learn.independence.one_record import each_record, one_each, record_gradients
 from matrixdp.learn.independence.rules import NoRule, require
 from matrixdp.learn.independence.traced import TracedModel, autocast
 from matrixdp.learn.layers.base import ExplicitGradients
-from matrixdp.learn.layers.rounding import factor_roundoff, roundoff
+from matrixdp.learn.layers.rounding import factor_roundoff, rounded_down, roundoff
 from matrixdp.learn.layers.trainable import Layer, TrainableModel
 
 Loss = Callable[[Any, Any], Tensor]
@@ -307,7 +307,7 @@ class ClippedGradients:
         if any(_kinds(view) != fast.records for view in views):
             raise InvalidInput("augment must give records of the same shapes and types each time")
         with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
-            each = [_one_each(fast.graph(view, targets), batch) for view in views]
+            each = [one_each(fast.graph(view, targets), batch) for view in views]
             losses = each[0] if len(each) == 1 else torch.stack(each).mean(0)
             with torch.autocast(self._trained.device.type, enabled=False):
                 found.backward(losses)
@@ -352,7 +352,7 @@ class ClippedGradients:
             weights = weights.double()
         else:
             weights = torch.ones_like(squared_norm, dtype=torch.float64)
-            bound = _rounded_down(self.clip, self._trained.wide)
+            bound = rounded_down(self.clip, self._trained.wide)
         if kept is not None:
             weights = weights.masked_fill_(~kept, 0.0)
         for parameter, gradients in found.gradients.items():
@@ -360,17 +360,6 @@ class ClippedGradients:
             if self.norm == "linf":
                 usable = ExplicitGradients(usable.explicit().clamp(-bound, bound))
             usable.add(weights, self._totals[parameter])
-
-
-def _one_each(losses: Any, batch: int) -> Tensor:
-    """Losses of shape (batch,), or of a shape with as many numbers."""
-    if not isinstance(losses, Tensor) or losses.numel() != batch or not losses.is_floating_point():
-        shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise InvalidInput(
-            f"loss must give one number per record, shape ({batch},), got {shown}; "
-            'use reduction="none" and average over all dimensions but the first'
-        )
-    return losses.reshape(batch)
 
 
 def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -403,9 +392,3 @@ def _most_numbers(device: torch.device) -> int:
         return _MOST_NUMBERS
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(_MOST_NUMBERS, (torch.cuda.mem_get_info(device)[0] + cached) // 8)
-
-
-def _rounded_down(value: float, dtype: torch.dtype) -> float:
-    """The largest number of that type that is not above the value."""
-    nearest = torch.tensor(value, dtype=dtype)
-    return float(nearest if float(nearest) <= value else torch.nextafter(nearest, torch.zeros_like(nearest)))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from matrixdp import _check
+from matrixdp._rounding import rounded_up
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.noise import ParameterNoise
 from matrixdp.privacy.certificate import Certificate
+
+RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
+"""What the guarantee of noise over time leaves out, unless a file has the steps that were released."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,10 @@ class StepCosts:
     def releases(self, steps: int) -> tuple[int, float]:
         """As how many releases with the certificate so many steps count, and at which sampling rate."""
         return self.noise.releases(steps) if isinstance(self.noise, CorrelatedNoise) else (steps, self.rate)
+
+    def charged(self, taken: int, planned: int) -> int:
+        """How many releases were charged before the steps that were taken; noise over time is charged as a whole."""
+        return self.releases(planned)[0] if isinstance(self.noise, CorrelatedNoise) and taken else taken
 
     def after(self, steps: int) -> Accountant:
         """The accountant of the first so many steps."""
@@ -72,6 +80,24 @@ class StepCosts:
                 "use more noise, or name a mechanism to get the size that it takes"
             )
         return low
+
+    def summary(self, taken: int, planned: int, sampling: str) -> str:
+        """What the steps that were taken guarantee, and how, in words."""
+        epsilon, certificate = rounded_up(self.after(taken).epsilon(self.budget.delta)), self.certificate
+        spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if taken else "nothing spent"
+        resumed = isinstance(self.noise, CorrelatedNoise) and not self.noise.recorded  # no file has the released steps
+        lines = [
+            f"Private SGD: {spent} after {taken} of {planned} steps",
+            f"  adjacency  {certificate.adjacency} ({certificate.adjacency.neighbours})",
+            f"  change     {certificate.sensitivity}, in each gradient",
+            f"  budget     {self.budget}",
+            f"  sampling   {sampling}",
+            f"  noise      {certificate.law.describe()}",
+            f"  source     {certificate.source}",
+            f"  drawn with {self.noise.drawing}",
+            *([f"  resumed    {RESUMED}"] if resumed else []),
+        ]
+        return "\n".join(lines)
 
 
 def planned_steps(epochs: int | None, steps: int | None, epoch_steps: int) -> int | None:

@@ -16,14 +16,13 @@ from rich.progress import Progress
 from torch import nn
 
 from matrixdp import _check
-from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.budget import Budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import BudgetExceeded, InvalidInput
-from matrixdp.learn.batches import BatchSource, in_parts
-from matrixdp.learn.checkpoints import RESUMED, Charges
+from matrixdp.learn.batches import BatchSource, checked_sizes, in_parts
+from matrixdp.learn.checkpoints import Charges
 from matrixdp.learn.clipping import QuantileClip, largest_change
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
@@ -48,14 +47,14 @@ class PrivateSGD:
     """Trains a model on records, with noise, under a budget.
 
     A step takes a Poisson batch, clips the gradient of each record, adds them up, adds noise from the secure engine,
-    divides by the expected batch size (a public constant) and calls the optimizer. An empty batch gets noise all the
-    same; a record whose gradient is not finite counts as zero.
+    divides by the expected batch size (a public constant) and calls the optimizer. An empty batch gets noise too; a
+    record whose gradient is not finite counts as zero.
 
     Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, even if every
     intermediate model is published; the number of records is public. Provided that each record is in the data once.
     Model and loss cannot mix records, by construction (`independence`). A step that would exceed the budget raises
-    BudgetExceeded before its gradients are computed; a forked process takes none. Losses, accuracies
-    on the training records and the attribute `dropped` are not covered: they are private.
+    BudgetExceeded before its gradients are computed; a forked process takes none. Not covered, but private, are losses,
+    accuracies on the training records and the attribute `dropped`.
 
     Args:
         model: any module that ClippedGradients knows.
@@ -89,16 +88,14 @@ class PrivateSGD:
         state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
             with it, and a ledger, checkpoints can be resumed (`learn.released_steps`).
         moved: the state was moved here on purpose, and the original is gone for good.
-        capture: on a CUDA device, records the kernels of a step as CUDA graphs and replays them: much faster for small
-            networks; the model must not wait for the device as it runs.
+        capture: replays steps as CUDA graphs: faster for small networks; the model must not wait for the device.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
         collate: makes a batch of a list of records; it is called with one record at a time.
         augment: changes one record's input at random, by torch functions; it is called with one record at a time.
         views: how many times a record is augmented; the average gradient of its views is clipped as one.
         generator: a seeded generator of batches and noise, for reproducible studies; the certificate says so.
-        accept_violation: take the steps that are planned even if the law given does not keep the budget over them
-            (epsilon() says what they cost), or is not floating-point-safe (then the guarantee does not cover the
-            released numbers, and no ledger can be charged).
+        accept_violation: take all planned steps although the law given does not keep the budget (epsilon() says what
+            they cost), or is not floating-point-safe (the released numbers are not covered, and no ledger is charged).
         **options: options of the mechanism.
 
     Source: abadi2016deep, Algorithm 1.
@@ -167,14 +164,8 @@ class PrivateSGD:
         self.data, self._records, self.collate = data, count_records(data), collate
         self._units = Units.of(ids, contributions, self._records)
         if contributions > 1 and isinstance(clip, QuantileClip):
-            raise InvalidInput(
-                "clip must be a number where several records of a unit count: a QuantileClip counts units"
-            )
-        count = self._records if self._units is None else len(self._units)
-        if not _check.count("batch_size", batch_size) <= count:
-            whose = "records" if self._units is None else "units"
-            raise InvalidInput(f"batch_size must be at most the number of {whose}, {count}, got {batch_size}")
-        self.batch_size = batch_size
+            raise InvalidInput("clip must be a number where several records of a unit count: QuantileClip counts units")
+        count, self.batch_size = checked_sizes(self._records, self._units, batch_size)
         self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
         self.epoch_steps = math.ceil(count / batch_size)
         planned = planned_steps(epochs, steps, self.epoch_steps)
@@ -211,13 +202,7 @@ class PrivateSGD:
         )
         self.affordable = self._costs.affordable(planned, accept_violation=accept_violation is True)
         # steps so far
-        charged, _ = self._costs.releases(self.affordable)
-        block = charged if isinstance(self.noise, CorrelatedNoise) else self.epoch_steps
-        run = None
-        if state is not None and isinstance(self.noise, CorrelatedNoise):
-            origin = None if ledger is None else str(ledger.origin)
-            run = self.noise.record_in(state, origin, moved=moved)
-        self._charges = Charges(ledger, self.certificate, budget, self.rate, charged, block, run)
+        self._charges = Charges.of(ledger, self._costs, self.affordable, self.epoch_steps, state, moved=moved)
         self._source = BatchSource(
             data=data,
             collate=collate,
@@ -341,10 +326,7 @@ class PrivateSGD:
         self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
 
     def prepare(self) -> None:
-        """Traces the model, or tries one record at a time; raises InvalidInput if neither can be done. Spends nothing.
-
-        The first step does this by itself. Of the records, only shapes and types are used.
-        """
+        """As the first step does: traces the model or tries one record, by shapes; InvalidInput if neither works."""
         with _check.withheld("data"):
             found = example(self.data, self.gradients.flat.device, self.collate)
         self.gradients.prepare(*split(found, self.gradients.model))
@@ -371,15 +353,14 @@ class PrivateSGD:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint; what it had spent stays spent, and so does what this trainer has spent.
 
-        A checkpoint knows of the steps before it. To count those after it too, which a crash may have lost, keep a
-        ledger. Steps before the checkpoint that this trainer's ledger was not charged for are charged before the next
-        step. Steps that are taken again use up what was planned.
+        A checkpoint knows the steps before it; a ledger, also those after it, which a crash may have lost. Steps before
+        it that this ledger was not charged for are charged before the next. Steps taken again use up what was planned.
 
         Noise over time is charged as a whole, for one run. A step that is taken again is the same step: its batch,
         dropout and, if the sum of gradients is the same in every bit, its noise. With another sum it would be a second
-        release, for the same charge. A `state` knows the sums, and refuses it. So with a ledger, checkpoints need a
-        `state`. With neither, nobody counts a second release: do not publish models of steps that will be taken again.
-        From a checkpoint without a step the training begins anew, with coins of its own, or those of its `state`.
+        release, for the same charge: a `state` knows the sums, and refuses it, so with a ledger checkpoints need one.
+        With neither, nobody counts a second release: do not publish models of steps that will be taken again. From a
+        checkpoint without a step the training begins anew, with coins of its own, or those of its `state`.
         """
         self.check_process()
         # What a checkpoint says of charges comes first: a model that is loaded only in part has spent as much.
@@ -401,28 +382,11 @@ class PrivateSGD:
         raise TypeError("a PrivateSGD cannot be copied or pickled: its steps are paid for once; use state_dict()")
 
     def __str__(self) -> str:
-        epsilon, certificate = rounded_up(self.epsilon()), self.certificate
-        spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if self.steps else "nothing spent"
-        resumed = isinstance(self.noise, CorrelatedNoise) and not self.noise.recorded  # no file has the released steps
-        lines = [
-            f"Private SGD: {spent} after {self.steps} of {self.affordable} steps",
-            f"  adjacency  {certificate.adjacency} ({certificate.adjacency.neighbours})",
-            f"  change     {certificate.sensitivity}, in each gradient",
-            f"  budget     {self.budget}",
-            f"  sampling   {self._source.sampling}",
-            f"  noise      {certificate.law.describe()}",
-            f"  source     {certificate.source}",
-            f"  drawn with {self.noise.drawing}",
-            *([f"  resumed    {RESUMED}"] if resumed else []),
-        ]
-        return "\n".join(lines)
+        return self._costs.summary(self.steps, self.affordable, self._source.sampling)
 
     @property
     def _charged(self) -> int:
-        """How many of those were charged before the steps so far; noise over time is charged as a whole."""
-        if isinstance(self.noise, CorrelatedNoise) and self.steps:
-            return self._costs.releases(self.affordable)[0]
-        return self.steps
+        return self._costs.charged(self.steps, self.affordable)
 
     def _prepare(self, batch: PoissonBatch) -> None:
         """Everything that can fail for other reasons than the budget, before anything is spent."""

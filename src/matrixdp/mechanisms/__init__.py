@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
+from matrixdp._check import Shape
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import InvalidInput, NotApplicable
@@ -26,12 +27,16 @@ from matrixdp.mechanisms.over_time import banded, binary_tree, inverse_banded, t
 from matrixdp.mechanisms.r1smg import r1smg
 from matrixdp.mechanisms.rank_r import rank_r
 from matrixdp.mechanisms.spherical import l2, spherical
-from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Sensitivity
 
 __all__ = ["RECIPES", "Recipe", "calibrate", "calibrate_gaussian", "expected_error", "proposals", "recipe", "register"]
 
 RECIPES: dict[str, Recipe] = {}
 """Every mechanism by name; of two that are equally good, "auto" takes the one listed first."""
+
+# What "auto" took, for sets that a few numbers describe.
+_FOUND: dict[tuple[Any, ...], NoiseLaw] = {}
+_MOST_FOUND = 4096
 
 
 def register(mechanism: Recipe) -> Recipe:
@@ -119,7 +124,7 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         return calibrate(mechanism, shape=matrix, sensitivity=same, budget=budget, **read).reshaped(shape)
     if mechanism == "auto":
         _check_options(options, RECIPES.values())
-        return least_error(RECIPES, shape, sensitivity, budget, options)
+        return _auto(shape, sensitivity, budget, options)
     return RECIPES[mechanism].calibrate(shape, sensitivity, budget, **options)
 
 
@@ -137,7 +142,27 @@ def calibrate_gaussian(
     if mechanism != "auto" or isinstance(budget, Allotment):
         return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     _check_options(options, RECIPES.values())
-    return least_error(RECIPES, _check.shape(shape), sensitivity, budget, options, family=Gaussian)
+    return _auto(_check.shape(shape), sensitivity, budget, options, family=Gaussian)
+
+
+def _auto(
+    shape: Shape,
+    sensitivity: Sensitivity,
+    budget: Budget,
+    options: dict[str, Any],
+    family: type[NoiseLaw] = NoiseLaw,
+) -> NoiseLaw:
+    """What `least_error` finds, or found before."""
+    one_bound = type(sensitivity) is Entrywise and np.ndim(sensitivity.bound) == 0
+    if options or not (one_bound or type(sensitivity) in (Counts, Frobenius, L1)):
+        return least_error(RECIPES, shape, sensitivity, budget, options, family)
+    key = (*RECIPES, type(sensitivity), *sensitivity.extent(shape), shape, budget, family)
+    law = _FOUND.get(key)
+    if law is None:
+        law = least_error(RECIPES, shape, sensitivity, budget, options, family)
+        if len(_FOUND) < _MOST_FOUND:
+            _FOUND[key] = law
+    return law
 
 
 def proposals(

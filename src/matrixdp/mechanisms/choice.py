@@ -48,7 +48,6 @@ noise together. Of two that differ by less than 1e-9 it takes the one listed fir
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,9 +63,8 @@ from matrixdp.mechanisms.optimal import isotropic_is_optimal
 from matrixdp.mechanisms.task import task_error, task_of
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.drawing import has_safe_sampler
-from matrixdp.privacy.guarantee import Profile
 from matrixdp.residuals import Residuals
-from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Participation, Sensitivity
+from matrixdp.sensitivity import Counts, Frobenius, Participation, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
@@ -75,9 +73,6 @@ _TASK = ("weights", "row_utility", "column_utility")
 # The first two are not floating-point-safe; the third is one of the laws that "discrete" tries.
 _BY_NAME_ONLY = ("l2", "spherical", "discrete-gaussian")
 _DISCRETE = ("laplace", "discrete")
-# The laws that were found, for sets that a few numbers describe.
-_FOUND: dict[tuple[Any, ...], NoiseLaw] = {}
-_MOST_FOUND = 4096
 # For Participation alone.
 _OVER_TIME = ("banded", "toeplitz", "inverse-banded", "binary-tree")
 
@@ -106,11 +101,6 @@ def least_error(
     if isinstance(sensitivity, Residuals):
         chosen = recipes["marginals"]
         return chosen.calibrate(shape, sensitivity, budget, **chosen.known(options))
-    one_bound = type(sensitivity) is Entrywise and np.ndim(sensitivity.bound) == 0
-    plain = not options and (one_bound or type(sensitivity) in (Counts, Frobenius, L1))
-    key = (*recipes, type(sensitivity), *sensitivity.extent(shape), shape, budget, family) if plain else ()
-    if key in _FOUND:
-        return _FOUND[key]
     options = _with_task(shape, sensitivity, options)
     best: tuple[float, NoiseLaw] | None = None
     reasons: list[MatrixDPError] = []
@@ -129,8 +119,6 @@ def least_error(
             reasons.append(reason)
     if best is None:
         raise NotApplicable(f"no mechanism keeps {budget} here: {reasons[0]}")
-    if key and len(_FOUND) < _MOST_FOUND:
-        _FOUND[key] = best[1]
     return best[1]
 
 
@@ -138,13 +126,7 @@ def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, family: type
     if type(law) not in (Gaussian, Product) or not isinstance(law, family):  # for others, matrixdp does not vouch
         return False
     certificate = certify(law, sensitivity)
-    return _meets(certificate.profile, budget) and has_safe_sampler(law, certificate.mu)
-
-
-@lru_cache(maxsize=1024)
-def _meets(profile: Profile, budget: Budget) -> bool:
-    """Whether an ideal law keeps the budget; milliseconds for discrete noise in many entries."""
-    return profile.delta(budget.epsilon) <= budget.delta
+    return certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
 
 
 def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensitivity | None = None) -> float:

@@ -61,6 +61,24 @@ class Ball:
         return clipped
 
 
+def center_of(center: Any, shape: tuple[int, ...]) -> Array:
+    """A public center of records, near enough to 0 that no record overflows when it is taken off."""
+    middle = _check.broadcast("center", center, shape)
+    if not np.all(np.abs(middle) <= LARGEST):
+        raise InvalidInput(f"center must lie within {LARGEST} of 0; rescale the records")
+    return middle
+
+
+def centred(records: Array, low: Any, high: Any) -> Array:
+    """The records clipped to public bounds, which become -1 and 1.
+
+    They are clipped first: no record, however large, overflows, since the warning of that would be about it.
+    """
+    middle, half = (np.asarray(high) + low) / 2, (np.asarray(high) - low) / 2
+    scaled: Array = np.clip((np.clip(records, low, high) - middle) / half, -1.0, 1.0)
+    return scaled
+
+
 @dataclass(frozen=True, eq=False)
 class Box:
     """Records with low <= entry <= high, one bound for all columns or one each; other entries are moved to a bound."""

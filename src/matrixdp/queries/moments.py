@@ -118,9 +118,7 @@ def covariance(
     ball = clipping.Ball(norm)
     divisor = clipping.divisor(size, len(rows), adjacency)
     if center is not None:
-        middle = _check.broadcast("center", center, rows.shape[1:])
-        if not np.all(np.abs(middle) <= clipping.LARGEST):
-            raise InvalidInput(f"center must lie within {clipping.LARGEST} of 0; rescale the records")
+        middle = clipping.center_of(center, rows.shape[1:])
         value = exact_sums.moment_value(exact_sums.moments(rows - middle, ball), ball, divisor)
     else:
         value = exact_sums.scatter_value(exact_sums.moments(rows, ball), ball, len(rows), divisor)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -96,7 +96,8 @@ class ExactDigit:
         known = 0
         for length in itertools.count(64, 64):
             known = known << 64 | next(words)
-            with localcontext(prec=100 + length):
+            # a context of its own: the caller's may round otherwise, or end sooner
+            with localcontext(Context(100 + length, ROUND_HALF_EVEN, MIN_EMIN, MAX_EMAX, traps=[])):
                 low, high = (Decimal(self.rest * (known + end)) / (1 << length) for end in (0, 1))
                 k = self._last_above(low)
                 # _mass_from errs by less than 1e65 units of the last place: (1 - r^m)^-2 < 1e18, and T < 1e39

@@ -323,12 +323,11 @@ def alias_table(weights: Sequence[int], beyond: int) -> AliasTable:
     """The alias table of P(k) prop. to weights[|k|], given |k| < len(weights); `beyond` is the weight of all others."""
     both_signs = [(2 if k else 1) * weight for k, weight in enumerate(weights)]
     served = sum(both_signs)
-    divided = [divmod(TOTAL * weight, served) for weight in both_signs]
-    numerators = [quotient for quotient, _ in divided]
+    numerators = [TOTAL * weight // served for weight in both_signs]
     numerators[0] += TOTAL - sum(numerators)  # the remainders over `served`, fewer than there are columns
     # |n/T - w/N| with N = served + beyond, over both signs, and what is beyond; halved. The others miss their
     # remainders, and 0 has them too much
-    errors = 2 * sum(remainder for _, remainder in divided[1:])
+    errors = 2 * (numerators[0] * served - TOTAL * both_signs[0])
     distance = Fraction(errors, 2 * TOTAL * served) + Fraction(beyond, served + beyond)
     return AliasTable(*alias(numerators), math.nextafter(float(distance + _SLACK), math.inf))
 
@@ -342,22 +341,22 @@ def alias(numerators: Sequence[int]) -> tuple[Words, Words]:
     Deviates: 1. whole numbers, so nothing is lost; 2. a full column is stored as its own alias with threshold 0.
     """
     rest, capacity = list(numerators), TOTAL // len(numerators)
-    columns, ties = list(range(len(rest))), [0] * len(rest)
-    low = [i for i in columns if rest[i] < capacity]
-    high = [i for i in columns if rest[i] > capacity]
+    aliases, thresholds = list(range(len(rest))), [0] * len(rest)
+    low = [i for i in aliases if rest[i] < capacity]
+    high = [i for i in aliases if rest[i] > capacity]
     while low:
         needy, rich = low.pop(), high[-1]
-        threshold, ties[needy] = divmod(rest[needy], 1 << TIE_BITS)
-        columns[needy] = threshold * 2 * len(rest) | rich
-        rest[rich] -= capacity - rest[needy]
-        if rest[rich] <= capacity:
+        aliases[needy], thresholds[needy] = rich, rest[needy]
+        left = rest[rich] = rest[rich] + rest[needy] - capacity
+        if left <= capacity:
             high.pop()
-        if rest[rich] < capacity:
-            low.append(rich)
-    return _read_only(columns), _read_only(ties)
+            if left < capacity:
+                low.append(rich)
+    halves = np.frombuffer(b"".join(whole.to_bytes(16, "little") for whole in thresholds), "<u8").reshape(-1, 2)
+    packed = halves[:, 1] * np.uint64(2 * len(rest)) | np.array(aliases, dtype=np.uint64)
+    return _read_only(packed), _read_only(halves[:, 0].astype(np.uint64))
 
 
-def _read_only(words: list[int]) -> Words:
-    array = np.array(words, dtype=np.uint64)
-    array.flags.writeable = False
-    return array
+def _read_only(words: Words) -> Words:
+    words.flags.writeable = False
+    return words

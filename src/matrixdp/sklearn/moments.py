@@ -15,7 +15,7 @@ from matrixdp.adjacency import ADD_REMOVE, checked, takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
-from matrixdp.queries.clipping import divisor
+from matrixdp.queries.clipping import center_of, divisor
 from matrixdp.queries.moments import full_matrix
 from matrixdp.queries.units import answered
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
@@ -208,7 +208,7 @@ def released_covariance(
     if center is None:
         raise InvalidInput("center must be given where delta is 0: a public vector, or 0 for second moments")
     size = divisor(estimator.size, len(records), checked(estimator.adjacency))
-    answer = answered(queries.moment_entries, records - _check.broadcast("center", center, records.shape[1:]), **asked)
+    answer = answered(queries.moment_entries, records - center_of(center, records.shape[1:]), **asked)
     entries = estimator._release(answer, ledger, contributions).value
     return full_matrix(entries) * (norm**2 / size)
 

@@ -15,6 +15,7 @@ from matrixdp.adjacency import REPLACE, checked, takes_relation
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import NoiseLaw, QuantileSearch
 from matrixdp.pipeline import Spends
+from matrixdp.queries.clipping import centred
 from matrixdp.queries.histograms import grid_counts
 from matrixdp.queries.units import answered, of_units
 from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
@@ -90,7 +91,7 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         features = records.shape[1]
         low, high = bounds_of(self.low, self.high, features)
         middle, half = (low + high) / 2, (high - low) / 2
-        u = np.clip((records - middle) / half, -1.0, 1.0)
+        u = centred(records, low, high)
         parts, top = [u, u**2 - 0.5], [np.ones(features), np.full(features, 0.5)]
         if checked(self.adjacency) != REPLACE:
             parts, top = [np.ones((len(u), 1)), *parts], [np.ones(1), *top]

@@ -44,6 +44,7 @@ from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.queries import Answer
 from matrixdp.queries.answer import changes, query
+from matrixdp.queries.clipping import centred
 from matrixdp.queries.units import of_units
 from matrixdp.sensitivity import Frobenius, Sensitivity
 from matrixdp.tables.answers import PreparedTable
@@ -114,7 +115,7 @@ class LogisticRegression:
             asked: the query of `change_in_logistic_regression` without `of`, where it is that.
         """
         self._middle, self._half = (np.asarray(high) + low) / 2, (np.asarray(high) - low) / 2
-        u = np.clip((features - self._middle) / self._half, -1.0, 1.0)
+        u = centred(features, low, high)
         self._z, self._positive = np.column_stack([np.ones(len(u)), u]), np.asarray(positive, dtype=np.float64)
         if not len(u):  # a record of zeros is nothing in any sum
             self._z, self._positive = np.zeros((1, u.shape[1] + 1)), np.zeros(1)

@@ -24,6 +24,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, prepare
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import Answer, changes, query
+from matrixdp.queries.clipping import centred
 from matrixdp.queries.moments import STEP, full_matrix, second_moment, summed_products
 from matrixdp.sensitivity import L1, RankOne
 from matrixdp.tables.means import Estimate, people
@@ -284,7 +285,7 @@ def _mapped(records: Any, low: Any, high: Any, contributions: int, adjacency: st
     lower, upper = (_check.broadcast(name, end, rows.shape[1:]) for name, end in (("low", low), ("high", high)))
     if not np.all((upper - lower) / 2 > 0):
         raise InvalidInput("low must be below high in every column, by more than the least float")
-    mapped = np.clip((rows - (lower + upper) / 2) / ((upper - lower) / 2), -1.0, 1.0)
+    mapped = centred(rows, lower, upper)
     asked = query("bounded-moments", low=np.array(lower), high=np.array(upper), **protected)
     return np.column_stack([np.ones(len(rows)), mapped]), asked
 

@@ -9,7 +9,6 @@ Every operation opens a connection of its own, and none is open while the proces
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -20,17 +19,17 @@ from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.account import Account
 from matrixdp.accounting.ledger.book import Book, Fields
-from matrixdp.accounting.ledger.chain import Document, canonical, sha256
+from matrixdp.accounting.ledger.chain import sha256
 from matrixdp.accounting.ledger.elsewhere import parts_of
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
-from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota
+from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota, quota_fields
 from matrixdp.accounting.ledger.spends import Spend, checked
 from matrixdp.accounting.ledger.store import Session, store_of
 from matrixdp.accounting.ledger.totals import Total
 from matrixdp.adjacency import checked as checked_adjacency
 from matrixdp.adjacency import takes_relation
 from matrixdp.budget import Budget
-from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
+from matrixdp.errors import InvalidInput, LedgerError
 from matrixdp.privacy.guarantee import Guarantee
 
 SAMPLER_ERROR = 1e-15
@@ -256,9 +255,10 @@ class Ledger(Account):
 
             def check(after: Total, entry: Entry | Change) -> None:
                 before.quotas_of(spend.analyst)
-                if begun is None and not made:
-                    self._check_budget(after)  # of what is held too: a release made elsewhere may have exceeded it
-                if begun is None and not held and not made:
+                if begun is not None or made:
+                    return
+                after.check_budget(self.budget, self.name)  # also if held: one made elsewhere may have exceeded it
+                if not held:
                     after.check_quotas(spend.analyst, entry.time)
 
             found, after = self._book.append(session, before, record, spend.documents, check)
@@ -298,7 +298,7 @@ class Ledger(Account):
                     f"{rounded_up(spent.epsilon(before.adjacency or ''))} at delta {budget.delta:g}, got {budget}; the "
                     "quota was not changed"
                 )
-            return _quota_fields(quota.to_dict())
+            return quota_fields(quota.to_dict())
 
         self._book.change("quota", note, prepare)
         return quota
@@ -309,7 +309,7 @@ class Ledger(Account):
         def prepare(before: Total, time: str) -> Fields:
             if name not in before.quotas:
                 raise InvalidInput(f"name must be that of a quota of the ledger, got {_check.shown(name)}")
-            return _quota_fields(no_quota(name))
+            return quota_fields(no_quota(name))
 
         self._book.change("quota", note, prepare)
 
@@ -336,8 +336,7 @@ class Ledger(Account):
         Args:
             name: new among the open reservations.
             certificate: what each release guarantees; needed unless a plan is given. A stated Guarantee for single
-                releases, without an error of the sampler, is reserved with one of 1e-15; that is more than releases
-                of up to a million entries have.
+                releases, without an error of the sampler, is reserved with 1e-15, enough for a million entries.
             count: how many single releases.
             sampling_rate: as for `spend`.
             planned: how many releases the training has.
@@ -391,28 +390,10 @@ class Ledger(Account):
             BudgetExceeded: if the plan does not fit beside what was spent; `budget.split` gives a part to plan for.
         """
         planned = self.budget.plan(sets, weights, shapes)
-        self._check_budget(self._with(planned.composition.uses, str(planned.composition.adjacency)))
+        after = self._with(planned.composition.uses, str(planned.composition.adjacency))
+        after.check_budget(self.budget, self.name)
         return planned
-
-    def _check_budget(self, after: Total) -> None:
-        if not after.fits():
-            if self.budget.delta == 0 and after.epsilon() == math.inf:
-                raise BudgetExceeded(
-                    f"the budget of {self.name} is {self.budget}, which only pure releases keep, drawn exactly, "
-                    "and not all would be; nothing was spent. Release with Budget(epsilon, 0), which has discrete "
-                    "Laplace noise"
-                )
-            raise BudgetExceeded(
-                f"after this spend, epsilon at delta {self.budget.delta:g} would be {after.epsilon():.4g}, "
-                f"and the budget of {self.name} is {self.budget}; nothing was spent. What is left: ledger.remaining(), "
-                "or matrixdp ledger show"
-            )
 
     def grant(self, role: str, may: str = "spend") -> None:
         """Lets a role of the database "read" all its ledgers, or "spend" from them; it never may change an entry."""
         self._book.store.grant(role, may)
-
-
-def _quota_fields(document: Document) -> Fields:
-    digest = sha256(canonical(document))
-    return {"quota": digest}, {digest: document}

@@ -34,7 +34,7 @@ from typing import Any
 from matrixdp import _check
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.filter import Block, Charge, Spent
-from matrixdp.accounting.ledger.chain import Document
+from matrixdp.accounting.ledger.chain import Document, canonical, sha256
 from matrixdp.accounting.methods import Use
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput
@@ -99,6 +99,12 @@ class Quota:
 def no_quota(name: str) -> dict[str, Any]:
     """The document that removes a quota."""
     return _document(check_name("name", name))
+
+
+def quota_fields(document: Document) -> tuple[dict[str, str], dict[str, Document]]:
+    """What an entry says of a quota: the hash of its document, and the document."""
+    digest = sha256(canonical(document))
+    return {"quota": digest}, {digest: document}
 
 
 def quota_of(document: Document) -> Quota | None:

@@ -14,6 +14,7 @@ from matrixdp.accounting.ledger.entries import Change, Entry
 from matrixdp.accounting.ledger.rules import Own, Quota, Reservation
 from matrixdp.accounting.ledger.spends import Spend
 from matrixdp.accounting.methods import Use
+from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
 
 
@@ -218,6 +219,20 @@ class Total:
                     f"{spent.epsilon(self.adjacency or ''):.4g} for the quota {quota.name!r}, which is {quota}; "
                     "nothing was spent. What is left: ledger.left(), or matrixdp ledger left"
                 )
+
+    def check_budget(self, budget: Budget, name: str) -> None:
+        """Raises BudgetExceeded if everything together passes the budget of the ledger with this name."""
+        if self.fits():
+            return
+        if budget.delta == 0 and self.epsilon() == math.inf:
+            raise BudgetExceeded(
+                f"the budget of {name} is {budget}, which only pure releases keep, drawn exactly, and not all would "
+                "be; nothing was spent. Release with Budget(epsilon, 0), which has discrete Laplace noise"
+            )
+        raise BudgetExceeded(
+            f"after this spend, epsilon at delta {budget.delta:g} would be {self.epsilon():.4g}, and the budget of "
+            f"{name} is {budget}; nothing was spent. What is left: ledger.remaining(), or matrixdp ledger show"
+        )
 
     def _charge(self, block: Block, adjacency: str, times: int = 1) -> dict[str, float | None]:
         """The charge of each of so many blocks that come next; none where all releases are fixed beforehand."""

@@ -68,7 +68,8 @@ class SplitPlan:
         size: "exact" or "published", as for ClientLevel.
         options: options of the mechanism.
         learning_rate: of the participants' own networks; with unit "record" a step is at most this times `clip`, before
-            noise. The defaults of these three learn on Adult at epsilon 8, with one feature from each participant.
+            noise. The defaults of these three were chosen on held-back records of Adult, at epsilon 8 and with one
+            feature from each participant.
         clip: with unit "record", the largest norm of a record's gradient in a participant's own training.
         update_share: with unit "record", the share of the budget (of mu^2) that goes to a participant's own training;
             with 0 its network keeps its initial parameters.
@@ -90,7 +91,7 @@ class SplitPlan:
     mechanism: str = "analytic"
     size: str = "exact"
     options: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate: float = 10.0
+    learning_rate: float = 30.0
     clip: float = 0.1
     update_share: float = 0.3
     seed: int = 0

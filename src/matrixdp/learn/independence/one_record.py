@@ -82,7 +82,7 @@ def record_gradients(
     ) -> tuple[Tensor, Tensor]:
         given, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
         by_id = {ids[name]: value for name, value in values.items()}
-        each = [_number(own_loss(_call(own_model, by_id, arguments), target)) for arguments in given]
+        each = [one_each(own_loss(_call(own_model, by_id, arguments), target), 1)[0] for arguments in given]
         found = each[0] if len(each) == 1 else torch.stack(each).mean()
         return found, found.detach()
 
@@ -97,11 +97,15 @@ def record_gradients(
     return gradients, losses
 
 
-def _number(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        shown = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise InvalidInput(f"loss must give one number for a batch of one record, got {shown}")
-    return loss.reshape(())
+def one_each(losses: Any, batch: int) -> Tensor:
+    """Losses of shape (batch,), or of a shape with as many numbers."""
+    if not isinstance(losses, Tensor) or losses.numel() != batch or not losses.is_floating_point():
+        shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise InvalidInput(
+            f"loss must give one number per record, shape ({batch},), got {shown}; "
+            'use reduction="none" and average over all dimensions but the first'
+        )
+    return losses.reshape(batch)
 
 
 def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:

@@ -60,6 +60,12 @@ def roundoff(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps) / 2
 
 
+def rounded_down(value: float, dtype: torch.dtype) -> float:
+    """The largest number of that type that is not above the value."""
+    nearest = torch.tensor(value, dtype=dtype)
+    return float(nearest if float(nearest) <= value else torch.nextafter(nearest, torch.zeros_like(nearest)))
+
+
 def gamma(terms: int, unit: float) -> float:
     """The relative error of a sum of so many products, in any order."""
     return terms * unit / (1 - terms * unit)

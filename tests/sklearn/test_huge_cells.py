@@ -1,0 +1,62 @@
+"""One huge cell changes no error and no warning."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from matrixdp import Budget
+from matrixdp.errors import InvalidInput
+from matrixdp.sklearn import (
+    PrivateCovariance,
+    PrivateKBins,
+    PrivateLinearRegression,
+    PrivateLogisticRegression,
+    PrivatePCA,
+    PrivateStandardScaler,
+)
+
+APPROXIMATE, PURE = Budget(1.0, 1e-6), Budget(1.0, 0.0)
+BOUNDS = {"low": 0.0, "high": 0.1}
+FITS = {
+    "scaler": lambda x, budget: PrivateStandardScaler(**BOUNDS, budget=budget).fit(x),
+    "bins": lambda x, budget: PrivateKBins(**BOUNDS, budget=budget).fit(x),
+    "feature": lambda x, budget: PrivateLinearRegression(
+        **BOUNDS, target_low=0.0, target_high=0.1, budget=budget
+    ).fit(x[:, 1:], x[:, 0]),
+    "target": lambda x, budget: PrivateLinearRegression(
+        **BOUNDS, target_low=0.0, target_high=0.1, budget=budget
+    ).fit(x[:, :1], x[:, 1]),
+    "classes": lambda x, budget: PrivateLogisticRegression(**BOUNDS, classes=[0, 1], budget=budget).fit(
+        x, np.arange(len(x)) % 2
+    ),
+    "components": lambda x, budget: PrivatePCA(1, norm=1.0, center=-1e29, budget=budget).fit(x),
+    "covariance": lambda x, budget: PrivateCovariance(norm=1.0, center=-1e29, budget=budget).fit(x),
+}  # fmt: skip
+
+
+def heard(fit, records, budget):
+    """The warnings and the error, if there is one."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            fit(records, budget)
+        except InvalidInput as error:
+            return sorted({str(one.message) for one in found}), str(error)
+    return sorted({str(one.message) for one in found}), None
+
+
+@pytest.mark.parametrize("budget", [APPROXIMATE, PURE], ids=["approximate", "pure"])
+@pytest.mark.parametrize("name", FITS)
+def test_a_huge_cell_is_clipped_in_silence(name, budget):
+    records = np.random.default_rng(0).random((60, 2)) * 0.1
+    huge = records.copy()
+    huge[7, 1] = 1.7e308
+    assert heard(FITS[name], huge, budget) == heard(FITS[name], records, budget)
+
+
+@pytest.mark.parametrize("budget", [APPROXIMATE, PURE], ids=["approximate", "pure"])
+def test_a_center_far_off_is_refused_whatever_the_records_are(budget):
+    for cell in (0.5, 1.7e308):
+        with pytest.raises(InvalidInput, match="center must lie within"):
+            PrivateCovariance(norm=1.0, center=-1e307, budget=budget).fit(np.full((60, 2), cell))
