@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from matrixdp.errors import InvalidInput
 
 RESOLUTION = 150
 """Dots per inch of a saved picture."""
+
+ROW = 0.5  # height of a line of small text, in bars
 
 # Colour-blind readers can tell the colours apart; in grey, lightness and hatching do.
 STYLES = {
@@ -119,7 +122,7 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     shown = [[row for row in comparison if not row.note] for comparison in comparisons]
     if not all(shown):
         raise InvalidInput("every comparison needs at least one mechanism that applies")
-    heights = [len(rows) + 2.0 for rows in shown]
+    heights = [len(rows) + 2.0 + ROW * len(_absent(of)) for of, rows in zip(comparisons, shown, strict=True)]
     figure = figure_of(8.5, 0.42 * sum(heights) + 0.8)
     panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, comparison, rows in zip(panels, comparisons, shown, strict=True):
@@ -136,7 +139,7 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
 
 
 def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
-    absent = ", ".join(row.mechanism for row in comparison if row.note)
+    absent = _absent(comparison)
     errors = [row.expected_squared_error for row in rows]
     best = min((row.expected_squared_error for row in rows if row.verdict in KEEPS), default=math.nan)
     for place, (row, error) in enumerate(zip(rows, errors, strict=True)):
@@ -147,15 +150,21 @@ def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
     # Bars on a log scale start anywhere; a whole decade keeps them comparable. The rest is room for the numbers.
     start = 10.0 ** math.floor(math.log10(min(errors) / 2))
     panel.set_xscale("log")
-    panel.set_xlim(start, max(errors) * (max(errors) / start) ** 0.35)
+    panel.set_xlim(start, max(errors) * (max(errors) / start) ** 0.6)
     panel.set_yticks(range(len(rows)), [row.mechanism for row in rows])
-    panel.set_ylim(len(rows) - 0.5 + (0.5 if absent else 0), -0.6)
+    panel.set_ylim(len(rows) - 0.5 + ROW * len(absent), -0.6)
     panel.spines[["top", "right"]].set_visible(False)
     sides = " x ".join(str(side) for side in comparison.shape)
-    panel.set_title(f"{sides}, {comparison.sensitivity}; {comparison.budget}", loc="left", fontsize=10)
-    if absent:
-        panel.annotate(f"no proposal here: {absent}", (1, 0), (0, 4), xycoords="axes fraction",
-                       textcoords="offset points", ha="right", color="dimgray", fontsize=8)  # fmt: skip
+    title = f"{sides}, {comparison.sensitivity}; {comparison.budget}"
+    panel.set_title("\n".join(textwrap.wrap(title, 80)), loc="left", fontsize=10)
+    panel.annotate("\n".join(absent), (0, 0), (4, 4), xycoords="axes fraction",
+                   textcoords="offset points", color="dimgray", fontsize=8)  # fmt: skip
+
+
+def _absent(comparison: Comparison) -> list[str]:
+    """Lines that name the mechanisms without a bar."""
+    names = ", ".join(row.mechanism for row in comparison if row.note)
+    return textwrap.wrap(f"not compared here: {names}", 95, break_on_hyphens=False) if names else []
 
 
 def lines(

@@ -61,7 +61,7 @@ def test_once_there_is_a_quota_every_analyst_needs_one(new):
     ledger.spend(guarantee(0.01))
     ledger.set_quota("ada", ONE)
     for analyst in (None, "Ada"):
-        with pytest.raises(InvalidInput, match="analyst must be one whom a quota"):
+        with pytest.raises(InvalidInput, match="analyst must be named, and have a quota"):
             ledger.spend(guarantee(0.01), analyst=analyst)
     ledger.spend(guarantee(0.01), analyst="ada")
     ledger.remove_quota("ada")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from matrixdp import Budget, compare, plots
 from matrixdp.errors import InvalidInput
@@ -95,6 +96,16 @@ def test_verdicts_differ_in_colour_and_in_grey(comparison):
         for j in range(i):
             assert abs(grey[i] - grey[j]) > 0.25 or bars[i].get_hatch() != bars[j].get_hatch()
     assert len(figure.legends[0].get_texts()) == 4
+
+
+def test_every_word_of_a_chart_is_inside_the_picture(comparison):
+    figure = plots.comparison_chart(comparison, compare((64, 64), RankOne(1.0), Budget(0.628414, 1e-6)))
+    figure.draw_without_rendering()
+    words = [text for text in figure.findobj(Text) if text.get_text() and not text.get_text().startswith("$")]
+    assert len(words) > 50
+    for text in words:
+        box = text.get_window_extent()
+        assert 0 <= box.x0 <= box.x1 <= figure.bbox.width, text.get_text()
 
 
 def test_several_comparisons_get_a_panel_each(comparison):

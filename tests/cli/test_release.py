@@ -366,8 +366,11 @@ def test_verify_says_no_to_another_value_and_to_a_changed_number(call, people):
     call("release", people, "--query", "sum", "--norm", "1", *BUDGET, "--output", output)
     assert call("verify", certificate).exit_code == 0
     told = call("verify", certificate, "--value", people)
-    assert (told.exit_code, "released.sha256" in told.stdout) == (1, True)
+    assert (told.exit_code, "released.sha256: the file is not the one that was released" in told.stdout) == (1, True)
     text = certificate.read_text()
+    certificate.write_text(text.replace('"norm": 1.0', '"norm": 0.5'))
+    told = " ".join(call("verify", certificate).stdout.split())
+    assert "the query's parameters give another sensitivity set (radius: the document says 1.0" in told
     std = json.loads(text)["law"]["covariance"]["std"]
     certificate.write_text(text.replace(str(std), str(std).replace("4", "5", 1)))
     told = call("verify", certificate, "--json")

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from hospital import domain, hospital
-from matrixdp import REPLACE, Budget
+from matrixdp import REPLACE, Budget, plots
 from matrixdp.errors import InvalidInput
-from matrixdp.tables import Categorical, Domain, Numeric, Table
+from matrixdp.tables import Categorical, Domain, Numeric, Table, figures
 from matrixdp.tables.statement import COUNTED
 
 BUDGET = Budget(1.0, 1e-6)
@@ -122,6 +122,15 @@ def test_every_answer_has_a_figure_and_a_statement(asked, tmp_path):
         assert ("missing values are not counted" in text) == (out.query["name"] not in COUNTED)
     out.certificate.save(tmp_path / "certificate.json")
     assert hashlib.sha256((tmp_path / "certificate.json").read_bytes()).hexdigest() in text
+
+
+def test_quantiles_share_one_scale():
+    pytest.importorskip("matplotlib")
+    out = Table(VISITS, domain()).quantiles("cost", [0.25, 0.5]).release(BUDGET)
+    numbers = {"value": [2.0, 3.0], "low": [1.9999, 2.0], "high": [2.0001, 5.0]}
+    figure = plots.figure_of(6, 3)
+    figures._lines(figure.subfigures(1), out.axes, numbers, "cost", bars=False)
+    assert len(figure.axes) == 1
 
 
 def test_too_many_tables_for_a_figure():

@@ -15,7 +15,7 @@ from matrixdp import plots
 from matrixdp.errors import InvalidInput
 from matrixdp_papers.cli.study import study as command
 from matrixdp_papers.studies import STUDIES, figures
-from matrixdp_papers.studies.base import Mean, Results, Study, Table, beaten, plain, silent
+from matrixdp_papers.studies.base import Mean, Results, Study, Table, beaten, merged, plain, silent
 
 
 def results():
@@ -92,6 +92,35 @@ def test_a_stored_run_is_reported_again(tmp_path):
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(InvalidInput, match=r"results\.json"):
             again.remake(tmp_path / "results.json")
+
+
+COLUMNS = ("noise", "epsilon", "std", "accuracy")
+
+
+def rows_of(*rows, title="MNIST", note="old", columns=COLUMNS):
+    return Table(title, columns, rows, note)
+
+
+def test_another_run_fills_in_what_did_not_run():
+    one, three = Mean(0.7, np.nan, 1), Mean(0.9, 0.01, 3)
+    first = [rows_of(("none", None, 0.0, three), ("mvg", 0.1, 5.0, None), ("mvg", 1.0, 2.0, three)),
+             rows_of(("none", None, 0.0, three), title="Adult")]  # fmt: skip
+    second = [rows_of(("mvg", 0.1, 5.0 * (1 + 1e-9), one), ("mvg", 1.0, 2.0, None), note="new"),
+              rows_of(("none", None, 0.0, one), title="Cora")]  # fmt: skip
+    mnist, adult, cora = merged(first, second)
+    assert [row[-1] for row in mnist.rows] == [three, one, three]
+    assert mnist.note == "old"
+    assert (adult, cora) == (first[1], second[1])
+    longer = rows_of(("none", 0.8, 0.9), columns=("noise", "epoch 1", "epoch 2"))
+    assert merged(first, [longer])[0] == longer
+
+
+@pytest.mark.parametrize("row", [("mvg", 0.2, 5.0, None), ("mvg", 0.1, 5.1, None), ("mgm", 0.1, 5.0, None),
+                                 ("mvg", None, None, None)])  # fmt: skip
+def test_another_run_with_other_settings_is_refused(row):
+    first = [rows_of(("mvg", 0.1, 5.0, None), ("mvg", 1.0, 2.0, None))]
+    with pytest.raises(InvalidInput, match="same settings"):
+        merged(first, [rows_of(row)])
 
 
 def test_a_baseline_that_did_not_train_is_told():
@@ -174,6 +203,22 @@ def test_the_command_runs_a_study_and_writes_its_results(call, tmp_path, monkeyp
     assert result.exit_code == 0, result.exception
     assert "Errors" in result.stdout
     assert (tmp_path / "out" / "report.md").is_file()
+
+
+def test_the_command_adds_the_results_of_another_run(call, tmp_path, monkeypatch):
+    def tell(setting, tables):
+        return Results(setting, tables, "found", "difference")
+
+    monkeypatch.setitem(STUDIES, "toy", replace(STUDY, tell=tell))
+    paths = []
+    for device, score in (("cuda", None), ("cpu", Mean(0.5, np.nan, 1))):
+        ran = Results({"seed": 1, "device": device}, (rows_of(("mvg", 0.1, 5.0, score)),), "", "")
+        paths += ["--results", STUDY.write(ran, tmp_path / device)[0]]
+    result = call("toy", *paths, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["setting"] == {"seed": 1, "device": "cuda", "added run, device": "cpu"}
+    assert found["tables"][0]["rows"][0]["accuracy"]["mean"] == 0.5
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition
 from matrixdp_papers.datasets import Graph, Labelled
 from matrixdp_papers.studies import dpsgd, gradients, noise_per_step, rank_one_sgd, splits
-from matrixdp_papers.studies.base import Mean, plain, silent
+from matrixdp_papers.studies.base import Mean, merged, plain, silent
 from matrixdp_papers.studies.splits import Split
 
 torch = pytest.importorskip("torch")
@@ -66,6 +66,18 @@ def numbers(value):
             yield from numbers(entry)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield value
+
+
+def test_a_setting_that_did_not_run_is_trained_alone_and_added(small_data):
+    lots = next(lots for lots in gradients.EXPERIMENTS if lots.name == "Adult")
+    lots = lots._replace(trained=1, epsilons=(5.0,), repeats=1)
+    setting = ("analytic", gradients.EXACT, 5.0)
+    whole, alone = (gradients.measure(lots, small_data["Adult"], True, silent, only) for only in (None, {setting}))
+    found = [row[:3] for row in alone.rows if row[-1] is not None]
+    assert found == [("the most frequent class", None, None), setting]
+    gap = replace(whole, rows=tuple((*row[:-1], None) if row[:3] == setting else row for row in whole.rows))
+    assert gap != whole
+    assert [plain(table) for table in merged([gap], [alone])[0].records()] == [plain(row) for row in whole.records()]
 
 
 @pytest.mark.slow

@@ -49,7 +49,10 @@ products differ between machines, and epsilon is bisected to 1e-7. A total that 
 a proven bound itself, so a stated epsilon or delta that passes is below the truth by at most that share of it.
 """
 
-_NO_ORIGIN = "This proves that the total follows from its parts, not that these were the releases, nor who wrote it."
+_NO_ORIGIN = (
+    "A verified composition proves that the total follows from its parts, not that these were the releases, "
+    "nor who wrote it."
+)
 
 
 @dataclass(frozen=True)
@@ -336,7 +339,7 @@ def _compared_totals(
         computed = Composition(tuple(parts), budget)
         fresh = computed.to_dict()
     except (MatrixDPError, ArithmeticError) as reason:
-        return (Finding("guarantee", "a guarantee", str(reason)),), 1
+        return (Finding("guarantee", None, None, str(reason)),), 1
     total, again = stated["guarantee"], fresh["guarantee"]
     for name in ("epsilon", "delta"):
         numbers = isinstance(total.get(name), float) and isinstance(again[name], float)

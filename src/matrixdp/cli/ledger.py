@@ -107,8 +107,8 @@ def display(
         show.text(described(entry))
 
 
-@ledger.command()
 @ledger.command(name="record")
+@ledger.command(short_help="Another name of record.")
 def spend(
     place: Place,
     mu: Annotated[float | None, typer.Option(help="The mu of a Gaussian release made outside matrixdp.")] = None,

@@ -134,8 +134,9 @@ def release(
 ) -> None:
     """Release a query on records, and next to it the certificate of what it guarantees.
 
-    With --query a noisy matrix of numbers; with --domain a labelled table of people's data, with error bars. Bounds,
-    edges, sizes and domains are published with the release: choose them without looking at the records.
+    With --query a noisy matrix of numbers; with --domain a labelled table of people's data, with error bars.
+
+    Bounds, edges, sizes and domains are published with the release: choose them without looking at the records.
 
     Example: matrixdp release people.csv --query second-moment --norm 1 --epsilon 1 --delta 1e-6 --output moment.csv
 

@@ -156,13 +156,16 @@ def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Ce
 
 @dataclass(frozen=True)
 class Finding:
-    """One entry of a document that is not what follows from law and set."""
+    """One entry of a document that is not what follows from law and set, with words where two numbers do not say it."""
 
     entry: str
     stated: Any
     computed: Any
+    words: str = ""
 
     def __str__(self) -> str:
+        if self.words:
+            return f"{self.entry}: {self.words}"
         stated, computed = _check.shown(self.stated), _check.shown(self.computed)
         return f"{self.entry}: the document says {stated}, computed again it is {computed}"
 
@@ -194,7 +197,10 @@ class Verification:
         )
 
 
-_NO_ORIGIN = "This proves that the numbers follow from the law and the set, not who wrote them: nothing is signed."
+_NO_ORIGIN = (
+    "A verified certificate proves that its numbers follow from the law and the set, not who wrote them: "
+    "nothing is signed."
+)
 
 
 def verified(certificate: Certificate) -> Verification:
@@ -203,7 +209,7 @@ def verified(certificate: Certificate) -> Verification:
     try:
         fresh = document_of(recomputed(certificate))
     except MatrixDPError as reason:
-        return Verification(0, (Finding("law and sensitivity", "a guarantee", str(reason)),), (_NO_ORIGIN,))
+        return Verification(0, (Finding("law and sensitivity", None, None, str(reason)),), (_NO_ORIGIN,))
     findings, compared = compared_documents(stated, fresh)
     remarks = [_NO_ORIGIN]
     if certificate.drawing is not None and certificate.drawing.third_party:
@@ -217,8 +223,9 @@ def verified(certificate: Certificate) -> Verification:
 def with_value(found: Verification, released: Mapping[str, str] | None, content: bytes) -> Verification:
     """The same verification, and whether these are the bytes of the released file."""
     stated = (released or {}).get("sha256", _ABSENT)
-    wrong = () if stated == digest(content) else (Finding("released.sha256", stated, digest(content)),)
-    return replace(found, compared=found.compared + 1, findings=(*found.findings, *wrong))
+    wrong = Finding("released.sha256", stated, digest(content), "the file is not the one that was released")
+    findings = found.findings if stated == digest(content) else (*found.findings, wrong)
+    return replace(found, compared=found.compared + 1, findings=findings)
 
 
 def recomputed(certificate: Certificate) -> Certificate:

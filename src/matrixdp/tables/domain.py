@@ -183,6 +183,11 @@ def draft(columns: Mapping[str, str | None]) -> str:
         "# must not decide it, for the domain is published with every release. Remove columns that are not needed.",
         "# Kinds: categorical, ordered (values), boolean, numeric (low, high, bins), date (start, end, by).",
         '# missing and unexpected: "category" (their own), "out" (not counted), or { fill = VALUE }.',
+        "# Two columns that are filled in, as an example:",
+        '#   kind = "categorical"       kind = "numeric"',
+        '#   values = ["f", "m"]        low = 0',
+        "#                              high = 110",
+        "#                              bins = [0, 18, 65, 110]",
         "",
     ]
     lines = []

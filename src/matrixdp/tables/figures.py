@@ -86,11 +86,12 @@ def _rows(axes: Axes) -> list[str]:
 
 
 def _lines(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str, *, bars: bool) -> None:
-    """One line per number; where intervals differ too much for one scale, each has its own."""
+    """One line per number; where intervals differ too much for one scale, each has its own, but quantiles have one."""
     name, labels = axes[0] if axes else ("", ("all rows",))
     value, low, high = (np.asarray(numbers[key], dtype=float) for key in ("value", "low", "high"))
     spans = (high - low)[high > low]
-    apart = not bars and 1 < len(value) <= MOST_SCALES and spans.size > 1 and spans.max() > SCALES * spans.min()
+    apart = not bars and name != "quantile" and 1 < len(value) <= MOST_SCALES
+    apart = apart and spans.size > 1 and spans.max() > SCALES * spans.min()
     shown = [[row] for row in range(len(value))] if apart else [list(range(len(value)))]
     panels = place.subplots(len(shown), squeeze=False)[:, 0]
     for panel, chosen in zip(panels, shown, strict=True):

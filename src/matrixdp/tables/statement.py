@@ -72,10 +72,11 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
     if out.query["name"] in COUNTED:
         errors = np.concatenate([numbers["standard_error"] for _, numbers in parts])
         widest = max(float(np.max(numbers["high"] - numbers["low"])) for _, numbers in parts) / 2
+        whole = all(float(value).is_integer() for _, numbers in parts for value in numbers["value"])
         yield (
             f"Random noise was added to every number, with a standard error of {_range(errors)}. A number is within "
-            f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be negative or not "
-            "whole."
+            f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be "
+            f"negative{'' if whole else ' or not whole'}."
         )
     else:
         about = " about" if out.query["name"] in FITTED else " at least"

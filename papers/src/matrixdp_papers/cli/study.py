@@ -20,8 +20,11 @@ def study(
         Path | None, typer.Option(help="Folder for results.json, report.md and pictures.", show_default="none")
     ] = None,
     results: Annotated[
-        Path | None,
-        typer.Option(help="A stored results.json: remake its report and pictures.", show_default="run the study"),
+        list[Path] | None,
+        typer.Option(
+            help="A stored results.json: remake its report and pictures; given again, add those of another run.",
+            show_default="run the study",
+        ),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A few runs only: seconds, to see that it works.")] = False,
 ) -> None:
@@ -52,8 +55,8 @@ def study(
     def progress(steps: Sequence[Item], label: str) -> Iterable[Item]:
         return track(steps, label, console=console, transient=True, disable=not console.is_terminal)
 
-    if results is not None:
-        found = chosen.remake(results)
+    if results:
+        found = chosen.remake(*results)
     else:
         loaded = None if chosen.load is None else chosen.load(data)
         found = chosen.run(loaded, smoke, progress)

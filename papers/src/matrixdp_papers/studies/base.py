@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -164,19 +164,27 @@ class Study:
     run: Callable[[Any, bool, Progress], Results]
     tell: Callable[[Mapping[str, Any], tuple[Table, ...]], Results] | None = None
 
-    def remake(self, path: Path) -> Results:
-        """The report and pictures of stored results; nothing is measured again."""
+    def remake(self, *paths: Path) -> Results:
+        """The report and pictures of stored results; nothing is measured again. Later files add to the first."""
         if self.tell is None:
             raise InvalidInput(f"the study {self.name} has to be run: leave --results out")
+        (setting, tables), *added = map(self._stored, paths)
+        for other, found in added:
+            setting |= {f"added run, {name}": value for name, value in other.items() if value != setting.get(name)}
+            tables = merged(tables, found)
+        return self.tell(setting, tables)
+
+    def _stored(self, path: Path) -> tuple[dict[str, Any], tuple[Table, ...]]:
+        """The setting and the tables of a results.json."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            name, setting = document["study"], document["setting"]
+            name, setting = document["study"], dict(document["setting"])
             tables = tuple(map(Table.from_dict, document["tables"]))
         except (OSError, ValueError, KeyError, TypeError) as reason:
             raise InvalidInput(f"results must be a results.json of a study, got {str(path)!r} ({reason})") from None
         if name != self.name:
             raise InvalidInput(f"results must be those of the study {self.name}, got those of {name!r}")
-        return self.tell(setting, tables)
+        return setting, tables
 
     def report(self, results: Results) -> str:
         """The page to read: the claim, what came out, why they differ, and the numbers."""
@@ -225,6 +233,40 @@ def beaten(without: Mean, scores: Iterable[tuple[str, Mean]]) -> str:
 def titled(tables: Iterable[Table], words: str) -> list[Table]:
     """The tables whose title ends in these words."""
     return [table for table in tables if table.title.endswith(words)]
+
+
+def merged(tables: Iterable[Table], added: Iterable[Table]) -> tuple[Table, ...]:
+    """The tables of two runs of a study, where the second adds to the first.
+
+    A table with a new title is added, and one with other columns takes the place of the first. Otherwise each added row
+    updates the row of the same setting, which is the one that agrees in all cells but means and empty ones. An empty
+    cell leaves the value that was there. A row without such a partner is refused, as two settings would be mixed.
+    """
+    found = {table.title: table for table in tables}
+    for table in added:
+        old = found.get(table.title, table)
+        found[table.title] = _updated(old, table) if old.columns == table.columns else table
+    return tuple(found.values())
+
+
+def _updated(table: Table, added: Table) -> Table:
+    rows = list(table.rows)
+    for new in added.rows:
+        same = [place for place, row in enumerate(rows) if all(map(_agree, row, new))]
+        if len(same) != 1:
+            raise InvalidInput(
+                f"results to add must be of the same settings; {len(same)} rows of the table {table.title!r} agree "
+                f"with the added row {shown(new[0])!r}. Run the study with the same code and settings, or leave it out"
+            )
+        rows[same[0]] = tuple(old if cell is None else cell for old, cell in zip(rows[same[0]], new, strict=True))
+    return replace(table, rows=tuple(rows))
+
+
+def _agree(cell: Any, other: Any) -> bool:
+    if any(value is None or isinstance(value, Mean) for value in (cell, other)):
+        return True
+    numbers = isinstance(cell, (int, float)) and isinstance(other, (int, float))
+    return math.isclose(cell, other, rel_tol=1e-6) if numbers else bool(cell == other)
 
 
 def _read(value: Any) -> Any:

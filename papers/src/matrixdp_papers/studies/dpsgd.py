@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
@@ -205,11 +206,11 @@ def _picture(curves: list[Table], firsts: list[Table]) -> Figure:
         series = {}
         for name, *scores in table.rows:
             method, kind = name.split(", ")
-            series[f"{names[method]}, {kind}"] = list(scores)
+            series[names[method] if kind == "test" else f"{names[method]}, on training records"] = list(scores)
         title, labels = f"{table.title.split(',')[0]}, TensorFlow's first weights", ("epoch", "accuracy")
         epochs = list(range(1, len(table.columns)))
         figures.curves(panel, epochs, series, title=title, labels=labels, scales=("linear", "linear"))
-        panel.set_xticks(epochs)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in grid.flat:
         panel.set_ylim(0, 1)
     figures.legend_below(figure, grid.flat, columns=3)

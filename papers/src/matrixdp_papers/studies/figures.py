@@ -15,9 +15,10 @@ from matrixdp_papers.studies.base import Mean
 # Colours by number, for bars and histograms.
 COLOURS = (plots.COLOURS["analytic"], plots.COLOURS["r1smg"])
 # Series that are no mechanism by name; those of one study take the colours in OTHERS in turn.
-NAMED = {"no noise": plots.OTHER, "gaussian": "#8FBC3F", "dp-sgd": "#01665E", "i.i.d.": plots.COLOURS["analytic"]}
-MARKS = {"no noise": "o", "gaussian": "s", "dp-sgd": "h", "classic": "v", "analytic": "s", "mvg": "*", "mgm": "D",
-         "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">"}  # fmt: skip
+NAMED = {"no noise": plots.OTHER, "gaussian": "#8FBC3F", "dp-sgd": "#01665E", "i.i.d.": plots.COLOURS["analytic"],
+         "over time": "#B2182B"}  # fmt: skip
+MARKS = {"no noise": "o", "gaussian": "s", "dp-sgd": "h", "over time": "p", "classic": "v", "analytic": "s", "mvg": "*",
+         "mgm": "D", "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">"}  # fmt: skip
 OTHERS = (("#B2182B", "p"), ("#35978F", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
           ("#762A83", ">"))  # fmt: skip
 UNNAMED = "#BBBBBB"

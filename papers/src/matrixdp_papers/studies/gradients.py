@@ -7,7 +7,7 @@ IMGM's own Theorem 4; and by the exact accountant, which knows of the sampling t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -169,6 +169,8 @@ def exact_laws(task: Task, budget: Budget, epochs: int) -> dict[str, NoiseLaw]:
 
 # --- measurements ---
 
+# A noise, its accounting and the epsilon of the whole training.
+Setting = tuple[str, str, float]
 COLUMNS = ("noise", "accounting", "epsilon", "std / clip", "true epsilon", "claim", "accuracy")
 
 
@@ -191,8 +193,11 @@ def make_task(lots: Lots, split: Split, smoke: bool) -> Task:
     return training.Task(lots.name, network, train, test, lot, lots.learning_rate, CLIP)
 
 
-def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Table:
-    """Trains with every mechanism under every accounting, where the noise leaves anything to learn from."""
+def measure(lots: Lots, split: Split, smoke: bool, progress: Progress, only: Container[Setting] | None = None) -> Table:
+    """Trains with every mechanism under every accounting, where the noise leaves anything to learn from.
+
+    With `only`, no other setting is trained; `matrixdp study --results` adds the result to that of an earlier run.
+    """
     from matrixdp_papers.studies import training
 
     task = make_task(lots, split, smoke)
@@ -203,14 +208,16 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress) -> Table:
         if isinstance(law, NotApplicable):
             return (name, accounting, epsilon, None, None, "refused", None)
         true, relative, score = truth(law, epsilon, steps, rate), law.root_mean_square / CLIP, None
-        if relative <= LARGEST_NOISE:
+        if relative <= LARGEST_NOISE and (only is None or (name, accounting, epsilon) in only):
             budget = Budget(epsilon, DELTA)
             passes = (training.with_noise(task, law, budget, lots.trained, seed) for seed in seeds)
             score = Mean.of(training.at_end(networks, task.test) for networks in passes)
         return (name, accounting, epsilon, relative, true.epsilon, "kept" if true.kept else "violated", score)
 
-    plain = (training.without_noise(task, lots.trained, seed, lots.plain_rate) for seed in seeds)
-    without = Mean.of(training.at_end(networks, task.test) for networks in plain)
+    without = None
+    if only is None:
+        plain = (training.without_noise(task, lots.trained, seed, lots.plain_rate) for seed in seeds)
+        without = Mean.of(training.at_end(networks, task.test) for networks in plain)
     label = split.test.label
     constant = Mean(float(np.max(np.bincount(label)) / len(label)), math.nan, 1)
     rows: list[tuple[Any, ...]] = [

@@ -339,7 +339,7 @@ def _accuracy_figure(measured: Measured) -> Figure:
         figures.curves(
             panel, epsilons, series, title=name, labels=("epsilon", "test accuracy"), scales=("log", "linear")
         )
-    panels[0].legend(fontsize=7)
+    figures.legend_below(figure, panels, columns=4)
     return figure
 
 
@@ -352,8 +352,8 @@ def _error_figure(measured: Measured) -> Figure:
         epsilons = [row["epsilon"] for row in next(iter(rows.values()))]
         figures.curves(panel, epsilons, series, title=name, labels=("epsilon", "RMS of running sums at clip 1"))
         for found in rows.values():
-            panel.plot(epsilons, [row[RMS] * row[RATIO] for row in found], "kx", markersize=5)
-    panels[0].legend(fontsize=7)
+            panel.plot(epsilons, [row[RMS] * row[RATIO] for row in found], "kx", markersize=5, label="measured")
+    figures.legend_below(figure, panels, columns=4)
     return figure
 
 

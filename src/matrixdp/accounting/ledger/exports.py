@@ -43,16 +43,6 @@ _NOT_COMPUTED = (
 
 
 @dataclass(frozen=True)
-class LedgerFinding(Finding):
-    """Something in an export that is not what follows from the rest."""
-
-    words: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.entry}: {self.words}"
-
-
-@dataclass(frozen=True)
 class LedgerVerification(Verification):
     """What the verification of an export found; true in a condition if everything agrees.
 
@@ -132,7 +122,7 @@ class _Check:
 
     def __init__(self) -> None:
         self.compared = 0
-        self.findings: list[LedgerFinding] = []
+        self.findings: list[Finding] = []
         self.remarks: list[str] = []
         self.stated: list[int] = []
         self.budget: Budget | None = None
@@ -147,7 +137,7 @@ class _Check:
         self.total: Total | None = None
 
     def found(self, entry: str, words: str, stated: Any = None, computed: Any = None) -> None:
-        self.findings.append(LedgerFinding(entry, stated, computed, words))
+        self.findings.append(Finding(entry, stated, computed, words))
 
     def agree(self, entry: str, stated: Any, computed: Any, tolerance: float = TOLERANCE) -> None:
         self.compared += 1

@@ -198,8 +198,11 @@ class Total:
         """
         found = [quota for quota in self.quotas.values() if analyst in quota.members]
         if self.quotas and not found:
-            asked = "none was given" if analyst is None else "this one is in none"
-            raise InvalidInput(f"analyst must be one whom a quota of the ledger covers, and {asked}; nothing was spent")
+            asked = "none was given" if analyst is None else "this one has no quota"
+            raise InvalidInput(
+                f"analyst must be named, and have a quota, as this ledger has quotas; {asked}. Say "
+                f"Ledger(..., analyst=NAME) or --analyst NAME; nothing was spent"
+            )
         return found
 
     def spent_of(self, quota: Quota, time: str) -> Spent:
