@@ -374,6 +374,27 @@ def test_a_round_that_was_asked_but_not_finished_is_begun_again(tmp_path):
     assert 7 in third._asked.rounds()[1]
 
 
+def test_rounds_do_not_begin_anew_when_one_of_two_files_is_lost(tmp_path):
+    """New noise under the charge for the first run would be a second run for nothing; both lost: a new charge."""
+    for _ in range(6):
+        one_round(durable(tmp_path))
+    kept = (tmp_path / "rounds").rename(tmp_path / "kept")
+    for _ in range(2):  # the second time, there is a new file of noise
+        with pytest.raises(InvalidInput, match="another file of noise"):
+            durable(tmp_path)
+    kept.rename(tmp_path / "rounds")
+    assert durable(tmp_path).round == 6
+    (tmp_path / "rounds.asked").unlink()
+    for _ in range(2):
+        with pytest.raises(StreamError, match="fewer rounds than were released"):
+            durable(tmp_path)
+    assert len(Ledger(tmp_path / "ledger").history()) == 1
+    for name in ("rounds", "rounds.asked"):
+        (tmp_path / name).unlink()
+    with pytest.raises(BudgetExceeded):
+        durable(tmp_path)
+
+
 def test_states_of_rounds_that_do_not_fit_are_refused(tmp_path):
     one_round(durable(tmp_path))
     earlier = (tmp_path / "rounds.asked").read_bytes()

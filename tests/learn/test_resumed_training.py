@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from matrixdp import Budget
 from matrixdp.accounting.ledger.ledger import Ledger
@@ -16,7 +17,7 @@ from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.sensitivity import Participation
 from matrixdp.streams import Stream
 from time_cases import correlated, over_time, public
-from training_cases import BUDGET, SIZE, parameters, saved, seeds, trainer
+from training_cases import BUDGET, DATA, RECORDS, SIZE, parameters, saved, seeds, trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -285,6 +286,36 @@ def test_a_state_is_for_one_training_and_one_ledger(tmp_path):
     with pytest.raises(StreamError, match="not a training"):
         recorded(tmp_path, state=tmp_path / "day.stream")
     assert len(begun) == 0
+
+
+def test_a_state_is_for_one_order_of_the_same_data(tmp_path):
+    """The steps of a record follow from its place: elsewhere, it could take part again, in steps of another one."""
+    run = recorded(tmp_path)
+    taken(run, 1)
+    inputs, targets = DATA.tensors
+    others = (
+        {"data": TensorDataset(inputs.flip(0), targets.flip(0))},
+        {"data": TensorDataset(inputs, 1 - targets)},
+        {"data": TensorDataset(inputs.double(), targets)},
+        {"data": list(DATA)},
+        {"ids": range(RECORDS)},
+    )
+    for changes in others:
+        with pytest.raises(InvalidInput, match="begun with other data, another order"):
+            recorded(tmp_path, **changes)
+    same = recorded(tmp_path, data=TensorDataset(inputs.clone(), targets.clone()))
+    assert len(taken(same, 2)) == 2
+    listed = recorded(tmp_path, data=list(DATA), state=tmp_path / "listed.state")
+    assert "the same records in the same order are assumed" in str(listed)
+    assert "the same records in the same order are assumed" not in str(same)
+
+
+def test_a_state_is_for_one_order_of_ids(tmp_path):
+    ids = [i % 20 for i in range(RECORDS)]
+    recorded(tmp_path, ids=ids, batch_size=4)
+    recorded(tmp_path, ids=[f"p{i}" for i in ids], batch_size=4)  # other names of the same units
+    with pytest.raises(InvalidInput, match="or other ids"):
+        recorded(tmp_path, ids=sorted(ids), batch_size=4)
 
 
 @seeds

@@ -12,7 +12,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.learn import QuantileClip, make_private
 from matrixdp.learn.units import Units
 from matrixdp.sensitivity import Frobenius
-from training_cases import BUDGET, DATA, LOSS, RECORDS, network, parameters, silent, trainer
+from training_cases import BUDGET, DATA, LOSS, RECORDS, network, parameters, saved, silent, trainer
 
 IDS = [f"p{i % 10}" for i in range(RECORDS)]  # ten persons with four rows each
 
@@ -103,6 +103,36 @@ def test_noise_over_time_takes_units():
     assert run.noise.training.records == 10
 
 
+def test_a_unit_has_one_number_whichever_of_its_records_count():
+    """Groups and turns go by this number: after a resume, a unit must not have the turn of another one."""
+    ids = ["a", "b", "b", "a", None, "c", "a", "c"]
+    for _ in range(20):
+        units = Units(ids, 1, len(ids))
+        assert [ids[row] for row in units.rows(range(3))] == ["a", "b", "c"]
+
+
+def test_a_resumed_training_has_the_same_rows_at_the_same_steps(tmp_path):
+    for where in ({}, {"state": tmp_path / "run.state"}):
+        settings = {"batch_size": 2, "steps": 5, "ids": IDS, "order": "fixed", "noise": "banded", "bands": 1, **where}
+        first = trainer(**settings)
+        batches = first.batches()
+        first.step(next(batches))
+        state = saved(first)
+        later = [batch.drawn[0] for batch in batches]
+        again = trainer(**settings)
+        again.load_state_dict(state)
+        assert all(torch.equal(one, other.drawn[0]) for one, other in zip(later, again.batches(), strict=False))
+        assert len(later) == 4
+
+
+def test_ids_go_by_place_and_not_by_label():
+    pandas = pytest.importorskip("pandas")
+    shuffled = pandas.Series(IDS, index=range(RECORDS)[::-1])
+    assert shuffled[0] != IDS[0]
+    for units in (Units(shuffled, 4, RECORDS), Units(torch.arange(RECORDS) % 10, 4, RECORDS)):
+        assert [{IDS[row] for row in units.rows([unit])} for unit in range(10)] == [{f"p{i}"} for i in range(10)]
+
+
 def test_make_private_takes_them_too():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -123,6 +153,9 @@ def test_make_private_takes_them_too():
         ({"ids": IDS[:-1]}, "one id per record"),
         ({"ids": "p" * RECORDS}, "one id per record"),
         ({"ids": 5}, "one id per record"),
+        ({"ids": dict(enumerate(IDS))}, "one id per record"),
+        ({"ids": {f"p{i}" for i in range(RECORDS)}}, "one id per record"),
+        ({"ids": torch.zeros(RECORDS, 1)}, "one id per record"),
         ({"ids": IDS, "contributions": 0}, "contributions"),
         ({"ids": IDS, "contributions": 1.5}, "contributions"),
         ({"contributions": 2}, "give ids="),

@@ -100,3 +100,12 @@ def test_chosen_rows_are_places_for_a_data_set():
     assert len(rows) == 24
     assert rows.max() < 60
     assert np.all(np.bincount(IDS[rows]) == 2)
+
+
+def test_ids_are_a_sequence_by_place():
+    pandas = pytest.importorskip("pandas")
+    shuffled = pandas.Series(IDS, index=range(60)[::-1])
+    assert sorted(IDS[queries.chosen_rows(shuffled, 1)]) == list(range(12))
+    for ids in (dict(enumerate(IDS)), set(range(60)), pandas.DataFrame({"id": IDS}), IDS[:, None], "x" * 60, 60):
+        with pytest.raises(InvalidInput, match="one id per record, in the same order"):
+            queries.bounded(RECORDS, ids, 1)

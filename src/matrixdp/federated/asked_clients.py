@@ -29,10 +29,12 @@ class AskedClients:
         self._state, text = State(path, "federation", moved=moved), json.dumps(setting, sort_keys=True)
         self._state.create(text, origin)
         with self._state.transaction() as connection:
-            identity, _, known, charged, _ = self._state.fixed(connection)
+            _, _, known, charged, _ = self._state.fixed(connection)
         if known != text or charged != origin:
-            raise InvalidInput(f"the rounds in {path} were begun with other settings, or another ledger; use those")
-        self.identity = str(identity)
+            raise InvalidInput(
+                f"the rounds in {path} were begun with other settings, another file of noise, or another ledger; use "
+                "those, or another state for rounds of their own"
+            )
 
     def rounds(self) -> list[list[int]]:
         """Who was asked, round by round."""

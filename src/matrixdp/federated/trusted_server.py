@@ -37,6 +37,9 @@ This is the sensitivity that is certified.
 **Restarts.** A round is charged to the ledger before anyone is asked, and its noise is drawn after its replies are in,
 from fresh entropy, and never stored. So a server that is killed loses the round that it was in, and no noise serves
 twice. Sampled rounds are one series of the ledger: a new server under the same name has the rounds that are left.
+Separated rounds with a state have two files, and are charged under the identity of the one that has the key of the
+noise. FILE.asked names that identity. So if FILE is lost, the rounds do not begin anew under the charge for the first
+ones; if FILE.asked is lost after a round, who may be asked is not known, and nothing more is released.
 """
 
 from __future__ import annotations
@@ -143,7 +146,8 @@ class TrustedServer:
         assert path is not None
         assert isinstance(self._noise, _OverRounds)
         origin = None if ledger is None else str(getattr(ledger, "origin", type(ledger).__name__))
-        setting = {"privacy": repr(self.privacy), "size": self.size}
+        identity = self._noise.identity
+        setting = {"privacy": repr(self.privacy), "size": self.size, "stream": identity}
         self._asked = AskedClients(path.with_name(f"{path.name}.asked"), setting, origin, moved=moved)
         asked, self.round = self._asked.rounds(), self._noise.rounds
         if not len(asked) >= self.round:
@@ -153,7 +157,7 @@ class TrustedServer:
         for number, clients in enumerate(asked[: self.round], start=1):
             for client in clients:
                 self._asked_at.setdefault(client, []).append(number)
-        return f"federation-{self._asked.identity}"
+        return f"federation-{identity}"
 
     def published(self, number: int) -> Array:
         """The mean of a separated round that was finished, from 1; with a state, also by an earlier process."""
@@ -291,7 +295,7 @@ class _OverRounds:
         certificate = self._stream.certificate
         assert isinstance(certificate, Certificate)
         assert isinstance(certificate.law, Gaussian)
-        self.certificate, self.rounds = certificate, len(self._stream)
+        self.certificate, self.rounds, self.identity = certificate, len(self._stream), self._stream.identity
         self._before = self._stream.answer(self.rounds).value if self.rounds else np.zeros(size)
         # a row of C X is no longer than X, in units of the least noise, and the stream allows each a share of the room
         norm = privacy.rounds * privacy.clients * privacy.radius

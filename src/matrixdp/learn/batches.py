@@ -59,6 +59,8 @@ class BatchSource:
         words = f"Poisson, each record with probability {self.rate:.4g}"
         if isinstance(self.noise, CorrelatedNoise):
             words = self.noise.sampling
+            if not (self.noise.recorded and type(self.data) is TensorDataset):  # no file has a fingerprint of them
+                words += "; when resumed, the same records in the same order are assumed"
         return words if self.units is None else f"{words}; by units of {self.units.contributions} records"
 
     def draw(self, trainer: Any, steps: int) -> Iterator[tuple[Any, Turn]]:
@@ -98,6 +100,8 @@ class BatchSource:
         sampler: Sampler[list[int]]
         if isinstance(self.noise, CorrelatedNoise):
             sampler = StepSampler(self.noise.batch, self.noise.step, steps)
+            if self.units is not None:
+                self.units.choose(self.noise.unit_key())
         else:
             count = self.records if self.units is None else len(self.units)
             sampler = PoissonSampler(count, self.rate, steps, self.generator)

@@ -54,7 +54,15 @@ class Charges:
 
     @classmethod
     def of(
-        cls, ledger: Ledger | None, costs: StepCosts, planned: int, epoch: int, state: Any, *, moved: bool
+        cls,
+        ledger: Ledger | None,
+        costs: StepCosts,
+        planned: int,
+        epoch: int,
+        state: Any,
+        content: bytes,
+        *,
+        moved: bool,
     ) -> Charges:
         """The charges of so many planned steps; noise over time is charged as a whole, and its run may have a file."""
         releases, _ = costs.releases(planned)
@@ -62,7 +70,8 @@ class Charges:
         if isinstance(costs.noise, CorrelatedNoise):
             epoch = releases
             if state is not None:
-                run = costs.noise.record_in(state, None if ledger is None else str(ledger.origin), moved=moved)
+                origin = None if ledger is None else str(ledger.origin)
+                run = costs.noise.record_in(state, origin, content, moved=moved)
         return cls(ledger, costs.certificate, costs.budget, costs.rate, releases, epoch, run)
 
     def pay(self, taken: int) -> None:

@@ -58,7 +58,7 @@ MEMORIES = ("kept", "redrawn")
 
 _UNIT = 2.0**-53
 _FIXED = frozenset({"training", "law", "drawing", "certificate", "groups", "generator", "memory"})
-_GROUPS, _COINS, _DROPOUT, _NOISE = 1, 2, 3, 4  # what keys are derived for
+_GROUPS, _COINS, _DROPOUT, _NOISE, _UNITS = 1, 2, 3, 4, 5  # what keys are derived for
 
 
 def noise_over_time(
@@ -181,6 +181,10 @@ class CorrelatedNoise:
         """What random numbers of one step are made of, for each use of them."""
         return self._key.derive(_DROPOUT, step, use)
 
+    def unit_key(self) -> Key:
+        """What decides which records of a unit count, in all steps."""
+        return self._key.derive(_UNITS)
+
     def add_(self, flat: torch.Tensor) -> None:
         """Makes the next row of x, a contiguous vector of float64, that of x^, where it lies."""
         if not (flat.shape == (self.training.size,) and flat.is_contiguous() and flat.dtype == torch.float64):
@@ -252,18 +256,19 @@ class CorrelatedNoise:
             assert self.drawing.grid is not None
             add_grid_noise(flat.new_zeros(1), self._covariance.std, self.drawing.grid)
 
-    def record_in(self, path: Any, origin: str | None, *, moved: bool = False) -> str:
+    def record_in(self, path: Any, origin: str | None, content: bytes = b"", *, moved: bool = False) -> str:
         """Keeps key and steps in a file, so that the training is one run however often it is resumed.
 
         Args:
             path: the file, as for `ReleasedSteps`.
             origin: of the ledger.
+            content: what stands for the records in their order, as far as that is known; it must stay the same.
             moved: the file was moved here on purpose.
 
         Returns:
             The identity of the run.
         """
-        self._released = ReleasedSteps(path, self._public, origin, moved=moved)
+        self._released = ReleasedSteps(path, self._public, origin, content, moved=moved)
         self._begin(self._released.key())
         return self._released.identity
 

@@ -68,8 +68,9 @@ class ClippedGradients:
         their own rounding error; and the sum in float64 of any n of them has an error of at most e clip; see
         `layers.rounding`. A record whose loss, gradient or squared norm is not finite adds exactly zero. Assumed: the
         numbers that kernels compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do
-        not change with the other records of the batch, not even in their last digits. With a QuantileClip, `flat` has
-        one entry more, and its `radius` takes the place of clip (`clipping`).
+        not change with the other records of the batch. This fails in last digits: measured in float32 on a CPU, others
+        moved by up to 3.3e-6 clip ("l2"; 1.7e-5 in "linf"). The whole change stayed below clip there, but no bound is
+        proved. With a QuantileClip, `flat` has one entry more, and its `radius` takes the place of clip (`clipping`).
 
     Example:
         >>> import torch

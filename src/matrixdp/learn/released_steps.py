@@ -7,19 +7,40 @@ is drawn. A step with another sum than its fingerprint says is refused. Hence ev
 this file is one run: it does not matter how often it was killed, from which checkpoint it was resumed, or how many
 processes resume it at the same time.
 
+Which steps a record takes part in follows from the key and from its place in the data. So the data must be the same, in
+the same order, in every process: otherwise a record could take part more often than the charge is for. The file has a
+fingerprint of what stands for them (`content_of`), under the key, and other data are refused. A data set that is not a
+TensorDataset cannot be read as a whole; that it gives the same record at the same place is then assumed.
+
 The file is a `streams.state.State`: mode 0600, refused when it is a copy or was put back, as far as that can be seen.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch.utils.data import TensorDataset
+
 from matrixdp.errors import InvalidInput, StreamError
+from matrixdp.learn.units import Units
 from matrixdp.secure.entropy import Key
 from matrixdp.streams.state import State, checked_path
+
+
+def content_of(data: Any, units: Units | None) -> bytes:
+    """What stands for all records in their order, and for whose they are; of a TensorDataset alone, for the values."""
+    found = hashlib.sha256()
+    for tensor in data.tensors if type(data) is TensorDataset else ():
+        found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    if units is not None:
+        found.update(b"units" + units.numbers.tobytes())
+    return found.digest()
 
 
 class ReleasedSteps:
@@ -29,14 +50,17 @@ class ReleasedSteps:
         path: the file; it is created if there is none.
         setting: what fixes the training; another one is refused.
         origin: of the ledger that is charged; None without one. It must stay the same.
+        content: what stands for the data (`content_of`). It must stay the same.
         moved: the file was moved on purpose, and the original is gone for good.
 
     Raises:
-        InvalidInput: if the file is of another training, or another ledger is charged.
+        InvalidInput: if the file is of another training or of other data, or another ledger is charged.
         StreamError: if the file is a copy, was put back, is readable by others, or cannot be used.
     """
 
-    def __init__(self, path: Any, setting: Mapping[str, Any], origin: str | None, *, moved: bool = False) -> None:
+    def __init__(
+        self, path: Any, setting: Mapping[str, Any], origin: str | None, content: bytes = b"", *, moved: bool = False
+    ) -> None:
         file = checked_path(path)
         self._state = State(file, "training", moved=moved)
         text = json.dumps(setting, sort_keys=True)
@@ -50,6 +74,14 @@ class ReleasedSteps:
             if charged != origin:
                 raise InvalidInput("ledger must be the one that the training was begun with; nothing was released")
             self.identity, self._secret = str(identity), bytes(secret)
+            fingerprint = self.key().fingerprint(b"data" + content)
+            connection.execute("INSERT OR IGNORE INTO carried VALUES (0, 0, ?)", (fingerprint,))
+            (first,) = connection.execute("SELECT private FROM carried WHERE number = 0").fetchone()
+            if not hmac.compare_digest(bytes(first), fingerprint):
+                raise InvalidInput(
+                    f"the training {file} was begun with other data, another order of them, or other ids; a record "
+                    "could take part more often than is paid for. Use the same, or another file for another training"
+                )
 
     def key(self) -> Key:
         """What groups, coins, dropout and noise are made of."""

@@ -28,6 +28,7 @@ from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.optimizers import check_optimizer
+from matrixdp.learn.released_steps import content_of
 from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, check_batch, count_records, example, split
 from matrixdp.learn.step_costs import StepCosts, planned_steps
 from matrixdp.learn.step_noise import noise_of_steps
@@ -86,7 +87,8 @@ class PrivateSGD:
         ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
             epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
         state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
-            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`).
+            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`). Data must come back in the same
+            order: a TensorDataset and `ids` are compared with those of the first time; of others it is assumed.
         moved: the state was moved here on purpose, and the original is gone for good.
         capture: replays steps as CUDA graphs: faster for small networks; the model must not wait for the device.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
@@ -202,7 +204,8 @@ class PrivateSGD:
         )
         self.affordable = self._costs.affordable(planned, accept_violation=accept_violation is True)
         # steps so far
-        self._charges = Charges.of(ledger, self._costs, self.affordable, self.epoch_steps, state, moved=moved)
+        content = b"" if state is None else content_of(data, self._units)
+        self._charges = Charges.of(ledger, self._costs, self.affordable, self.epoch_steps, state, content, moved=moved)
         self._source = BatchSource(
             data=data,
             collate=collate,
@@ -360,7 +363,9 @@ class PrivateSGD:
         dropout and, if the sum of gradients is the same in every bit, its noise. With another sum it would be a second
         release, for the same charge: a `state` knows the sums, and refuses it, so with a ledger checkpoints need one.
         With neither, nobody counts a second release: do not publish models of steps that will be taken again. From a
-        checkpoint without a step the training begins anew, with coins of its own, or those of its `state`.
+        checkpoint without a step the training begins anew, with coins of its own, or those of its `state`. A record
+        takes part at steps that follow from its place: data and `ids` must come back in the same order, which is
+        assumed unless a `state` compares them.
         """
         self.check_process()
         # What a checkpoint says of charges comes first: a model that is loaded only in part has spent as much.

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from matrixdp.errors import InvalidInput
-from matrixdp.queries.units import Numbering, checked_contributions, chosen_rows
+from matrixdp.queries.units import NO_UNIT, Numbering, Selection, checked_contributions, listed
+from matrixdp.secure.entropy import Key
 
 
 class Units:
@@ -20,6 +21,9 @@ class Units:
     Without one unit, a batch has at most `contributions` records less, each within the clip; so the sum of gradients
     changes by at most `contributions` times what one record changes.
 
+    Units have numbers by the first place of their id in the data, whichever records count. So with the same data and
+    ids, a unit has the same number in every process, and takes part at its own steps alone.
+
     Args:
         ids: whose each record is; records without an id do not count.
         contributions: how many records of a unit count.
@@ -27,15 +31,23 @@ class Units:
     """
 
     def __init__(self, ids: Sequence[Any] | Tensor, contributions: int, records: int) -> None:
-        found = ids.tolist() if isinstance(ids, Tensor) else ids
-        if not hasattr(found, "__len__") or isinstance(found, str) or len(found) != records:
+        places = listed(ids)
+        if len(places) != records:
             raise InvalidInput("ids must be a sequence with one id per record of the data, in the same order")
-        rows = np.sort(chosen_rows(found, contributions))
-        owners = Numbering().numbers([found[row] for row in rows])
+        self.numbers = Numbering().numbers(places)
+        self.contributions = contributions
+        self.choose(Key())
+
+    def choose(self, key: Key) -> None:
+        """Draws the records that count: the same ones from the same key."""
+        known, selection = np.flatnonzero(self.numbers != NO_UNIT), Selection(self.contributions, key)
+        selection.add(self.numbers[known], known)
+        found = selection.rows()
+        rows = np.sort(known if found is None else found)
+        owners = self.numbers[rows]
         order = np.argsort(owners, kind="stable")
         starts = np.flatnonzero(np.diff(owners[order], prepend=-1))
         self._rows = [part.tolist() for part in np.split(rows[order], starts[1:])] if len(rows) else []
-        self.contributions = contributions
 
     @classmethod
     def of(cls, ids: Sequence[Any] | Tensor | None, contributions: int, records: int) -> Units | None:

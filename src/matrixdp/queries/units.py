@@ -13,7 +13,7 @@ jointly convex and the draw is independent of the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any
 
@@ -54,12 +54,24 @@ class Numbering:
         return found
 
 
+def listed(ids: Any) -> list[Any]:
+    """The ids by the places of their rows, whatever the labels of an index say.
+
+    Raises:
+        InvalidInput: for what does not have one id per row, in order.
+    """
+    unordered = not hasattr(ids, "__len__") or isinstance(ids, (str, bytes, Mapping, Set))
+    if unordered or getattr(ids, "ndim", 1) != 1:  # a table would list its columns
+        raise InvalidInput(f"ids must be a sequence with one id per record, in the same order, got {_check.kind(ids)}")
+    return ids.tolist() if type(ids).__name__ == "Tensor" else list(ids)
+
+
 class Selection:
     """At most so many rows of each unit, drawn in secret; memory is that of the rows that can still count."""
 
-    def __init__(self, contributions: int) -> None:
+    def __init__(self, contributions: int, key: Key | None = None) -> None:
         self._contributions = contributions
-        self._stream, self._block = Key().stream(), 0
+        self._stream, self._block = (key or Key()).stream(), 0
         self._parts: list[tuple[Ids, npt.NDArray[np.uint64], npt.NDArray[Any]]] = []
         self._rows = 0
 
@@ -106,7 +118,7 @@ def chosen_rows(ids: Sequence[Any], contributions: int) -> Ids:
         >>> len(chosen_rows(["ann", "ann", "bob", None], contributions=1))
         2
     """
-    units = Numbering().numbers(ids)
+    units = Numbering().numbers(listed(ids))
     selection = Selection(checked_contributions(contributions))
     known = np.flatnonzero(units != NO_UNIT)
     selection.add(units[known], known)
@@ -132,10 +144,10 @@ def bounded(records: npt.ArrayLike, ids: Sequence[Any], contributions: int) -> n
         >>> bounded(visits, patients, contributions=2).shape
         (3, 1)
     """
-    rows = _check.array_of("records", records)
-    if rows.ndim == 0 or len(rows) != len(ids):
-        raise InvalidInput(f"ids must be as many as the records, got {len(ids)} for {_check.kind(rows)}")
-    return np.asarray(rows[chosen_rows(ids, contributions)])
+    rows, places = _check.array_of("records", records), listed(ids)
+    if rows.ndim == 0 or len(rows) != len(places):
+        raise InvalidInput(f"ids must be as many as the records, got {len(places)} for {_check.kind(rows)}")
+    return np.asarray(rows[chosen_rows(places, contributions)])
 
 
 def by_unit(

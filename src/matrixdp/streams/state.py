@@ -6,9 +6,10 @@ One SQLite file, readable and writable by its owner alone, with one transaction 
 the day before or the day itself, whole. Beside it lies FILE.mark, with the number of days, written after each of them.
 
 What is refused: a file that others can read; a copy, which has another inode or another name; a file that is behind its
-mark, or behind what this process has seen. What cannot be seen: a file that was put back together with its mark into
-the same inode, such as by restoring a snapshot of the whole disk. Then a day can be released twice. If it has the same
-value after the same days, its noise is the same; otherwise its noise is new, and the guarantee is that of two releases.
+mark, or behind what this process has seen. What cannot be seen: a file that was put back into the same inode together
+with its mark, such as by restoring a snapshot of the whole disk, or whose mark was deleted. Then a day can be released
+twice. If it has the same value after the same days, its noise is the same; otherwise its noise is new, and the
+guarantee is that of two releases.
 """
 
 from __future__ import annotations

@@ -201,6 +201,11 @@ class Stream:
         shape = self._settings["shape"]
         return None if shape is None else tuple(shape)
 
+    @property
+    def identity(self) -> str:
+        """A name that no other stream has; of one in a file, the same in every process."""
+        return str(self._identity)
+
     def __len__(self) -> int:
         """How many days were released."""
         with self._state.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Model and loss see one record at a time, so that they cannot mix records, whatever they do.
+"""Model and loss see one record at a time, so that they cannot mix records by any operation on tensors.
 
 A function of one record runs under `torch.func.vmap`: every tensor that it sees has that record alone in it, with a
 batch dimension of one, and PyTorch computes all records at once behind it. That leaves three ways in which a record
@@ -10,10 +10,13 @@ could reach another, and each is closed:
    function makes is watched, and if one outlives the pass, the pass is refused.
 2. What becomes a number, a string or a condition in Python. PyTorch has no single value to give under vmap, and raises.
    Printing a tensor would show it, and the size of some results (`torch.bincount`, packed sequences) depends on
-   values: both are refused here.
+   values: both are refused here. The text of an error can have the size of the batch in it: a pass in which an
+   operation raised is refused, even if the model caught the error.
 3. Code that reaches behind vmap: an autograd function with a `vmap` rule of its own, custom operations, dispatch modes,
-   tensor subclasses, TorchScript and `torch.func.debug_unwrap` are handed the whole batch, and are refused. What uses
-   private parts of PyTorch to unwrap tensors is not found.
+   tensor subclasses, TorchScript and `torch.func.debug_unwrap` are handed the whole batch, and are refused.
+
+Assumed: model and loss do not look at Python's frames, at the state of random generators (how far they have moved shows
+the size of the batch), or at tensors through private parts of PyTorch or from other threads. No such code is found.
 """
 
 from __future__ import annotations
@@ -126,10 +129,11 @@ def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
 def each_record(function: Callable[[Any], Any], records: Any) -> Any:
     """Applies a function of one record to all of them.
 
-    Guarantee: what it gives for a record is a function of that record, of constants and of random numbers alone.
+    Guarantee: what it gives for a record is a function of that record, of constants and of random numbers alone, for
+        code that keeps to what is assumed at the top of this file.
 
     Raises:
-        InvalidInput: if PyTorch cannot run it so, or something that it computed is kept.
+        InvalidInput: if PyTorch cannot run it so, an operation raised, or something that it computed is kept.
     """
     leaves = trees.tree_leaves(records)
     if not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
@@ -154,6 +158,11 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
                 "record into Python, write into a buffer, or use an operation that vmap does not know. Use layers such "
                 "as nn.GroupNorm that keep nothing, and torch.where in place of conditions"
             ) from _without_values(error)
+    if watch.raised:
+        raise InvalidInput(
+            "model, loss or augment catches an error of PyTorch, whose text may depend on the other records; leave out "
+            "the operation that raises"
+        )
     results = {id(leaf) for leaf in (*leaves, *trees.tree_leaves(found))}
     if watch.survivors(results):
         raise InvalidInput(
@@ -165,21 +174,29 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps weak references to all tensors that are made while it is entered."""
+    """Keeps weak references to all tensors that are made while it is entered, and sees whether an operation raised."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.raised = False
         self._made: list[weakref.ref[Tensor]] = []
         self._modes = torch._C._len_torch_dispatch_stack()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            found = self._checked(function, args, kwargs or {})
+        except BaseException:
+            self.raised = True
+            raise
+        self._made.extend(map(weakref.ref, _tensors(found)))
+        return found
+
+    def _checked(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if function in _REFUSED and _is_wrapped(args[0]):
             raise RuntimeError(f"{function.__name__} of a tensor, which holds a record, is used")
         if _behind(function, args, kwargs) or torch._C._len_torch_dispatch_stack() > self._modes:
             raise RuntimeError("a custom operation, tensor or dispatch mode would be handed the whole batch")
-        found = function(*args, **(kwargs or {}))
-        self._made.extend(map(weakref.ref, _tensors(found)))
-        return found
+        return function(*args, **kwargs)
 
     def survivors(self, results: set[int]) -> bool:
         """Whether anything outlived the pass but its results."""
