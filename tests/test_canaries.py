@@ -273,7 +273,10 @@ PLAIN = {
     "federated.LocalTraining", "federated.Participant", "federated.SplitPlan", "federated.average",
     "federated.CentralPrivacy",
 }  # fmt: skip
-IN_TESTS_BELOW = {"federated.Client", "federated.SplitClient", "federated.SplitServer", "federated.TrustedServer"}
+IN_TESTS_BELOW = {
+    "federated.Client", "federated.GradientClient", "federated.SplitClient", "federated.SplitServer",
+    "federated.TrustedServer",
+}  # fmt: skip
 
 
 def test_every_public_name_has_a_case():
@@ -303,9 +306,12 @@ def finished(update):
 def test_no_canary_comes_out_of_a_federated_client(level, tmp_path):
     plan = federated.SplitPlan(budget=BUDGET, records=4, epochs=1, batch_size=4)
     kept = {"training": federated.LocalTraining(), "privacy": level(budget=BUDGET, rounds=1, clip=0.1)}
+    agreed = {"rounds": 1, "clients": 1, "clip": 0.1, "records": 100, "sampling_rate": 0.9}
+    central = federated.CentralPrivacy(budget=BUDGET, unit="record", **agreed)
     for which, given in LEARNED.items():
         for act in (
             lambda x: federated.Client(nn.Linear(2, 3), *x, **kept, folder=tmp_path),
+            lambda x: federated.GradientClient(nn.Linear(2, 3), *x, privacy=central).update(np.zeros(9)),
             lambda x: federated.SplitClient(nn.Linear(2, 3), x[0], plan=plan, folder=tmp_path),
             lambda x: federated.SplitServer(nn.Linear(3, 3), x[1], plan=plan).learn(0, [np.zeros((4, 3))]),
             lambda x: federated.SplitServer(nn.Linear(3, 3), x[1], plan=plan).discriminant({0: [np.zeros((4, 3))]}),

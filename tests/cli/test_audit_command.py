@@ -24,7 +24,7 @@ def test_an_honest_mechanism_is_not_rejected_with_exit_code_0(call):
         "verdict    not rejected",
         "false alarms: at most 1e-06",
     ):
-        assert part in result.stdout
+        assert " ".join(part.split()) in " ".join(result.stdout.split())
     (measured,) = re.findall(r"measured   epsilon at least (\S+)", result.stdout)
     assert 0.9 < float(measured) < 1
 
@@ -33,7 +33,7 @@ def test_a_false_claim_is_rejected_with_exit_code_1(call):
     result = call("audit", *FALSE, "--samples", "2000")
     assert result.exit_code == 1
     assert "verdict    rejected: the claim is false" in result.stdout
-    assert "assumes nothing about the mechanism" in result.stdout
+    assert "assumes nothing about the mechanism" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(HONEST, 0), (FALSE, 1)])

@@ -222,4 +222,4 @@ def test_the_command_line(address, tmp_path):
     assert CANARY.encode() not in written
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + len(domain()["region"].labels)
     drafted = call("domain", address, "--sql", ALL)
-    assert drafted.stdout.count('kind = "categorical"') == len(VISITS.columns)
+    assert drafted.stdout.count('\nkind = "categorical"') == len(VISITS.columns)

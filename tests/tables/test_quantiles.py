@@ -48,7 +48,7 @@ def test_intervals_cover_the_quantile_of_the_records(mechanism):
         narrow += (weak.low <= truth) & (truth <= weak.high)
     least = binom.ppf(FALSE_ALARM / 3, rounds, 0.9)
     assert np.all(covered >= least)
-    assert np.all(widths < 80)
+    assert np.all(widths < 100)  # of 120
     assert np.any(narrow < least)
 
 

@@ -263,9 +263,9 @@ DIFFERENCE = """\
 - H_b's own rule takes a single level at these sizes: it is Laplace noise on the blocks. matrixdp's `laplace` is the
   same, with up to 2 % less variance, as its grid is discrete.
 - `discrete` and H_b are alike on rectangles, as their noise is. In an earlier version H_b was a tenth ahead: 45 runs on
-  other days had chosen threshold 3 for it and threshold 2 for `discrete`, by chance. That was tested: over 300 runs on
-  the other days, with blocks of 4, threshold 3 has 662 ± 27 for `discrete` and 654 ± 26 for H_b, and threshold 2 has
-  719 ± 32 and 792 ± 41. So the best few of every group are now run again before one is chosen.
+  other days had chosen threshold 3 for it and threshold 2 for `discrete`, by chance. That was tested over 300
+  runs on the other days, with blocks of 4. Threshold 3 has 662 ± 27 for `discrete` and 654 ± 26 for H_b; threshold 2
+  has 719 ± 32 and 792 ± 41. So the best few of every group are now run again before one is chosen.
 - DAWA spends a quarter of epsilon on its partition, which does not pay on a map this empty.
 - Every group had three variants, blocks of 1, 2, 4 and 8, and eight post-processings, chosen in two rounds on three
   other maps of the same days of the week. Thresholds are in units of the std of the counts that a method draws.
