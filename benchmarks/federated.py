@@ -213,8 +213,8 @@ def vertical_run(train, new, plan, network, top, **settings):
     (records, label), (unseen, truth), ends = train, new, []
     with tempfile.TemporaryDirectory() as folder:
         app = vertical.client_app(
-            lambda number: network(records[:, datasets.ADULT_HALVES[number]].shape[1]),
-            lambda number: tuple(people[:, datasets.ADULT_HALVES[number]] for people in (records, unseen)),
+            lambda number: network(records[:, datasets.ADULT_TWO_PARTS[number]].shape[1]),
+            lambda number: tuple(people[:, datasets.ADULT_TWO_PARTS[number]] for people in (records, unseen)),
             plan=plan,
             folder=folder,
         )

@@ -166,7 +166,7 @@ def test_adult_is_encoded_by_public_lists_and_ranges_alone(made_up):
 
 
 def test_the_halves_of_adult_are_seven_attributes_each():
-    names, (first, second) = list(datasets.ADULT_COLUMNS), datasets.ADULT_HALVES
+    names, (first, second) = list(datasets.ADULT_COLUMNS), datasets.ADULT_TWO_PARTS
     assert len(names) == 14
     assert (first.start, first.stop) == (0, datasets.ADULT_COLUMNS[names[6]].stop) == (0, 48)
     assert (second.start, second.stop) == (datasets.ADULT_COLUMNS[names[7]].start, 105) == (48, 105)

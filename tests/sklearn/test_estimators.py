@@ -203,7 +203,7 @@ def test_scaler_and_bins_are_near_those_of_the_records(records):
     assert shares == pytest.approx(np.full(4, 0.25), abs=0.05)
     assert bins.certificate_.verify()
     pure = PrivateKBins(4, low=-2, high=2, budget=Budget(1.0, 0.0)).fit(records)
-    for column in pure.transform(records).T:  # each border is off by some 9 of 4,000 ranks, and never by 120
+    for column in pure.transform(records).T:  # the error of each border is some 9 of 4,000 ranks, and below 120
         shares = np.bincount(column.astype(int)) / len(records)
         assert shares == pytest.approx(np.full(4, 0.25), abs=0.06)
     assert pure.certificate_.meets(Budget(1.0, 0.0))

@@ -4,8 +4,8 @@
     out.estimate, out.low, out.high, out.certificate
 
 Most of the budget goes to a search: the exponential mechanism picks values near the right ranks
-(`matrixdp.secure.quantile_search`). What it is off by, in ranks, hardly depends on the number of bins, so bins may be
-fine. The rest goes to noisy counts around the values found, from which the intervals follow.
+(`matrixdp.secure.quantile_search`). Its error in ranks hardly depends on the number of bins, so bins may be fine. The
+rest goes to noisy counts around the values found, from which the intervals follow.
 
 With a mechanism, or a part of a plan, the histogram gets additive noise instead, and quantiles are read off running
 counts. That is better for hundreds of quantiles only, and with some hundred bins.

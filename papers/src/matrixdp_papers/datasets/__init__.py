@@ -5,7 +5,7 @@ or, where none is known, its contents. If a file is missing or another one, it r
 data are published.
 """
 
-from matrixdp_papers.datasets.adult import ADULT, ADULT_ATTRIBUTES, ADULT_COLUMNS, ADULT_HALVES, load_adult
+from matrixdp_papers.datasets.adult import ADULT, ADULT_ATTRIBUTES, ADULT_COLUMNS, ADULT_TWO_PARTS, load_adult
 from matrixdp_papers.datasets.binary import (
     LOCATION,
     PURCHASE100,
@@ -37,7 +37,7 @@ __all__ = [
     "ADULT",
     "ADULT_ATTRIBUTES",
     "ADULT_COLUMNS",
-    "ADULT_HALVES",
+    "ADULT_TWO_PARTS",
     "CARDIOTOCOGRAPHY",
     "CIFAR10",
     "CORA",

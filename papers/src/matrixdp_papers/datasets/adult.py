@@ -68,7 +68,7 @@ def _columns() -> dict[str, slice]:
 ADULT_COLUMNS = _columns()
 """Which columns of the encoded records belong to an attribute."""
 
-ADULT_HALVES = (slice(0, ADULT_COLUMNS["relationship"].start), slice(ADULT_COLUMNS["relationship"].start, 105))
+ADULT_TWO_PARTS = (slice(0, ADULT_COLUMNS["relationship"].start), slice(ADULT_COLUMNS["relationship"].start, 105))
 """The columns of the first seven attributes and of the last seven, for two parties that share the records."""
 
 

@@ -98,7 +98,7 @@ def table(title: str, split: Split, budgets: Sequence[Budget], repeats: int, pro
     train, test = (Labelled(described(part.records), part.label) for part in (split.train, split.test))
     rows = []
     for budget in progress(budgets, "Adult, one feature"):
-        found = [measured(train, test, datasets.ADULT_HALVES, budget) for _ in range(repeats)]
+        found = [measured(train, test, datasets.ADULT_TWO_PARTS, budget) for _ in range(repeats)]
         score = Mean.of([one.accuracy for one in found])
         rows.append(("corrected discriminant", budget.epsilon, found[0].std, found[0].epsilon, score))
     count, note = len(train.label), f"Tested on {len(test.label):,} records. {SETTINGS['epochs']} epochs, "

@@ -79,7 +79,7 @@ class Task(NamedTuple):
 def load(folder: datasets.Folder) -> dict[str, Task]:
     """Adult and Location; Purchase-100 and Texas-100 if their files are there. The sizes are those of table 3."""
     tasks = {
-        "Adult": Task(splits.adult(folder), datasets.ADULT_HALVES[0].stop),
+        "Adult": Task(splits.adult(folder), datasets.ADULT_TWO_PARTS[0].stop),
         "Location": _halved(datasets.load_location(folder), 1_600, 3_410),
     }
     if datasets.has(datasets.PURCHASE100, folder):
