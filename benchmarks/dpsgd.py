@@ -2,13 +2,17 @@
 
 A step is forward, backward, clipping, noise and update: for LeNet, a Transformer and an LSTM at batch 256, and with
 `--device cuda` also for ResNet-18 with group norms at batch 1024. "one at a time" is the path for models without rules.
-Ours draws its noise from the secure engine, the others from torch's ordinary
-generator. Rows take turns, and each shows its median. Memory is what a step takes beyond model and batch at its peak:
-on CUDA what torch allocates, which leaves out the pool of a captured step, on the CPU the growth of the resident set in
-a fresh process (Linux). Opacus is optional.
+Ours draws its noise from the secure engine, the others from torch's ordinary generator. Rows take turns of two steps:
+the first fills the caches that another row has emptied, the second is timed; shown are medians. Memory is what a step
+takes beyond model and batch at its peak: on CUDA what torch allocates, which leaves out the pool of a captured step, on
+the CPU the growth of the resident set in a fresh process (Linux). Opacus is optional.
+
+With `--alone`, every row runs in processes of its own, as a training does. Where all rows share a process, the memory
+of the largest stays with the process; alone, a small step may ask the system for its memory again each time.
 """
 
 import argparse
+import random
 import statistics
 import subprocess
 import sys
@@ -90,7 +94,7 @@ def plain(model, inputs, targets):
 
 
 def without_noise(model, inputs, targets):
-    gradients, optimizer = ClippedGradients(model, each, clip=CLIP), sgd(model)
+    gradients, optimizer = ClippedGradients(model, each, clip=CLIP, batch_size=len(inputs)), sgd(model)
 
     def step():
         gradients.zero()
@@ -255,14 +259,22 @@ def peak_memory(row, network, device, step, held, arguments):
         torch.cuda.reset_peak_memory_stats()
         step()
         return (torch.cuda.max_memory_allocated() - held) / 2**20
-    command = [sys.executable, __file__, "--memory-of", row, network, "--threads", str(arguments.threads)]
+    return in_a_process("--memory-of", row, network, arguments)
+
+
+def in_a_process(option, row, network, arguments):
+    """What this script prints for one row, as a number."""
+    command = [sys.executable, __file__, option, row, network, "--threads", str(arguments.threads)]
+    command += ["--device", arguments.device, *([] if arguments.batch is None else ["--batch", str(arguments.batch)])]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def measure(network, device, arguments):
     steps, memory, failed = {}, {}, {}
     for row in ROWS:
-        if (device == "cpu" and "captured" in row) or (arguments.rows not in row and row != "plain SGD"):
+        if (device == "cpu" and "captured" in row) or not (
+            row == "plain SGD" or any(text in row for text in arguments.rows)
+        ):
             continue
         try:
             steps[row], held = prepare(row, network, device, arguments.batch)
@@ -274,13 +286,19 @@ def measure(network, device, arguments):
             torch.cuda.empty_cache()
         except Exception as error:  # a rival that does not know a layer
             failed[row] = f"cannot: {type(error).__name__}"
-    times = {row: [] for row in steps}
+    times, order = {row: [] for row in steps}, list(steps)
     for _ in track(range(arguments.rounds), transient=True):
-        for row, step in steps.items():
-            times[row].append(seconds(step, device))
+        random.shuffle(order)
+        for row in order:
+            if arguments.alone:
+                times[row].append(in_a_process("--time-of", row, network, arguments))
+            else:
+                steps[row]()  # not timed
+                times[row].append(seconds(steps[row], device))
 
     batch = arguments.batch or NETWORKS[network][2]
-    table = Table(title=f"{network}, batch {batch}, {device}, median of {arguments.rounds}")
+    alone = ", each in processes of its own" if arguments.alone else ""
+    table = Table(title=f"{network}, batch {batch}, {device}{alone}, median of {arguments.rounds}")
     table.add_column("one step")
     for heading in ("ms", "x plain SGD", "MiB at the peak"):
         table.add_column(heading, justify="right")
@@ -301,8 +319,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, help="in place of the usual batch of each network")
-    parser.add_argument("--rows", default="", help="only rows with this text in their name")
+    parser.add_argument("--rows", nargs="+", default=[""], help="only rows with one of these texts in their name")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="only these")
+    parser.add_argument(
+        "--alone", action="store_true", help="every row in processes of its own; five rounds are enough"
+    )
+    parser.add_argument("--time-of", nargs=2, metavar=("ROW", "NETWORK"), help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", nargs=2, metavar=("ROW", "NETWORK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -310,6 +332,10 @@ def main():
     if arguments.memory_of:
         row, network = arguments.memory_of
         print(resident_growth(row, network, arguments.batch))
+        return
+    if arguments.time_of:
+        step, _ = prepare(*arguments.time_of, arguments.device, arguments.batch)
+        print(statistics.median([seconds(step, arguments.device) for _ in range(100)][20:]))
         return
     usual = NETWORKS if arguments.device == "cuda" else ["LeNet", "Transformer", "LSTM"]
     for network in arguments.networks or usual:

@@ -28,6 +28,19 @@ QUICK = (
     ("over_time.py", "peer_jax"),
     ("tables.py", "peer"),
     ("dpsgd.py", None),
+    (
+        "dpsgd.py",
+        None,
+        "--alone",
+        "--networks",
+        "LeNet",
+        "--rounds",
+        "9",
+        "--rows",
+        "make_private",
+        "analytic",
+        "ghost",
+    ),
     ("ledger.py", None, "--seconds", "2"),
 )
 OTHERS = (
@@ -57,21 +70,22 @@ for name in sys.argv[1:]:
     return ", ".join(subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines())
 
 
-def section(script: str, *arguments: str, limit: int) -> tuple[str, bool]:
+def section(script: str, *arguments: str, peer: str | None, limit: int) -> tuple[str, bool]:
     """One script: what it measures, how it was called, and what it printed; and whether it ran to its end."""
+    title = " ".join(("##", script, *arguments))
     words = ast.get_docstring(ast.parse((HERE / script).read_text(encoding="utf-8"))).split("\n\n")
-    call = [sys.executable, str(HERE / script), *arguments]
+    call = [sys.executable, str(HERE / script), *arguments, *(("--peer", peer) if peer else ())]
     plain = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110"}
     load, start = os.getloadavg()[0], time.perf_counter()
     try:
         done = subprocess.run(call, env=plain, stdout=subprocess.PIPE, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        return f"## {script}\n\n{words[0]}\n\nNot finished within {limit} s on this machine.\n", False
+        return f"{title}\n\n{words[0]}\n\nNot finished within {limit} s on this machine.\n", False
     seconds, ran = time.perf_counter() - start, done.returncode == 0
     lines = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
     shown = "\n".join(lines) if ran else f"failed with exit code {done.returncode}"
     called = f"Load {load:.1f} at its start, {seconds:.0f} s"
-    return f"## {script}\n\n{words[0]}\n\n{called}:\n\n```text\n{shown}\n```\n", ran
+    return f"{title}\n\n{words[0]}\n\n{called}:\n\n```text\n{shown}\n```\n", ran
 
 
 def main() -> None:
@@ -97,7 +111,7 @@ def main() -> None:
             continue
         peer = environment and getattr(asked, environment)
         print(script, flush=True)
-        text, ran = section(script, *arguments, *(("--peer", peer) if peer else ()), limit=asked.limit)
+        text, ran = section(script, *arguments, peer=peer, limit=asked.limit)
         parts.append(text)
         all_ran = all_ran and ran
     asked.page.write_text("\n".join(parts), encoding="utf-8")

@@ -2,7 +2,8 @@
 
 `calibrate.py`, `noise.py` and `discrete.py` start it, with their `--peer`:
 
-    python -m venv peer && peer/bin/pip install opendp==0.16.0 diffprivlib==0.6.6 autodp 'scikit-learn<1.8'
+    python -m venv peer
+    peer/bin/pip install 'opendp[polars]==0.16.0' diffprivlib==0.6.6 autodp 'scikit-learn<1.8' pandas
     peer/bin/python benchmarks/peers.py calibrate < settings.json
     peer/bin/python benchmarks/peers.py gaussian    # or: laplace
 

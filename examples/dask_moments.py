@@ -17,7 +17,7 @@ from matrixdp import Budget, Ledger, distributed
 
 
 def main(rows: int = 200_000) -> None:
-    """Writes made records, releases their second moment, then a large matrix block by block."""
+    """Writes generated records, releases their second moment, then a large matrix block by block."""
     folder = Path(tempfile.mkdtemp(prefix="people-"))
     rng = np.random.default_rng(0)
     (folder / "people").mkdir()

@@ -20,7 +20,7 @@ from matrixdp.federated import LocalTraining, RecordLevel, horizontal
 from matrixdp_papers.datasets import load_adult
 from matrixdp_papers.studies.one_feature import described
 
-FOLDER = Path(tempfile.gettempdir()) / "federated-adult"  # in earnest: a folder that each party keeps for good
+FOLDER = Path(tempfile.gettempdir()) / "federated-adult"  # in practice: a folder that each party keeps for good
 model = partial(torch.nn.Linear, 105, 2)  # the same for server and clients
 
 
@@ -56,5 +56,5 @@ def simulate(module, clients):
 
 server, client = apps()
 if __name__ == "__main__":
-    shutil.rmtree(FOLDER, ignore_errors=True)  # a demonstration begins anew; in earnest, spent budget stays spent
+    shutil.rmtree(FOLDER, ignore_errors=True)  # a demonstration begins anew; in practice, spent budget stays spent
     simulate("federated_adult", 5)

@@ -9,6 +9,7 @@ import logging
 import re
 import traceback
 import warnings
+from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
 
@@ -23,7 +24,7 @@ WHOLE = int("9182" + "73645")
 NUMBER = WHOLE / 1000
 DAY = datetime.date(1900 + 71, 3, 4)
 # Any part of a canary, and a number as other formats write it.
-MARKS = re.compile(r"can.?ary|q7xz|9[.,_]?18[.,_]?2[.,_]?7|9\.18\d*e|9\.2e\+0?5|1971.?0?3.?0?4", re.IGNORECASE)
+MARKS = re.compile(r"can.?ary|q7xz|9[.,_]?18[.,_]?2[.,_]?7|9\.18\d*e|9\.2e\+0*[58]|1971.?0?3.?0?4", re.IGNORECASE)
 
 
 class Loud:
@@ -118,8 +119,25 @@ def leak(text):
     return MARKS.search(re.sub(r"0x[0-9a-f]+", "", text))
 
 
+@contextmanager
+def few_digits():
+    """Arrays print one digit after the point: enough to see a canary, and too few for noise to look like one."""
+    kept = torch._tensor_str.PRINT_OPTS.precision
+    torch.set_printoptions(precision=1, sci_mode=False)
+    try:
+        with np.printoptions(precision=1, suppress=True):
+            yield
+    finally:
+        torch.set_printoptions(precision=kept, sci_mode=None)
+
+
 def said(call, *arguments, **options):
     """Everything that a call says: its error with all that hangs on it, its warnings, its log, its result's repr."""
+    with few_digits():
+        return _said(call, *arguments, **options)
+
+
+def _said(call, *arguments, **options):
     heard = io.StringIO()
     handler = logging.StreamHandler(heard)
     logging.getLogger().addHandler(handler)

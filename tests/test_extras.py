@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Blocker())
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, timeout=600)
 
 
 def test_the_core_runs_without_any_extra(tmp_path, monkeypatch):

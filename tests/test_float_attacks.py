@@ -131,17 +131,17 @@ def test_what_every_certificate_covers():
     law = calibrate("l2", shape=(2,), sensitivity=BALL, budget=BUDGET)
     ideal = certify(law, BALL, BUDGET)
     assert ideal.meets(BUDGET)  # a statement about a law that nobody has drawn
-    refuse_unsafe_floats(ideal)
+    refuse_unsafe_floats(ideal, "release")
     assert "no floating-point-safe sampler is known" in str(ideal)
     assert "(exact)" not in str(ideal)
     seeded = certify(law, BALL, BUDGET, Drawing(reproducible=True))
-    refuse_unsafe_floats(seeded)
+    refuse_unsafe_floats(seeded, "release")
     assert seeded.meets(BUDGET)
     assert "seeded noise is not private" in seeded.covers
     gaussian = calibrate("analytic", shape=(2,), sensitivity=BALL, budget=BUDGET)
     assert "(exact)" in str(certify(gaussian, BALL))
     out = release(np.zeros(2), BALL, BUDGET, "analytic")
-    refuse_unsafe_floats(out.certificate)
+    refuse_unsafe_floats(out.certificate, "release")
     assert out.certificate.to_dict()["guarantee"]["covers"] == "the floating-point numbers released"
     assert "covers" not in str(out)
 
@@ -190,7 +190,7 @@ def test_compare_says_that_the_law_alone_keeps_the_claim():
     }
     assert table.rows[0].mechanism == table.auto == "analytic"
     text = " ".join(str(table).split())
-    assert "release refuses it, for the floating-point numbers" in text
+    assert "release refuses it: the guarantee does not cover the floating-point numbers" in text
 
 
 def unreachable(out):

@@ -13,6 +13,7 @@ ROOMS = [
     "errors",
     "_check",
     "_extras",
+    "_compiled",
     "_rounding",
     "_pages",
     "postprocess",
@@ -60,17 +61,22 @@ def imported(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports hide where they lead"
+            if node.module == "importlib":
+                assert not any(alias.asname for alias in node.names), "another name hides what imports"
             if node.module == "matrixdp":
                 yield from (f"matrixdp.{alias.name}" for alias in node.names)
             elif node.module:
                 yield node.module
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "matrixdp":
+            yield f"matrixdp.{node.attr}"  # after `import matrixdp`, whose names are loaded when they are asked for
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             owner = getattr(getattr(node.func, "value", None), "id", "")
             counted = 99 if (owner, name) == ("_extras", "require") else IMPORTING.get(name, 0)
-            for argument in node.args[:counted]:
+            named = [keyword.value for keyword in node.keywords if counted and keyword.arg == "name"]
+            for argument in [*node.args[:counted], *named]:
                 constant = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
                 yield argument.value if constant else "<computed>"
 
@@ -117,7 +123,9 @@ def test_imports_go_down_and_never_up():
         ("privacy/bad.py", "import matrixdp.comparison"),
         ("privacy/bad.py", "def f():\n    from matrixdp.cli import main"),
         ("pipeline.py", "import importlib\nimportlib.import_module('matrixdp.distributed')"),
+        ("pipeline.py", "import importlib\nimportlib.import_module(name='matrixdp.distributed')"),
         ("pipeline.py", "__import__('matrixdp.' + 'distributed')"),
+        ("privacy/bad.py", "import matrixdp\nmatrixdp.release"),
         ("pipeline.py", "from matrixdp import _extras\n_extras.require('distributed', 'matrixdp.distributed')"),
         ("secure/bad.py", "from matrixdp.distributions import Gaussian"),
     ],
@@ -134,3 +142,14 @@ def test_the_check_sees_the_other_distribution(tmp_path):
     path.write_text("from matrixdp_papers import claims")
     with pytest.raises(AssertionError, match="knows"):
         list(wrong_imports([path], tmp_path))
+
+
+def test_no_public_function_hides_its_module():
+    """`matrixdp.tables.means` must not be a function in one place and a module in another."""
+    for path in PACKAGE.rglob("__init__.py"):
+        tree = ast.parse(path.read_text())
+        listed = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.dump(node)]
+        public = {name for names in listed for name in ast.literal_eval(names)}
+        imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+        hiding = {node.module for node in imports if node.module.split(".")[-1] in {each.name for each in node.names}}
+        assert not public & {module.split(".")[-1] for module in hiding}, path

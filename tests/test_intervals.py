@@ -1,6 +1,7 @@
 """Error bars: intervals of real releases cover as often as they say, and not much more often.
 
-Each test that counts has a false-alarm rate of 1e-6, and is shown to reject a planted fault.
+Each count has a false-alarm rate of 1e-8, so that all of them together have one of 2e-6. Each test is shown to reject
+a planted fault, which it would miss with a chance far below 1e-6.
 """
 
 import math
@@ -23,7 +24,7 @@ from matrixdp.secure.grid import Grid
 
 BUDGET = Budget(1.0, 1e-6)
 LEVELS = (0.9, 0.95, 0.99)
-FALSE_ALARM = 1e-6
+FALSE_ALARM = 1e-8
 
 
 def plausible(covered, trials, level, *, upper=True):
@@ -83,7 +84,7 @@ def test_gaussian_intervals_cover_as_often_as_they_say(name):
     squares = np.sum([np.sum(((out.value - value) / out.standard_error)[place] ** 2) for out in releases])
     likely = scipy.stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], trials)
     assert likely[0] <= squares <= likely[1]
-    assert not likely[0] <= squares / 0.95**2 <= likely[1]  # planted faults: std x 0.95, and what it does to intervals
+    assert not likely[0] <= squares / 0.93**2 <= likely[1]  # planted faults: std x 0.93, and what it does to intervals
     small = [replace(out, noise=out.noise.scaled(0.9)) for out in releases]
     hits = sum(int(np.sum(covered(value, out.interval(0.9))[place])) for out in small)
     assert not plausible(hits, trials, 0.9)
@@ -103,7 +104,7 @@ def test_intervals_of_every_covariance_cover_as_often_as_they_say(name):
     for level in LEVELS:
         sizes = ((out.interval(level).high - out.interval(level).low) / 2).ravel()[np.arange(1500) % 9]
         assert plausible(np.sum(apart <= sizes), 1500, level)
-        assert not plausible(np.sum(apart <= 0.75 * sizes), 1500, level)  # the planted fault
+        assert not plausible(np.sum(apart <= 0.7 * sizes), 1500, level)  # the planted fault
 
 
 PRODUCTS = {
@@ -256,7 +257,7 @@ def test_intervals_of_linear_functions(name):
         for column in range(3):
             hits = int(np.sum(np.abs(apart[:, column]) <= size[column]))
             assert plausible(hits, 1500, level, upper=name == "gaussian")
-            small = int(np.sum(np.abs(apart[:, column]) <= 0.8 * size[column]))  # the planted fault
+            small = int(np.sum(np.abs(apart[:, column]) <= 0.7 * size[column]))  # the planted fault
             assert level > 0.9 or not plausible(small, 1500, level)
     wide = parts.interval(0.9, simultaneous=True)
     together = np.all(np.abs(apart) <= (wide.high - wide.low) / 2, axis=1)

@@ -14,6 +14,7 @@ from scipy.stats import norm
 
 import matrixdp
 from matrixdp import Budget, calibrate, certify, compare, release
+from matrixdp._compiled import compiled
 from matrixdp.distributions import Gaussian
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, MatrixDPError, NumericalFailure
 from matrixdp.privacy import gaussian
@@ -83,11 +84,11 @@ def test_a_release_is_read_in_few_files(sensitivity):
 
 
 def test_noise_has_the_calibrated_std():
-    """Chi-square at false alarm 1e-6; noise 5 % short is told apart."""
+    """Chi-square at false alarm 1e-9; noise 5 % short is told apart."""
     value = np.zeros((200, 200))
     out = release(value, Frobenius(1.0), BUDGET)
     std = calibrate("analytic", shape=value.shape, sensitivity=Frobenius(1.0), budget=BUDGET).root_mean_square
-    threshold = norm.isf(0.5e-6)
+    threshold = norm.isf(0.5e-9)
 
     def z_score(noise):
         return (np.sum((noise / std) ** 2) - noise.size) / np.sqrt(2 * noise.size)
@@ -99,6 +100,11 @@ def test_noise_has_the_calibrated_std():
 def test_two_releases_never_share_noise():
     value = np.zeros((5, 5))
     assert not np.any(release(value, Frobenius(1.0), BUDGET).value == release(value, Frobenius(1.0), BUDGET).value)
+
+
+def test_a_path_is_no_ledger():
+    with pytest.raises(InvalidInput, match="ledger must be a Ledger"):
+        release(np.zeros(2), Frobenius(1.0), BUDGET, ledger="budget.db")
 
 
 def test_the_ledger_is_charged_before_any_noise_exists(monkeypatch):
@@ -215,13 +221,13 @@ def test_a_generator_of_the_callers_is_marked_and_warned_about():
 )
 @pytest.mark.parametrize("fault", ["import", "compilation", "entropy"])
 def test_noise_that_cannot_be_drawn_costs_nothing(value, sensitivity, mechanism, fault, monkeypatch):
-    from matrixdp.secure import entropy, kernels
+    from matrixdp.secure import entropy
 
     def fail(*given):
         raise OSError("no luck")
 
     book = Book()
-    kernels._compiled.cache_clear()
+    compiled.cache_clear()
     if fault == "import":
         monkeypatch.setitem(sys.modules, "numba", None)
     elif fault == "compilation":

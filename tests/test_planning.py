@@ -16,6 +16,7 @@ from matrixdp import (
     Ledger,
     Plan,
     RankOne,
+    Vertices,
     calibrate,
     certify,
     release,
@@ -90,6 +91,20 @@ def test_one_kind_of_gaussian_release_is_the_known_optimum():
     assert mus[4] / mus[0] == pytest.approx(math.sqrt(2.0), rel=1e-6)  # the root of the root of 4 times the error
 
 
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (Entrywise([1.0, 8.0]), Entrywise([8.0, 1.0])),
+        (Vertices([8.0, 0.0], [0.0, 1.0]), Vertices([0.0, 8.0], [1.0, 0.0])),
+    ],
+)
+def test_sets_that_differ_only_in_the_order_of_their_bounds_are_planned_apart(sets):
+    plan = BUDGET.plan(sets, shapes=[(2,), (2,)])
+    for part, planned in zip(plan, sets, strict=True):
+        assert part.sensitivity is planned
+        release(np.zeros(2), planned, part)
+
+
 def test_weights_move_noise():
     plain = BUDGET.plan([Counts(1), Counts(1)])
     heavy = BUDGET.plan([Counts(1), Counts(1)], weights=[100.0, 1.0])
@@ -102,7 +117,7 @@ def test_a_plan_is_data(mixed):
     again = Plan.from_json(mixed.to_json())
     sizes = [sorted(law.root_mean_square for law in plan.laws) for plan in (again, mixed)]
     assert sizes[0] == pytest.approx(sizes[1], rel=2e-3)
-    with pytest.raises(InvalidInput, match="not true"):
+    with pytest.raises(InvalidInput, match="does not verify"):
         Plan.from_json(mixed.to_json().replace('"count": 3', '"count": 2'))
     assert len(list(mixed)) == len(mixed) == 4
 
@@ -129,7 +144,7 @@ def test_the_plan_fixes_the_noise(mixed):
             release(np.zeros(10), Counts(1), mixed[0], given)
     with pytest.raises(InvalidInput, match="shape that was planned"):
         release(np.zeros(11), Counts(1), mixed[0])
-    with pytest.raises(InvalidInput, match="whole one"):
+    with pytest.raises(InvalidInput, match="whole budget, not a part of a plan"):
         sized_together(calibrate("analytic", shape=(2,), sensitivity=Counts(1), budget=BUDGET), Counts(1), mixed[0], 3)
     with pytest.raises(InvalidInput, match="whole budget"):
         mixed[0].plan([Counts(1)])
@@ -365,3 +380,8 @@ def test_named_parts_never_exceed_the_whole():
     parts = Budget(1.0, 1e-6).split(big=1.0, **{f"p{i}": 1e-16 for i in range(2000)})
     assert sum(Fraction(part.epsilon) for part in parts.values()) <= 1
     assert sum(Fraction(part.delta) for part in parts.values()) <= Fraction(1e-6)
+
+
+def test_one_set_is_no_list_of_sets():
+    with pytest.raises(InvalidInput, match="sets must be a list"):
+        Budget(1.0, 1e-6).plan(Counts(1))

@@ -26,11 +26,12 @@ from matrixdp import (
     register_law,
     release,
 )
+from matrixdp.accounting.ledger.exports import verify_export
 from matrixdp.audit import audit_law
 from matrixdp.cli import app
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.covariance import Isotropic
-from matrixdp.errors import GuaranteeViolated, InvalidInput, NotCertifiable
+from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, NotCertifiable
 from matrixdp.mechanisms.base import recipe
 
 BUDGET = Budget(1.0, 1e-6)
@@ -80,6 +81,21 @@ class DiscreteLaplace(NoiseLaw):
         return f"discrete Laplace, rate {self.rate:g}"
 
 
+class Unnamed(DiscreteLaplace):
+    """The same noise, with a profile that does not name its pure epsilon."""
+
+
+class UnnamedProfile:
+    def __init__(self, epsilon):
+        self._known = PureProfile(epsilon)
+
+    def delta(self, epsilon):
+        return self._known.delta(epsilon)
+
+    def epsilon(self, delta):
+        return self._known.epsilon(delta)
+
+
 def profile(law, sensitivity):
     if not (isinstance(sensitivity, Counts) and sensitivity.cells == 1 and sensitivity.bound == 1):
         raise NotCertifiable("nothing is proven about discrete Laplace noise beyond one cell that changes by 1")
@@ -106,6 +122,13 @@ def registered():
         float_safe=True,
         exact=True,
         witness=lambda law, sensitivity: np.eye(1, math.prod(law.shape)).reshape(law.shape),
+    )
+    register_law(
+        Unnamed,
+        kind="acme.unnamed",
+        profile=lambda law, _: UnnamedProfile(law.rate),
+        add_noise=add_noise,
+        float_safe=True,
     )
     mechanisms.register(laplace)
     yield
@@ -227,6 +250,26 @@ def test_an_installed_plugin_is_known_to_the_command_line(tmp_path):
     shown = subprocess.run(call, env=path, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "acme-wide [acme]" in shown.stdout
+
+
+def test_a_ledger_with_delta_0_takes_the_pure_epsilon_that_its_profile_names(tmp_path):
+    ledger, pure = Ledger(tmp_path / "budget.db", Budget(1.0, 0)), Budget(0.4, 0)
+    release(np.full((3, 4), 7.0), Counts(1), pure, DiscreteLaplace((3, 4), 0.4), ledger=ledger)
+    release(np.full((3, 4), 7.0), Counts(1), pure, "laplace", ledger=ledger)
+    assert ledger.spent() == 0.8
+    with pytest.raises(BudgetExceeded, match=r"epsilon at delta 0 would be 1\.2"):
+        release(np.full((3, 4), 7.0), Counts(1), pure, DiscreteLaplace((3, 4), 0.4), ledger=ledger)
+    found = verify_export(ledger.export())
+    assert found, str(found)
+    assert Ledger(tmp_path / "budget.db").spent() == 0.8
+
+
+def test_a_ledger_with_delta_0_trusts_no_delta_that_was_rounded_to_0(tmp_path):
+    """A profile that names no pure epsilon may have a delta too small for a float."""
+    out = release(np.zeros((3, 4)), Counts(1), BUDGET, Unnamed((3, 4), 1.0))
+    assert out.certificate.profile.delta(1.0) == 0.0
+    with pytest.raises(BudgetExceeded, match="must be pure"):
+        Ledger(tmp_path / "budget.db", Budget(2.0, 0)).spend(out.certificate)
 
 
 def test_bad_registrations_are_refused():

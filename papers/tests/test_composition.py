@@ -107,12 +107,10 @@ def test_each_theorem_beats_the_older_one():
     for epsilon, delta, k in steps(60):
         slack = 10 ** RNG.uniform(-10, -3)
         strong, kov = composition.strong(epsilon, delta, k, slack), composition.kov(epsilon, delta, k, slack)
-        best = composition.optimal_epsilon(epsilon, delta, k, min(kov[1], 1 - 1e-9))
-        assert best <= kov[0] * (1 + 1e-9)
+        assert composition.optimal_delta(epsilon, delta, k, kov[0]) <= kov[1] * (1 + 1e-6)
         assert kov[0] <= strong[0] * (1 + 1e-9)
         assert kov[1] <= strong[1] * (1 + 1e-9)
         assert kov[0] <= composition.basic(epsilon, delta, k)[0]
-        assert composition.optimal_delta(epsilon, delta, k, best) <= kov[1]
 
 
 def test_kov_is_its_formula():
@@ -197,7 +195,6 @@ CALLS = {
         lambda x: composition.strong_step(x, 0.5, 1, 0.1),
         lambda x: composition.kov(x, 0.0, 1, 0.1),
         lambda x: composition.optimal_delta(x, 0.0, 1, 1.0),
-        lambda x: composition.optimal_epsilon(x, 0.0, 1, 0.1),
         lambda x: composition.amortised(x, 0.5, 1, 0.5, 0.1),
         lambda x: composition.sampled(x, 0.0, 0.5),
         lambda x: composition.before_sampling(x, 0.0, 0.5),
@@ -210,7 +207,6 @@ CALLS = {
         lambda x: composition.basic(1.0, x, 1),
         lambda x: composition.kov(1.0, x, 1, 0.1),
         lambda x: composition.sampled(1.0, x, 0.5),
-        lambda x: composition.optimal_epsilon(1.0, 0.0, 1, x),
     ],
     "slack": [lambda x: composition.strong(1.0, 0.0, 1, x), lambda x: composition.kov(1.0, 0.0, 1, x)],
     "sampling_rate": [lambda x: composition.sampled(1.0, 0.0, x), lambda x: composition.sampled_pure(1.0, x)],
@@ -239,7 +235,6 @@ def test_bad_input(name, bad):
         (lambda: composition.strong_step(1.0, 1e-6, 10, 1e-6), "slack"),
         (lambda: composition.amortised(1.0, 0.5, 1, 0.5, 0.1, amplification="none"), "amplification"),
         (lambda: composition.optimal_delta(1.0, 0.0, 10**7, 1.0), "k must"),
-        (lambda: composition.optimal_epsilon(0.1, 1e-3, 100, 1e-3), "total_delta"),
     ],
 )
 def test_what_has_no_answer_is_refused(call, match):

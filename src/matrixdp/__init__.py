@@ -1,7 +1,7 @@
 """Matrices under differential privacy, with a certificate of what each release guarantees.
 
-What `release` needs is imported at once; accountants, ledgers, plans, comparisons, queries and tables when they are
-first asked for, so that `import matrixdp` stays quick.
+What `release` needs is imported at once. Accountants, ledgers, plans, comparisons, queries and tables are imported on
+first use, so that `import matrixdp` stays quick.
 """
 
 from collections.abc import Callable

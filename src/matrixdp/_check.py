@@ -1,18 +1,18 @@
 """Checks of arguments. Each predicate is written so that NaN fails, and each message says what to do.
 
-Messages end up in logs, so none quotes what may be a record: `shown` and `kind` are what a message says of an argument,
-and `withheld` replaces the errors of other software, which quote what they fail on.
+Messages end up in logs, so none quotes what may be a record: messages describe an argument by `shown` or `kind`, and
+`withheld` replaces the errors of other software, which quote the input that they fail on.
 """
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ Shape = tuple[int, ...]
 # Lengths and standard deviations lie in this range, so that no square of them overflows or loses digits.
 SMALLEST, LARGEST = 1e-75, 1e75
 
-# How messages call the kinds of entries. The dtype itself says more: the length of the longest text, the names of
-# fields, the value that a sparse column is filled with.
+# Names of the kinds of entries in messages. The dtype itself reveals more: the length of the longest text, the names
+# of fields, the value that a sparse column is filled with.
 _ENTRIES = {
     "b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex", "O": "object", "U": "str", "T": "str",
     "S": "bytes", "M": "datetime64", "m": "timedelta64", "V": "void",
@@ -39,7 +39,7 @@ def entries(dtype: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """What a message may say of any object: its type, and its shape or length."""
+    """What a message may say about any object: its type, and its shape or length."""
     name = type(value).__name__
     try:
         shape = tuple(value.shape)
@@ -51,15 +51,20 @@ def kind(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """What a message says of a public argument: a number as it is, all else by its kind, as it may hold records."""
+    """What a message says about a public argument: a number as it is, all else by its kind, as it may hold records."""
     plain = value is None or isinstance(value, (bool, np.bool_, float, np.floating, np.integer))
     plain = plain or (isinstance(value, int) and value.bit_length() <= 64)
     known = type(value).__module__ in ("builtins", "numpy")  # a class of others may print what it likes
     return repr(value) if plain and known else kind(value)
 
 
+def library(value: Any) -> str:
+    """The library that an object's type is from, such as "torch"."""
+    return type(value).__module__.partition(".")[0]
+
+
 def origin(error: BaseException) -> str:
-    """The type of an error and the line that raised it: what may be said of one whose text may quote a record."""
+    """The type of an error and the line that raised it, for an error whose text may quote a record."""
     last = traceback.extract_tb(error.__traceback__)[-1:]
     return type(error).__name__ + "".join(f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in last)
 
@@ -78,6 +83,14 @@ def withheld(what: str) -> Iterator[None]:
             f"{what} failed: {origin(error)}. Its message is withheld, as it may quote a record; to see it, run the "
             "same on made-up records"
         ) from None
+
+
+def spend_of(ledger: Any) -> Callable[..., object]:
+    """The `spend` method of a ledger; raises InvalidInput for anything else, such as a path."""
+    found = getattr(ledger, "spend", None)
+    if not callable(found):
+        raise InvalidInput(f"ledger must be a Ledger, such as Ledger(path), got {kind(ledger)}; nothing was released")
+    return cast(Callable[..., object], found)
 
 
 def number(name: str, value: Any) -> float:
@@ -124,7 +137,7 @@ def lengths(name: str, values: Array) -> Array:
 
 
 def norm(array: Array) -> float:
-    """The Frobenius norm, by pairwise sums: their error hardly grows with the number of entries, that of BLAS does."""
+    """The Frobenius norm by pairwise sums, whose error hardly grows with the number of entries, unlike that of BLAS."""
     with np.errstate(over="ignore"):
         return math.sqrt(float(np.sum(np.square(array))))
 
@@ -134,6 +147,16 @@ def at_least_zero(name: str, value: Any) -> float:
     if not number(name, value) >= 0:
         raise InvalidInput(f"{name} must be 0 or above, got {shown(value)}")
     return float(value)
+
+
+def delta(value: Any) -> float:
+    """The delta of a guarantee: at least 0, and below 1."""
+    if not 0 <= number("delta", value) < 1:
+        raise InvalidInput(
+            f"delta must be 0 (pure differential privacy) or above, and below 1, got {shown(value)}; 1e-6 is a common "
+            "choice"
+        )
+    return abs(float(value))  # -0.0 is 0
 
 
 def probability(name: str, value: Any) -> float:
@@ -171,14 +194,14 @@ def shape(value: Any) -> Shape:
     """The shape of a vector or a matrix: (n,) or (rows, columns)."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) not in (1, 2):
         raise InvalidInput(f"shape must be (n,) or (rows, columns), got {shown(value)}")
-    return tuple(count("each entry of shape", side) for side in value)
+    return any_shape(value)
 
 
 def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] | None = (1, 2), copy: bool = True) -> Array:
-    """A non-empty array of finite real numbers as float64, never a view that a caller could change later.
+    """A non-empty array of finite real numbers as float64: a copy, which the caller cannot change later.
 
-    It may have any number of dimensions with ndim=None. With copy=False, for a value that is used at once, it is the
-    caller's own array if that is float64 in C order.
+    With ndim=None it may have any number of dimensions. With copy=False, for a value that is used at once, the caller's
+    own array is returned if it is float64 in C order.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{name} must not be a masked array; fill or drop what is masked first")
@@ -207,13 +230,13 @@ def finite(name: str, value: Any, *, ndim: int | tuple[int, ...] | None = (1, 2)
 
 
 def _all_finite(array: Array) -> bool:
-    """Looks at some entries at a time, so that no array of this size is made."""
+    """Whether all entries are finite; tests some at a time, so that no second array of this size is made."""
     some = np.nditer(array, flags=["external_loop", "buffered"], order="K", buffersize=1 << 16)
     return all(bool(np.isfinite(part).all()) for part in some)
 
 
 def array_of(name: str, value: Any) -> npt.NDArray[Any]:
-    """numpy's view of anything; an error without its text, since numpy quotes what it cannot read."""
+    """The value as a numpy array; errors do not repeat numpy's text, which quotes what it cannot read."""
     try:
         return np.asarray(value)
     except MemoryError:

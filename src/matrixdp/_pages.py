@@ -1,4 +1,4 @@
-"""Pages in plain language, as Markdown or HTML, the sentences that statements of privacy share, and lines that fit."""
+"""Pages in plain language, as Markdown or HTML; sentences that statements of privacy share; wrapping of lines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _STYLE = (
 def wrapped(text: str, width: int) -> str:
     """The text in lines of at most this width; no word, path or hash is broken.
 
-    Lines with a name and a text, as certificates have, go on below the text; others are set in by two.
+    Lines with a name and a text, as in certificates, continue below the text; others are indented by two.
     """
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     lines = []
     for line in text.splitlines():
-        indent = 13 if line.startswith("  ") and line[12:13] == " " else len(line) - len(line.lstrip()) + 2
+        named = line.startswith("  ") and line[12:13] == " " and not line[2].isupper()  # a sentence is not a name
+        indent = 13 if named else len(line) - len(line.lstrip()) + 2
         wrapper.subsequent_indent = " " * indent
         lines += wrapper.wrap(line) if len(line) > width else [line]
     return "\n".join(lines)
@@ -58,7 +59,7 @@ def page(title: str, parts: list[Part], closing: str, kind: str, picture: str) -
 
 
 def in_numbers(epsilon: float, delta: float) -> str:
-    """What an epsilon and a delta say."""
+    """What an epsilon and a delta mean, in a sentence."""
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "infinitely many"
     return (
         f"In numbers, this is differential privacy: the probability of any outcome is at most {factor} times what it "
@@ -67,11 +68,11 @@ def in_numbers(epsilon: float, delta: float) -> str:
 
 
 def guess(who: str, share: float, what: str) -> str:
-    """How often somebody is right who guesses whether a person's rows were used."""
+    """How often a guess whether a person's rows were used can be right, in two sentences."""
     was = "was" if who.startswith("any one") else "were"
     return (
         f"Somebody who guesses whether {who} {was} used is right in half of all cases by chance, and in at most "
-        f"{percent(share)} with {what}. That holds whatever else this person knows, today or later."
+        f"{percent(share)} with {what}. That holds whatever else the guesser knows, today or later."
     )
 
 
@@ -95,15 +96,15 @@ def guess_picture(share: float, label: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Rounded up to a tenth of a percent."""
+    """A share in percent, rounded up to a tenth."""
     return f"{math.ceil(share * 1000 - 1e-9) / 10:g} %"
 
 
 def listed(names: list[str]) -> str:
-    """Names as in a sentence."""
+    """Names joined as in a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def markdown(text: str) -> str:
-    """A text without the characters that Markdown reads."""
+    """A text with the special characters of Markdown escaped."""
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|" else letter for letter in text)

@@ -23,10 +23,10 @@ class Adjacency(StrEnum):
     """
 
     ADD_REMOVE = "add/remove"
-    """One record more or less."""
+    """One record is added or removed."""
 
     REPLACE = "replace"
-    """One record is another; the number of records is public."""
+    """One record is replaced by another; the number of records is public."""
 
     ZERO_OUT = "zero-out"
     """The contribution of one record is zero; its place, and the number and order of the records, are public."""

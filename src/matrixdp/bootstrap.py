@@ -1,13 +1,13 @@
 """A parametric bootstrap: intervals of post-processed releases, where post-processing is smooth.
 
-Noise of the known law is drawn again on top of the released value y, and f(y + Z) - f(y) stands for f(y) - f(x), x the
-true value and f the post-processing. That is right where f is nearly linear over the reach of the noise. At boundaries
-and for maxima it is not: the largest of many equal entries is never covered. So every draw is looked at, and where one
-leaves the smooth piece of f that y lies on, no interval is given.
+Let x be the true value, y the released one and f the post-processing. Noise Z of the known law is drawn again on top of
+y, and the distribution of f(y + Z) - f(y) approximates that of f(y) - f(x). This is valid where f is nearly linear over
+the range of the noise. It fails at boundaries and for maxima: the largest of many equal entries is never covered. So
+every draw is checked, and if one leaves the smooth piece of f that contains y, no interval is given.
 
-The level is approximate for `low_rank`, whose pieces are curved: in one run (25 releases, 199 draws each) 92 to 96 % of
-the entries were covered at 95 %, with gaps of singular values of 3.8 times the norm of the noise and more. It is exact
-but for the finite number of draws for the others, which are linear on their pieces.
+The level is approximate for `low_rank`, whose pieces are curved. In one run (25 releases, 199 draws each) 92 to 96 % of
+the entries were covered at 95 %; the gaps of singular values were at least 3.8 times the norm of the noise. For the
+others, which are linear on their pieces, it is exact up to the finite number of draws.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from matrixdp.distributions.margins import error_rate
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.intervals import Interval
 
-# The least gap of singular values, in norms of the noise.
+# The smallest gap between kept and dropped singular values, in norms of the noise.
 GAP = 3.0
-# Numbers that are kept at once.
+# The most numbers that are held in memory.
 MOST = 1 << 26
 
 Draws = Sequence[Array]
@@ -61,7 +61,7 @@ SMOOTH: dict[Callable[..., Array], tuple[Callable[..., bool], str]] = {
     postprocess.nearest_psd: (_definite, "eigenvalues reach 0"),
     postprocess.low_rank: (_apart, "the singular values that are kept and dropped are not far enough apart"),
 }
-"""The post-processings that have a bootstrap, when it is right, and what happens where it is not."""
+"""The post-processings that have a bootstrap, each with a test of its validity and what is wrong where that fails."""
 
 
 def bootstrap(

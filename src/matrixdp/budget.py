@@ -17,7 +17,7 @@ _ROUNDING = 2.0**-48
 
 @dataclass(frozen=True)
 class Budget:
-    """An (epsilon, delta) budget, with epsilon above 0, and delta from 0 and below 1.
+    """An (epsilon, delta) budget, with epsilon above 0, and delta at least 0 and below 1.
 
     delta = 0 is pure differential privacy. Discrete Laplace noise keeps it ("laplace"); Gaussian noise cannot.
 
@@ -34,25 +34,20 @@ class Budget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", _check.positive("epsilon", self.epsilon))
-        if not 0 <= _check.number("delta", self.delta) < 1:
-            raise InvalidInput(
-                f"delta must be 0 (pure differential privacy) or above, and below 1, got {_check.shown(self.delta)}; "
-                "1e-6 is a common choice"
-            )
-        object.__setattr__(self, "delta", abs(float(self.delta)))  # -0.0 is 0
+        object.__setattr__(self, "delta", _check.delta(self.delta))
 
     def whole(self, what: str) -> Budget:
-        """The budget itself, unless it is a part of a plan; `what` needs that, for the message."""
+        """The budget itself; a part of a plan raises InvalidInput, whose message says that `what` needs a whole one."""
         return self
 
     def with_delta(self, what: str) -> Budget:
         """The budget itself, if it is a whole one and its delta is above 0.
 
         Args:
-            what: what needs that, for the message.
+            what: what needs such a budget, for the message.
 
         Raises:
-            InvalidInput: if delta is 0.
+            InvalidInput: if delta is 0, or the budget is a part of a plan.
         """
         if not self.whole(what).delta > 0:
             raise InvalidInput(
@@ -66,31 +61,33 @@ class Budget:
 
         Args:
             sets: the sensitivity set of each release.
-            weights: how much the squared error of each release counts; all alike by default.
+            weights: how much the squared error of each release counts; equally by default.
             shapes: the shape of each released value, or None where it is not known yet. With a shape the errors of all
-                entries are added up, and the noise may differ from entry to entry; without one, one entry counts.
+                entries are added up, and the noise may differ from entry to entry. Without one, only the error of one
+                entry counts.
 
         Returns:
-            A plan with one part per set: `release(value, set, plan[i], ledger=ledger)`. A ledger sees to it that each
-            part is used once.
+            A plan with one part per set: `release(value, set, plan[i], ledger=ledger)`. A ledger ensures that each part
+            is used once.
         """
         return _planners["plan"](self, sets, weights, shapes)
 
     def shared(self, releases: int, like: Any = None) -> Any:
-        """A budget for each of so many releases that share this one; see `matrixdp.planning.Shared`.
+        """A budget for each of several releases that share this one; see `matrixdp.planning.Shared`.
 
         Args:
             releases: how many there are at most; only a ledger counts them.
-            like: the sensitivity set of a typical release, for which the noise is best. Every release must lie under
-                that noise at every epsilon. Without it, the noise is Gaussian. For delta = 0, each release has its part
-                of epsilon, whatever its set; `like` says the adjacency alone.
+            like: the sensitivity set of a typical release, for which the noise is optimized. The privacy profile of
+                every release must lie below that of this noise at every epsilon. Without it, the noise is Gaussian. For
+                delta = 0, each release gets an equal share of epsilon, whatever its set; `like` only gives the
+                adjacency.
         """
         return _planners["shared"](self, releases, like)
 
     def split(self, **weights: float) -> dict[str, Budget]:
-        """Named parts of the budget, each a Budget of its own, in proportion to the weights.
+        """Named parts of the budget, each a Budget, in proportion to the weights.
 
-        Guarantee: what keeps each part keeps, together, the whole: epsilons and deltas add up.
+        Guarantee: releases that each keep their part together keep the whole budget: epsilons and deltas add up.
         """
         if not weights:
             raise InvalidInput("split needs the names and weights of its parts, such as tables=3, model=1")
@@ -102,11 +99,18 @@ class Budget:
         return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
 
 
-class Allotment(Budget):
-    """A budget for one of several releases that were planned together: it says which noise that release has.
+def checked_budget(budget: Any) -> Budget:
+    """The budget; raises InvalidInput for anything else, such as a number."""
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+    return budget
 
-    Its epsilon and delta are what the release has alone. They do not say what it has together with the others, so no
-    other noise may be sized for them.
+
+class Allotment(Budget):
+    """A budget for one of several releases that were planned together; it fixes the noise of that release.
+
+    Its epsilon and delta are the guarantee of that release alone. They do not say what all releases guarantee together,
+    so no other noise may be sized for them.
     """
 
     @property
@@ -115,11 +119,11 @@ class Allotment(Budget):
         return Budget(self.epsilon, self.delta)
 
     def whole(self, what: str) -> NoReturn:
-        """Refused, and so is whatever needs the budget of several releases."""
+        """Raises InvalidInput: a part of a plan is not a whole budget."""
         raise InvalidInput(f"{what} needs a whole budget, not a part of a plan, got {self}")
 
     def split(self, **weights: float) -> NoReturn:
-        """Refused: other noise may not be sized for a part."""
+        """Raises InvalidInput: no other noise may be sized for a part of a plan."""
         raise InvalidInput("a part of a plan has its noise and cannot be split; split the whole budget before planning")
 
     @abstractmethod
@@ -132,13 +136,13 @@ class Allotment(Budget):
 
     @abstractmethod
     def terms(self) -> Mapping[str, Any]:
-        """What a ledger has to know, as keyword arguments of `Ledger.spend`."""
+        """What a ledger needs to know of the plan, as keyword arguments of `Ledger.spend`."""
 
 
-# Filled by the package, whose planning lies above mechanisms and accountants.
+# Registered by the package, since planning imports mechanisms and accountants, which import this module.
 _planners: dict[str, Callable[..., Any]] = {}
 
 
 def register_planners(**planners: Callable[..., Any]) -> None:
-    """Says what `Budget.plan` and `Budget.shared` do."""
+    """Sets the functions behind `Budget.plan` and `Budget.shared`."""
     _planners.update(planners)

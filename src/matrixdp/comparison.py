@@ -1,4 +1,4 @@
-"""All mechanisms side by side: what each would add, and what each truly guarantees."""
+"""All mechanisms side by side: the noise that each would add, and what that noise truly guarantees."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ TIGHT = 1e-5
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism on one setting; numbers are NaN where it has nothing to propose.
+    """One mechanism on one setting; numbers are NaN where it proposes no noise.
 
     Attributes:
         mechanism: its name.
-        source: where it is from.
+        source: the paper or textbook that it is from.
         root_mean_square: of the noise, over the entries.
         expected_squared_error: on the task.
-        claimed_delta: the budget's.
-        exact_delta: that of the noise, at the budget's epsilon.
+        claimed_delta: the delta of the budget.
+        exact_delta: the delta of the noise at the budget's epsilon.
         verdict: see `compare`.
         gaussian: whether the noise is Gaussian.
-        planned_epsilon: epsilon of so many such releases (`Comparison.copies`) at the budget's delta, if all of them
-            are planned together; of noise that `release` accepts.
-        adaptive_epsilon: that of a ledger that takes as many, each chosen in view of the answers before.
-        note: why there is nothing to propose.
+        planned_epsilon: epsilon of `Comparison.copies` such releases at the budget's delta, if all of them are planned
+            together; NaN for noise that `release` refuses.
+        adaptive_epsilon: the same in a ledger, if each release is chosen in view of earlier answers.
+        note: why the mechanism proposes no noise.
     """
 
     mechanism: str
@@ -93,11 +93,20 @@ class Comparison:
         return pandas.DataFrame([asdict(row) for row in self.rows])
 
     @property
+    def applicable(self) -> tuple[Row, ...]:
+        """The rows of mechanisms that propose noise."""
+        return tuple(row for row in self.rows if not row.note)
+
+    @property
+    def least_error(self) -> float:
+        """The least expected squared error of floating-point-safe noise that keeps the budget; NaN if there is none."""
+        return min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
+
+    @property
     def auto(self) -> str | None:
-        """What "auto" takes among these: the least error that keeps the budget and is floating-point-safe."""
+        """The mechanism that "auto" takes among these: the one with the least error."""
         kept = {row.mechanism: row.expected_squared_error for row in self.rows if row.verdict in KEEPS}
-        least = min(kept.values(), default=math.nan)
-        return next((name for name in RECIPES if name in kept and kept[name] <= least * (1 + 1e-9)), None)
+        return next((name for name in RECIPES if name in kept and kept[name] <= self.least_error * (1 + 1e-9)), None)
 
     def __rich__(self) -> Group:
         from rich import box
@@ -112,17 +121,19 @@ class Comparison:
         table.add_column("verdict", no_wrap=True)
         for heading in ("E||Z||^2", "x best", "true delta", f"{self.copies} plan", "adapt"):
             table.add_column(heading, justify="right", no_wrap=True)
-        best = min((row.expected_squared_error for row in self.rows if row.verdict in KEEPS), default=math.nan)
-        for row in self.rows:
-            if not row.note:
-                table.add_row(
-                    row.mechanism,
-                    f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
-                    f"{row.expected_squared_error:.3g}",
-                    f"{row.expected_squared_error / best:.3g}",
-                    f"{row.exact_delta:.3g}" if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
-                    *(rounded_up(e, 3) if e == e else "" for e in (row.planned_epsilon, row.adaptive_epsilon)),
-                )
+        for row in self.applicable:
+            table.add_row(
+                row.mechanism,
+                f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
+                f"{row.expected_squared_error:.3g}",
+                f"{row.expected_squared_error / self.least_error:.3g}",
+                rounded_up(row.exact_delta, 3) if not 0 < row.exact_delta < 1e-300 else "< 1e-300",
+                *(rounded_up(e, 3) if e == e else "" for e in (row.planned_epsilon, row.adaptive_epsilon)),
+            )
+        return Group(table, *(Text(note, style="dim") for note in self._notes()))
+
+    def _notes(self) -> list[str]:
+        """The notes below the table."""
         reasons: dict[str, list[str]] = {}
         for row in self.rows:
             if row.note:
@@ -130,7 +141,7 @@ class Comparison:
         notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
         if unsafe:
-            notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it, for {_WHY}.")
+            notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it: {_WHY}.")
         if self.auto is not None:
             notes.append(
                 f"auto takes {self.auto}: the least error for one release of all that are floating-point-safe."
@@ -146,7 +157,7 @@ class Comparison:
                 notes.append(
                     f"Where {self.copies} share a budget, {least} costs less than {self.auto}: see Budget.plan."
                 )
-        return Group(table, *(Text(note, style="dim") for note in notes))
+        return notes
 
     def __str__(self) -> str:
         import io
@@ -161,7 +172,7 @@ class Comparison:
 KEEPS = ("exact", "loose")
 UNSAFE = "not float-safe"
 COLOURS = {"exact": "green", "loose": "yellow", "violated": "bold red", "unproven": "red", UNSAFE: "red"}
-_WHY = "the floating-point numbers that its sampler gives are not covered"
+_WHY = "the guarantee does not cover the floating-point numbers of its sampler"
 
 
 def compare(
@@ -181,12 +192,12 @@ def compare(
         budget: the guarantee that each mechanism claims to keep.
         mechanisms: names of mechanisms, or noise laws; all mechanisms by default.
         copies: how many releases of each are priced together.
-        **options: options, each given to the mechanisms that know it.
+        **options: options, each passed to the mechanisms that know it.
 
     Returns:
-        Rows with the verdicts "exact" (the claim is the truth), "loose" (it holds, with room to spare), "violated",
-        "unproven" (a bound, not known to be attained, lies above the claim), or "not float-safe" (the ideal law keeps
-        the claim, but no floating-point-safe sampler is known for it, and `release` refuses it).
+        Rows, each with a verdict. "exact": the claim is tight. "loose": it holds, with room to spare. "violated": it
+        does not hold. "unproven": an upper bound on the true delta, not known to be attained, exceeds the claim. "not
+        float-safe": the ideal law keeps the claim, but it has no floating-point-safe sampler, and `release` refuses it.
 
     Example:
         >>> from matrixdp import Budget, Frobenius, compare
@@ -206,7 +217,7 @@ def compare(
 
 
 def _name(law: NoiseLaw) -> str:
-    """What a law that was given in place of a name is called."""
+    """The name shown for a law that was given in place of a mechanism's name."""
     return records.kind_of(law) or type(law).__name__
 
 
@@ -219,7 +230,7 @@ def _row(
     options: dict[str, Any],
     copies: int,
 ) -> Row:
-    """One mechanism; why it has nothing to propose, or what its noise guarantees."""
+    """The row of one mechanism: what its noise guarantees, or why it proposes none."""
     try:
         if isinstance(law, NotApplicable):
             raise law
@@ -251,7 +262,7 @@ def _row(
 
 
 def verdict(certificate: Certificate, budget: Budget) -> str:
-    """Whether a claimed budget is the truth of the ideal law, holds with room to spare, or does not hold."""
+    """Whether a claimed budget is tight for the ideal law, holds with room to spare, or does not hold."""
     true_delta = certificate.delta(budget.epsilon)
     if true_delta > budget.delta:
         return "violated" if certificate.exact else "unproven"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TOTAL = Budget(1.0, 1e-6)
-# Both were chosen with these public records in view; with private ones that would be an uncounted spend.
+# Both were chosen by looking at these public records; with private records that would be an uncounted spend.
 # Bins for the ink in one half of a picture:
 INK = np.linspace(3, 17, 15)
 # How many directions of the noisy second moment are kept:
@@ -39,7 +39,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     Args:
         out: a folder for the files; those of an earlier demo are replaced.
         console: where the explanation is printed.
-        rng: a numpy Generator, for a demo that can be repeated; entropy from the operating system by default.
+        rng: a numpy Generator, for a reproducible demo; entropy from the operating system by default.
 
     Guarantee: both releases together keep the budget TOTAL, for one record added or removed.
     """
@@ -106,7 +106,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     for name, truth in truths.items():
         before, after = _distance(released[name].value, truth), _distance(better[name], truth)
         console.print(f"  {name:<13}  {before:.2f} as released, {after:.2f} after post-processing")
-        _write_matrix(out / f"{name}-postprocessed.csv", better[name])
+        (out / f"{name}-postprocessed.csv").write_bytes(_csv(better[name]))
 
     console.rule("6. What was spent")
     spent = Composition(tuple(Part(noisy.certificate) for noisy in released.values()), TOTAL)
@@ -142,17 +142,18 @@ def _digits() -> tuple[Array, Array]:
 
 
 def _write(out: Path, name: str, noisy: Release) -> None:
-    """The certificate first, so that no noisy matrix is ever without one."""
-    content = io.BytesIO()
-    np.savetxt(content, noisy.value, delimiter=",", fmt="%.17g")
-    released = {"file": f"{name}.csv", "sha256": digest(content.getvalue())}
+    """Writes the certificate first, so that no noisy matrix is ever without one."""
+    content = _csv(noisy.value)
+    released = {"file": f"{name}.csv", "sha256": digest(content)}
     certificate = replace(noisy.certificate, released=released)
     (out / f"{name}.certificate.json").write_text(certificate.to_json() + "\n", encoding="utf-8")
-    (out / f"{name}.csv").write_bytes(content.getvalue())
+    (out / f"{name}.csv").write_bytes(content)
 
 
-def _write_matrix(path: Path, value: Array) -> None:
-    np.savetxt(path, value, delimiter=",", fmt="%.17g")
+def _csv(value: Array) -> bytes:
+    content = io.BytesIO()
+    np.savetxt(content, value, delimiter=",", fmt="%.17g")
+    return content.getvalue()
 
 
 def _distance(value: Array, truth: Array) -> float:

@@ -8,8 +8,9 @@ class MatrixDPError(Exception):
 class InvalidInput(MatrixDPError, ValueError):
     """An argument cannot be used; the message names it and says what to do instead.
 
-    It shows numbers and words of public arguments, and only place and kind of everything else: never a cell of the
-    data, a header or a label. Whether it is raised may depend on the data, and no guarantee covers that.
+    The message shows numbers and words of public arguments. Of everything else it gives only the place and the kind:
+    never a cell of the data, a header or a label. Whether it is raised may depend on the data; no guarantee covers
+    that.
     """
 
 
@@ -26,7 +27,7 @@ class GuaranteeViolated(MatrixDPError):
 
 
 class BudgetExceeded(MatrixDPError):
-    """The spend would pass the budget; nothing was spent or released."""
+    """The spend would exceed the budget; nothing was spent or released."""
 
 
 class MissingExtra(MatrixDPError, ImportError):
@@ -38,7 +39,7 @@ class NumericalFailure(MatrixDPError):
 
 
 class LedgerError(MatrixDPError):
-    """The ledger cannot be read, written or trusted; release nothing on its account."""
+    """The ledger cannot be read, written or trusted; charge no release to it."""
 
 
 class StreamError(MatrixDPError):

@@ -1,36 +1,36 @@
 """Error bars of a release: the law of the noise is public, so every released number has a standard error.
 
-They are about the noise, and the rounding that drawing it needs: how far a released number may lie from the query's
-true value. What the records say about a larger population is another matter, and is not in them.
+They cover the noise and the rounding that drawing it needs: how far a released number may be from the query's true
+value. They do not cover how well the records represent a larger population.
 
-Coverage. Let y be what is released, x the true value, and Z the noise, whose margins `distributions` knows. Then
-|y - x| is at most the margin and the following, with the probability of the margin less the total-variation error of
-the sampler, for which margins leave room.
+Coverage. Let y be the released value, x the true value, and Z the noise, whose margins `distributions` computes. Then
+|y - x| is at most the margin plus the terms below, with the probability of the margin minus the total-variation error
+of the sampler, for which margins leave room.
 
 - Gaussian noise on a grid of step h, in units of the noise. In whitened coordinates noise and value are each rounded by
   half a step, and the value by three eighths of a step more before that (`Grid.displacement`): 1.375 h in all. A linear
-  function of n coordinates, of standard deviation s, moves by at most 1.375 h sqrt(n) s: its coefficients have squares
-  that add up to s^2. With independent entries one entry is one coordinate. Whitening a correlated value, and colouring
-  it again, rounds it by at most what the certificate adds to mu for whitening two values. The rounded noise has the
-  variance 1 + h^2/12 in units of its own.
+  function of n coordinates with standard deviation s moves by at most 1.375 h sqrt(n) s, since the squares of its
+  coefficients add up to s^2. With independent entries one entry is one coordinate. Whitening a correlated value, and
+  colouring it again, rounds it by at most what the certificate adds to mu for whitening two values. The rounded noise
+  has the variance 1 + h^2/12 in its own units.
 - Discrete noise of step g: the value was floored, which lowers every entry by less than g, unless it lies on the grid.
-- The last digits of floats: four units in the last place of what is released cover rounding it, and that of the ends.
-  Whole multiples of the step of discrete noise are not rounded in double precision.
+- The last digits of floats: four units in the last place of the released value cover its rounding, and that of the
+  ends. Whole multiples of the step of discrete noise are not rounded in double precision.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
-from matrixdp.distributions.covariance import FullCovariance
 from matrixdp.distributions.margins import LinearNoise, Margin
-from matrixdp.privacy.drawing import Drawing
+from matrixdp.privacy.drawing import Drawing, independent
 
 # Roundings of noise and value to the grid, in steps.
 _ROUNDED = 1.375
@@ -38,14 +38,14 @@ _ROUNDED = 1.375
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Where true values lie.
+    """Intervals that contain the true values with a given probability.
 
     Attributes:
-        low: the lower ends, of the kind and shape of what was released.
+        low: the lower ends, in the type and shape of the released value.
         high: the upper ends.
-        level: the probability that an entry is covered, or that all are if simultaneous; never below the one asked for,
-            and above it where noise is discrete.
-        simultaneous: whether all are covered at once with that probability.
+        level: the probability that an entry is covered, or that all are if simultaneous; at least the level asked for,
+            and above it for discrete noise. That of a bootstrap is approximate.
+        simultaneous: whether all entries are covered at once with that probability.
     """
 
     low: Any
@@ -54,11 +54,8 @@ class Interval:
     simultaneous: bool
 
 
-class Moved(NamedTuple):
-    """How far the true value may lie below and above the released one for other reasons than noise."""
-
-    down: Any
-    up: Any
+Moved = tuple[Any, Any]
+"""How far the true value may be below and above the released one for other reasons than noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +64,11 @@ class LinearRelease:
 
     Attributes:
         value: the functions of the released value.
-        noise: their noise; it knows its weights.
-        covariance: of the functions, the rounding of the noise included.
+        noise: their noise, with the weights.
+        covariance: of their noise, the rounding to the grid included.
         moved: how far putting the value on a grid may have moved them.
-        last_digit: the relative rounding of floats.
-        sizes: what that is relative to.
+        last_digit: the relative rounding error of floats.
+        sizes: what that error is relative to.
     """
 
     value: Any
@@ -87,7 +84,7 @@ class LinearRelease:
         return np.sqrt(np.maximum(np.diagonal(self.covariance), 0.0))
 
     def interval(self, level: float = 0.95, simultaneous: bool = False) -> Interval:
-        """Where the functions of the true value lie, one by one, or all at once; see `Release.interval`."""
+        """Intervals for the functions of the true value, each by itself or simultaneous; see `Release.interval`."""
         margin = self.noise.margin(level, simultaneous=simultaneous)
         return _interval(self.value, margin, self.moved, self.last_digit, self.sizes, simultaneous)
 
@@ -95,9 +92,8 @@ class LinearRelease:
 def standard_error(law: NoiseLaw, drawing: Drawing | None) -> Array:
     """The standard deviation of the noise in every entry, its rounding to the grid included."""
     found, factor = law.standard_error, 1.0 if drawing is None else math.sqrt(drawing.variance_factor)
-    once = found[
-        tuple(slice(None) if stride else slice(1) for stride in found.strides)
-    ]  # what repeats stays one number
+    repeated = tuple(slice(None) if stride else slice(1) for stride in found.strides)
+    once = found[repeated]  # what repeats stays one number
     return np.broadcast_to(factor * once, found.shape)
 
 
@@ -107,11 +103,11 @@ def interval(
     """The intervals of a release; see `Release.interval`."""
     margin = law.margin(level, simultaneous=simultaneous)
     if isinstance(law, Gaussian):
-        share = _rounded(law, drawing, 1 if _independent(law) else law.covariance.rank())
+        share = _rounded(law, drawing, 1 if independent(law.covariance) else law.covariance.rank())
         away = share * law.entry_std if share else 0.0
-        moved = Moved(away, away)
+        moved = (away, away)
     else:
-        moved = Moved(0.0, _floored(law, drawing, on_grid))
+        moved = (0.0, _floored(law, drawing, on_grid))
     exact = drawing is not None and drawing.step is not None and value.dtype.itemsize == 8
     return _interval(value, margin, moved, 0.0 if exact else _last_digit(value), abs(value), simultaneous)
 
@@ -121,14 +117,15 @@ def linear(value: Any, law: NoiseLaw, drawing: Drawing | None, weights: Any, *, 
     noise = law.linear(weights)
     flat = _array(value).reshape(-1)
     if isinstance(law, Gaussian):
-        if _independent(law):
+        if independent(law.covariance):
             away = _rounded(law, drawing, 1) * np.abs(noise.weights) @ law.standard_error.ravel()
         else:
             away = _rounded(law, drawing, law.covariance.rank()) * noise.standard_error
-        moved = Moved(away, away)
+        moved: Moved = (away, away)
     else:
+        down, up = (np.sum(np.maximum(sign * noise.weights, 0.0), axis=1) for sign in (-1, 1))
         step = _floored(law, drawing, on_grid)
-        moved = Moved(*(step * np.sum(np.maximum(sign * noise.weights, 0.0), axis=1) for sign in (-1, 1)))
+        moved = (step * down, step * up)
     last_digit, sizes = _last_digit(value) + flat.size * 2.0**-52, abs(flat) @ np.abs(noise.weights).T
     covariance = noise.covariance * (1.0 if drawing is None else drawing.variance_factor)
     return LinearRelease(flat @ noise.weights.T, noise, covariance, moved, last_digit, sizes)
@@ -140,16 +137,12 @@ def _interval(value: Any, margin: Margin, moved: Moved, last_digit: float, sizes
     return Interval(value - down - rounding, value + up + rounding, margin.level, simultaneous)
 
 
-def _independent(law: Gaussian) -> bool:
-    return isinstance(law.covariance, FullCovariance) and law.covariance.independent
-
-
 def _rounded(law: Gaussian, drawing: Drawing | None, coordinates: int) -> float:
-    """How far a function of so many coordinates is moved by rounding, in its standard deviations."""
+    """How far rounding moves a function of this many coordinates, in its standard deviations."""
     if drawing is None or drawing.grid is None:
         return 0.0
     whitening = 0.0
-    if not _independent(law):
+    if not independent(law.covariance):
         whitening = max(0.0, drawing.enlargement - drawing.grid.displacement * math.sqrt(law.covariance.rank()))
     return _ROUNDED * drawing.grid.step * math.sqrt(coordinates) + whitening
 
@@ -167,13 +160,13 @@ def _last_digit(value: Any) -> float:
 
 def _array(value: Any) -> Any:
     """A tensor as an array of doubles; all else as it is."""
-    if type(value).__module__.partition(".")[0] == "torch":
+    if _check.library(value) == "torch":
         return value.detach().cpu().double().numpy()
     return value
 
 
 def _like(value: Any, sizes: Any) -> Any:
     """Numbers that can be added to the value."""
-    if type(value).__module__.partition(".")[0] == "torch":
+    if _check.library(value) == "torch":
         return value.new_tensor(sizes)
     return sizes

@@ -1,7 +1,7 @@
-"""size -> certify -> charge -> draw: the one way from a value to a release, wherever the value lives.
+"""size -> certify -> charge -> draw: the only way from a value to a release, on every backend.
 
-A mechanism proposes a law. `size` makes it as large as the budget asks for, the cost of drawing it included; `certify`
-says what it then guarantees; a ledger is charged, durably; only then a backend draws the noise.
+A mechanism proposes a noise law, which is sized for the budget, the cost of drawing it included. `certify` states what
+it then guarantees. A ledger is charged, durably, and only then does a backend draw the noise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from matrixdp import _check
 from matrixdp.backends import Backend
-from matrixdp.budget import Allotment, Budget
+from matrixdp.budget import Allotment, Budget, checked_budget
 from matrixdp.distributions import Gaussian, NoiseLaw, Product, Spherical
 from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
 from matrixdp.mechanisms import RECIPES, calibrate
@@ -28,11 +29,11 @@ from matrixdp.privacy.guarantee import ROUNDING, Guarantee, with_total_variation
 from matrixdp.released import Release as Release
 from matrixdp.sensitivity import Sensitivity
 
-# Noise is made larger by up to this share, so that the cost of drawing it does not show in its mu.
+# Noise is inflated by up to this share, so that mu stays what it was in spite of the cost of drawing.
 SMALL = 0.02
 # Shares of delta tried in turn for the total-variation error of the samplers, where several releases share a budget.
 SAMPLER_SHARES = (0.01, 0.2, 0.5)
-# The share where it is not tried; that error grows with e^epsilon.
+# The share of delta where no shares are tried; that error grows with e^epsilon.
 SAMPLER_SHARE, SAMPLER_SHARE_ABOVE, LARGE_EPSILON = 1e-3, 0.5, 16.0
 
 
@@ -40,7 +41,7 @@ class Spends(Protocol):
     """Anything that can be charged for a release, such as a ledger."""
 
     def spend(self, certificate: Guarantee, note: str = "") -> object:
-        """Records the spend durably, or raises BudgetExceeded. Releases of a plan bring `series` and `plan` along."""
+        """Records the spend durably, or raises BudgetExceeded. Releases of a plan also pass `series` and `plan`."""
 
 
 def release(
@@ -60,30 +61,29 @@ def release(
 
     Args:
         value: the query's value, finite numbers in any number of dimensions: an array or a number; a PyTorch tensor,
-            which comes back as a tensor on its device; or a Dask array, which comes back as one, with noise drawn on
-            the workers.
+            released as a tensor on its device; or a Dask array, released as one, with noise drawn on the workers.
         sensitivity: what a neighbour can change in it.
         budget: the guarantee to keep; or a part of a plan or a shared budget, which fixes the noise.
         mechanism: a mechanism's name, or a noise law; "auto" takes the least expected error.
-        ledger: charged when all else is done that can fail, and before any noise is drawn; if it refuses, nothing is
+        ledger: charged after everything else that can fail, and before any noise is drawn; if it refuses, nothing is
             released.
-        note: what the ledger remembers of this release; never data.
+        note: a note for the ledger; never data.
         query: the query's name and public parameters, for the certificate: `{"name": ..., "parameters": {...}}`.
-        accept_violation: release even though the noise is known not to keep the budget, or is not floating-point-safe;
-            the latter has no price that a ledger could add up, and is not charged to one.
-        rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
+        accept_violation: release even though the noise is known not to keep the budget, or is not floating-point-safe.
+            The latter has no guarantee that a ledger could add up, and is refused together with a ledger.
+        rng: a numpy Generator, for reproducible studies without a ledger; entropy from the operating system by default.
         **options: options of the mechanism.
 
     Guarantee: `result.certificate`, for neighbours under its adjacency whose values differ by a member of the set and
-    both fit the grid of the noise. Values that do not (some ten million times the noise or more, as the law has it) are
-    refused, and that one refusal is not hidden.
+    both fit the grid of the noise. Larger values are refused, and that refusal can be seen. The limit is public: 2^14
+    to 2^42 standard deviations of Gaussian noise, lower for smaller budgets and more entries.
 
     Warns:
         UserWarning: if rng is given; such a release is marked as reproducible.
 
     Raises:
         GuaranteeViolated: if the mechanism's noise does not keep the budget, is not floating-point-safe ("l2" and
-            "spherical" are not) or rests on a refuted theorem, and accept_violation is not set.
+            "spherical" are not) or comes from a mechanism whose theorem is false, and accept_violation is not set.
 
     Example:
         >>> import numpy as np
@@ -111,7 +111,7 @@ def prepare(
     rng: np.random.Generator | None = None,
     **options: Any,
 ) -> Prepared:
-    """All of `release` that comes before the ledger is charged: its certificate is known, and nothing is drawn yet."""
+    """All steps of `release` before the ledger is charged: its certificate is known, and nothing is drawn yet."""
     backend = _backend_of(value)
     checked = backend.checked(value, sensitivity)
     shape = tuple(int(side) for side in checked.shape)
@@ -120,56 +120,47 @@ def prepare(
     if planned is not None:
         budget = planned.alone
     certificate = sized_for_budget(law, sensitivity, budget, rng, query)
-    if planned is not None and rng is None:  # what can be repeated is charged to no ledger
+    if planned is not None and rng is None:  # seeded noise is not charged to a ledger
         planned.check(certificate)
     refuted = isinstance(mechanism, str) and mechanism in RECIPES and RECIPES[mechanism].refuted
     check_releasable(certificate, budget, refuted=refuted, accept_violation=accept_violation)
     assert certificate.drawing is not None
     draw = backend.prepared(checked, certificate.law, certificate.drawing, rng, value)
-    on_grid = _is_on_grid(value, certificate.law, query)
     terms = {} if planned is None else planned.terms()
-    return Prepared(certificate, draw, terms, seeded=rng is not None, on_grid=on_grid)
+    return Prepared(certificate, draw, terms, _is_on_grid(value, certificate.law, query))
 
 
 class Prepared:
-    """A release that only has to be charged and drawn, once. Until then the value must not be changed."""
+    """A release that still has to be charged and drawn, once. Until then the value must not be changed."""
 
     def __init__(
-        self,
-        certificate: Certificate,
-        draw: Callable[[], Any],
-        terms: Mapping[str, Any],
-        *,
-        seeded: bool,
-        on_grid: bool = False,
+        self, certificate: Certificate, draw: Callable[[], Any], terms: Mapping[str, Any], on_grid: bool
     ) -> None:
-        self.certificate, self._terms = certificate, terms
+        self.certificate, self._terms, self._on_grid = certificate, terms, on_grid
         self._draw: Callable[[], Any] | None = draw
-        self._seeded = seeded
-        self._on_grid = on_grid
 
     def release(self, ledger: Spends | None = None, note: str = "") -> Release:
         """Charges the ledger, if there is one, and then draws the noise."""
         draw, self._draw = self._draw, None
         if draw is None:
             raise InvalidInput("this release was drawn already, and is paid for once; prepare another")
-        if ledger is not None and self._seeded:
+        assert self.certificate.drawing is not None
+        seeded = self.certificate.drawing.reproducible
+        if seeded and ledger is not None:
             raise InvalidInput("rng and ledger exclude each other: a release that can be reproduced is for tests only")
-        if ledger is not None:
-            refuse_unsafe_floats(self.certificate, "charging a release without a guarantee to a ledger")
-        if self._seeded:
+        if seeded:
             warnings.warn("release with a generator of your own: whoever knows it can remove the noise", stacklevel=3)
         if ledger is not None:
-            spend: Callable[..., object] = ledger.spend
-            unit = ((self.certificate.query or {}).get("parameters") or {}).get("unit")
+            refuse_unsafe_floats(self.certificate, "charging a release without a guarantee to a ledger")
+            unit = self.certificate.unit
             protected = {"unit": unit} if unit is not None and _takes_units(ledger) else {}
-            spend(self.certificate, note=note, **self._terms, **protected)
+            _check.spend_of(ledger)(self.certificate, note=note, **self._terms, **protected)
         return Release(draw(), self.certificate, self.certificate.law, self._on_grid)
 
 
 def _backend_of(value: Any) -> Backend:
     """The backend for a value, by the library that it comes from."""
-    library = type(value).__module__.partition(".")[0]
+    library = _check.library(value)
     if library == "torch" and hasattr(value, "detach"):
         from matrixdp.backends import torch
 
@@ -190,7 +181,7 @@ def _takes_units(ledger: Spends) -> bool:
 
 
 def _is_on_grid(value: Any, law: NoiseLaw, query: Mapping[str, Any] | None) -> bool:
-    """Whether the value lies on the grid of discrete noise for all that is public: its type, and its query."""
+    """Whether the value is known to lie on the grid of discrete noise, from what is public: its type and its query."""
     whole = getattr(getattr(value, "dtype", None), "kind", "") in "iu" or (query or {}).get("name") == "histogram"
     return isinstance(law, Product) and law.step <= 1 and whole
 
@@ -203,8 +194,7 @@ def proposed(
         return calibrate(mechanism, shape=shape, sensitivity=sensitivity, budget=budget, **options)
     if options:
         raise InvalidInput(f"options ({', '.join(options)}) go with a mechanism's name; a law is used as it is")
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
+    checked_budget(budget)
     if isinstance(budget, Allotment):
         raise InvalidInput("mechanism is fixed by the plan that the budget is a part of; leave it out")
     if mechanism.shape != shape:
@@ -214,7 +204,7 @@ def proposed(
 
 # --- size ---
 
-# Remembered: one budget serves many releases.
+# Cached, since many releases have the same budget.
 _mu: Callable[[float, float], float] = lru_cache(maxsize=256)(gaussian.mu)
 
 
@@ -234,7 +224,7 @@ def sized_for_budget(
         return drawn(undrawn, seeded(rng))
     if not isinstance(law, Gaussian) or undrawn.mu is None:
         return drawn(undrawn, drawing_for(law, sensitivity, None, pure=budget.delta == 0))
-    if budget.delta == 0:  # which no Gaussian noise keeps
+    if budget.delta == 0:  # no Gaussian noise keeps it
         return drawn(undrawn, drawing_for(law, sensitivity, undrawn.mu))
     whole = _mu(budget.epsilon, budget.delta)
     drawing = drawing_for(law, sensitivity, max(undrawn.mu, whole))
@@ -263,14 +253,14 @@ def sized_for_mu(
     with_drawing: bool = True,
     query: Mapping[str, Any] | None = None,
 ) -> Certificate:
-    """The certificate of Gaussian noise in the size at which it has this mu, drawing included.
+    """The certificate of Gaussian noise scaled to this mu, drawing included.
 
     Args:
         law: the noise, in any size.
         sensitivity: what a neighbour can change.
-        mu: what one release may have.
-        may_shrink: whether noise that is more than enough is made smaller; else only what is too small is changed.
-        with_drawing: False for the law alone.
+        mu: the mu that one release may have.
+        may_shrink: whether noise that is larger than needed is reduced; otherwise only noise that is too small changes.
+        with_drawing: False for the law alone, without the cost of drawing it.
         query: the query's name and public parameters.
     """
     undrawn = certify(law, sensitivity, query=query)
@@ -279,7 +269,7 @@ def sized_for_mu(
 
 
 def _with_room(undrawn: Certificate, drawing: Drawing | None, mu: float, *, may_shrink: bool = False) -> Certificate:
-    """The certificate of the law scaled until its mu and what drawing adds to it make up the mu that is allowed."""
+    """The certificate of the law, scaled so that its mu plus what drawing adds is at most the allowed mu."""
     assert isinstance(undrawn.law, Gaussian)
     assert undrawn.mu is not None
     cost = 0.0 if drawing is None else drawing.enlargement
@@ -290,18 +280,16 @@ def _with_room(undrawn: Certificate, drawing: Drawing | None, mu: float, *, may_
 
 
 def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, share: float | None = None) -> float:
-    """mu of one of so many Gaussian releases that keep the budget together.
+    """The mu of each of several Gaussian releases that keep the budget together.
 
     Args:
-        budget: what all of them may use.
-        releases: how many, on the average over the records; a whole number where they are sampled.
+        budget: the budget of all of them together.
+        releases: how many releases use the same record. It need not be whole where other releases use the rest of the
+            budget; with subsampling it must be.
         sampling_rate: the probability with which each release uses a record.
-        share: of delta, kept back for the total-variation error of the samplers.
+        share: the share of delta kept for the total-variation error of the samplers.
     """
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
-    if isinstance(budget, Allotment):
-        raise InvalidInput("budget must be a whole one here: a part of a plan, or a shared one, is for single releases")
+    checked_budget(budget)
     if share is None:
         share = SAMPLER_SHARE if budget.epsilon <= LARGE_EPSILON else SAMPLER_SHARE_ABOVE
     delta = budget.with_delta("noise for several releases").delta * (1 - share)
@@ -311,15 +299,15 @@ def mu_of_each(budget: Budget, releases: float, sampling_rate: float = 1.0, shar
         from matrixdp.accounting.accountant import noise_multiplier_for  # when it is needed
 
         mu = 1 / noise_multiplier_for(budget.epsilon, delta, sampling_rate, int(releases))
-    return mu * (1 - 1e-12)  # slightly less, for the total is rounded up when it is added up
+    return mu * (1 - 1e-12)  # slightly less, since composition rounds up
 
 
 def sized_together(
     law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, releases: int, sampling_rate: float = 1.0
 ) -> Certificate:
-    """The certificate of one of so many releases that keep the budget together, each in the same size.
+    """The certificate of each of several releases with equal noise that keep the budget together.
 
-    Guarantee: an Accountant finds that all of them together keep the budget.
+    Guarantee: all of them together keep the budget, as computed by an Accountant.
     """
     from matrixdp.accounting.accountant import Accountant  # when it is needed
 
@@ -346,7 +334,7 @@ def sized_together(
 def _least_spherical(
     law: Spherical, sensitivity: Sensitivity, scale: float, fits: Callable[[Certificate], bool]
 ) -> Certificate:
-    """Spherical noise of the least size, to a percent, that fits; the search begins at this scale."""
+    """The smallest spherical noise that fits, to within a percent; the search starts at this scale."""
 
     def at(scale: float) -> Certificate:
         return certify(replace(law, scale=scale), sensitivity)

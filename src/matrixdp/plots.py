@@ -1,4 +1,4 @@
-"""Figures of matrices, comparisons and curves, in one style. They are plain objects: no display, no state of pyplot."""
+"""Figures of matrices, comparisons and curves, in one style, as plain objects: no display, no state of pyplot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from matrixdp.comparison import KEEPS, Comparison, Row
+from matrixdp.comparison import Comparison
 from matrixdp.errors import InvalidInput
 
 RESOLUTION = 150
@@ -56,7 +56,7 @@ COLOURS = {
 }
 """The colour of a mechanism, the same in every figure."""
 OTHER = "#000000"
-"""The colour of what is no mechanism by name."""
+"""The colour of curves that are not mechanisms of the library."""
 
 
 def side_by_side(
@@ -70,7 +70,7 @@ def side_by_side(
 
     Args:
         rows: for each row, the matrices to compare, such as (true, released); a vector is drawn as one line.
-        titles: what stands above each column.
+        titles: the title of each column.
         labels: what the colours of each row mean.
         axes: names of the vertical and the horizontal axis of each row.
 
@@ -109,7 +109,7 @@ def side_by_side(
 def comparison_chart(*comparisons: Comparison) -> Figure:
     """Draws the expected squared error of every mechanism as a bar on a log scale, coloured by verdict.
 
-    One panel for each comparison; mechanisms that have nothing to propose there are only named.
+    One panel per comparison; mechanisms that propose no noise there are only named.
 
     Example:
         >>> from pathlib import Path
@@ -119,14 +119,14 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     """
     if not comparisons:
         raise InvalidInput("comparisons must not be empty; compare() makes one")
-    shown = [[row for row in comparison if not row.note] for comparison in comparisons]
+    shown = [comparison.applicable for comparison in comparisons]
     if not all(shown):
         raise InvalidInput("every comparison needs at least one mechanism that applies")
     heights = [len(rows) + 2.0 + ROW * len(_absent(of)) for of, rows in zip(comparisons, shown, strict=True)]
     figure = figure_of(8.5, 0.42 * sum(heights) + 0.8)
     panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, comparison, rows in zip(panels, comparisons, shown, strict=True):
-        _bars(panel, comparison, rows)
+    for panel, comparison in zip(panels, comparisons, strict=True):
+        _bars(panel, comparison)
     panels[-1].set_xlabel("expected squared error of the whole matrix (log scale)")
     present = {row.verdict for rows in shown for row in rows}
     keys = [
@@ -138,10 +138,9 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     return figure
 
 
-def _bars(panel: Axes, comparison: Comparison, rows: Sequence[Row]) -> None:
-    absent = _absent(comparison)
+def _bars(panel: Axes, comparison: Comparison) -> None:
+    rows, best, absent = comparison.applicable, comparison.least_error, _absent(comparison)
     errors = [row.expected_squared_error for row in rows]
-    best = min((row.expected_squared_error for row in rows if row.verdict in KEEPS), default=math.nan)
     for place, (row, error) in enumerate(zip(rows, errors, strict=True)):
         colour, hatch, _ = STYLES[row.verdict]
         panel.barh(place, error, height=0.7, color=colour, hatch=hatch, edgecolor="black", linewidth=0.7)
@@ -167,22 +166,14 @@ def _absent(comparison: Comparison) -> list[str]:
     return textwrap.wrap(f"not compared here: {names}", 95, break_on_hyphens=False) if names else []
 
 
-def lines(
-    x: Any,
-    curves: Mapping[str, Any],
-    *,
-    names: tuple[str, str],
-    points: Any = None,
-    log: bool = False,
-) -> Figure:
+def lines(x: Any, curves: Mapping[str, Any], *, names: tuple[str, str], points: Any = None) -> Figure:
     """Draws one curve per mechanism, each labelled at its right end.
 
     Args:
-        x: where the curves are known.
+        x: the x coordinates of all curves.
         curves: values by mechanism; mechanisms of the library keep their colours in every figure.
         names: of the horizontal and the vertical axis.
-        points: what was measured, drawn as small dots.
-        log: whether the vertical axis is logarithmic.
+        points: measured values, drawn as small dots.
 
     Example:
         >>> from matrixdp import plots
@@ -195,30 +186,24 @@ def lines(
         raise InvalidInput("curves must not be empty")
     figure = figure_of(7.0, 4.0)
     panel = figure.subplots()
-    ends = {}
     for name, values in curves.items():
-        colour = COLOURS.get(name, OTHER)
+        colour, end = COLOURS.get(name, OTHER), float(np.asarray(values)[-1])
         panel.plot(x, values, color=colour, linewidth=1.5)
-        ends[name] = (float(np.asarray(values)[-1]), colour)
-    if points is not None:
-        panel.plot(x, points, ".", markersize=2, color="#999999")
-    panel.set(xlabel=names[0], ylabel=names[1])
-    if log:
-        panel.set_yscale("log")
-    else:
-        panel.set_ylim(0, None)
-    for name, (end, colour) in ends.items():
         panel.annotate(
             name, (1, end), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center", color=colour, annotation_clip=False,
         )  # fmt: skip
+    if points is not None:
+        panel.plot(x, points, ".", markersize=2, color="#999999")
+    panel.set(xlabel=names[0], ylabel=names[1])
+    panel.set_ylim(0, None)
     panel.margins(x=0)
     panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def figure_of(width: float, height: float) -> Figure:
-    """An empty figure, in inches, with some air at its edges.
+    """An empty figure of this size, in inches, with a small margin.
 
     Example:
         >>> from matrixdp.plots import figure_of

@@ -1,7 +1,7 @@
 """Post-processing of a released matrix, which costs no privacy.
 
 A function of a release that does not look at the data again keeps its guarantee (dwork2014algorithmic, proposition
-2.1). Every argument beside the matrix must therefore be public: a range, a rank, a total, the std of the noise.
+2.1). Every other argument than the matrix must therefore be public: a range, a rank, a total, the std of the noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def symmetrise(matrix: Any) -> Array:
 
 
 def clip(matrix: Any, low: Any, high: Any) -> Array:
-    """Moves every entry into its known range.
+    """Clips every entry to its known range.
 
     Args:
         matrix: a released vector or matrix.
@@ -87,9 +87,9 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
 
     Args:
         matrix: a released vector or matrix.
-        total: the sum of all entries; free by default.
+        total: the sum of all entries, if it is public; unconstrained by default.
 
-    Source: duchi2008efficient, section 3 (one threshold is taken off every entry, and what falls below 0 becomes 0).
+    Source: duchi2008efficient, section 3 (one threshold is subtracted from every entry; negative results become 0).
 
     Example:
         >>> from matrixdp.postprocess import nonnegative
@@ -100,8 +100,8 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
     if total is None:
         return np.maximum(given, 0)
     amount = _check.at_least_zero("total", total)
-    # Shifting all entries alike does not move the nearest point, and an entry that lies the total or more below the
-    # largest is 0 in it: so all that counts are numbers between -total and 0, which keep their digits.
+    # Shifting all entries by the same number does not change the nearest point, and an entry that is below the largest
+    # by the total or more is 0 in it. So only numbers between -total and 0 matter, which keep their digits.
     with np.errstate(over="ignore"):
         shifted = np.maximum(given - given.max(), -amount)
     falling = np.sort(shifted, axis=None)[::-1]
@@ -114,12 +114,12 @@ def nonnegative(matrix: Any, total: float | None = None) -> Array:
 
 
 def nondecreasing(matrix: Any) -> Array:
-    """The nearest vector whose entries do not fall: right for running counts.
+    """The nearest vector whose entries do not decrease: right for running counts.
 
     Args:
         matrix: a released vector.
 
-    Source: barlow1972statistical (neighbours that fall are replaced by their mean until none do).
+    Source: barlow1972statistical (adjacent entries that decrease are replaced by their mean until none do).
 
     Example:
         >>> from matrixdp.postprocess import nondecreasing
@@ -153,12 +153,12 @@ def whole_numbers(matrix: Any) -> Array:
 
 
 def soft_threshold(matrix: Any, std: float, threshold: float | None = None) -> Array:
-    """Moves every entry towards 0 by the threshold, and not past it: right for a matrix that is mostly 0.
+    """Moves every entry towards 0 by the threshold, but not past 0: right for a matrix that is mostly 0.
 
     Args:
         matrix: a released vector or matrix with Gaussian noise.
         std: the standard deviation of the noise in each entry.
-        threshold: how far to move; std sqrt(2 ln M) by default, for M entries, which noise alone seldom passes.
+        threshold: how far to move; by default std sqrt(2 ln M) for M entries, which noise alone rarely exceeds.
 
     Source: donoho1995denoising; balle2018improving, section 4.
 

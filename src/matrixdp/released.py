@@ -1,4 +1,4 @@
-"""What comes out of a release: the noisy value, its certificate, and the error bars of its noise."""
+"""The result of a release: the noisy value, its certificate, and the error bars of its noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from matrixdp import bootstrap, intervals
+from matrixdp import _check, bootstrap, intervals
 from matrixdp._check import Array
 from matrixdp.distributions import NoiseLaw, Product
 from matrixdp.errors import NotApplicable
@@ -18,9 +18,9 @@ from matrixdp.privacy.certificate import Certificate
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A noisy value that may be published, with what it guarantees and the law its noise was drawn from.
+    """A noisy value that may be published, with its guarantee and the law that its noise was drawn from.
 
-    A value on Dask is a recipe with the records and the keys in it: publish what comes out of `compute()`, never that.
+    A Dask value is a task graph that holds records and keys: publish the result of `compute()`, never the graph.
 
     Example:
         >>> from matrixdp import Budget, Counts, release
@@ -39,20 +39,20 @@ class Release:
     def standard_error(self) -> Array:
         """The standard deviation of the noise in every entry, in the shape of the value.
 
-        It is for the noise: how far the records lie from a population they were drawn from is not in it. Neither is
-        putting the value on a grid, which is no noise; `interval` counts it.
+        It covers the noise alone, not how well the records represent a population. Nor does it cover putting the value
+        on a grid, which `interval` does.
         """
         return intervals.standard_error(self.noise, self.certificate.drawing)
 
     def interval(self, level: float = 0.95, simultaneous: bool = False) -> Interval:
-        """Where the true value of the query lies, entry by entry; what drawing the noise rounds is counted.
+        """Intervals for the true value of the query, entry by entry; they include the rounding of the sampler.
 
         Args:
-            level: the least probability that an entry is covered, over the noise; it says nothing of a population.
-            simultaneous: for all entries at once.
+            level: the least probability, over the noise, that an entry is covered; it says nothing about a population.
+            simultaneous: whether all entries are covered at once with that probability.
 
         Returns:
-            Lower and upper ends, and the level attained. On Dask they are tasks, as the value is.
+            Lower and upper ends, and the level attained. On Dask they are lazy, as the value is.
 
         Raises:
             NotApplicable: if the law, one from outside the package, does not know its quantiles.
@@ -78,19 +78,19 @@ class Release:
         rng: np.random.Generator | None = None,
         **options: Any,
     ) -> Interval:
-        """Where a post-processing of the true value lies, entry by entry, by a parametric bootstrap.
+        """Intervals for a post-processing of the true value, entry by entry, by a parametric bootstrap.
 
         Args:
             function: one of `matrixdp.postprocess`: symmetrise, clip, nonnegative, nearest_psd or low_rank.
-            *arguments: its arguments beside the matrix.
+            *arguments: its arguments after the matrix.
             level: the probability that an entry is covered, approximately.
-            draws: how often noise is drawn again.
-            rng: a numpy Generator, to repeat it; nothing private depends on it.
+            draws: how many times noise is drawn again.
+            rng: a numpy Generator, for reproducible intervals; nothing private depends on it.
             **options: its arguments by name.
 
         Raises:
-            NotApplicable: where a bootstrap has no valid coverage: at boundaries, such as counts near 0, for other
-                functions, and for values that were floored to the grid of discrete noise.
+            NotApplicable: where a bootstrap is not valid: at boundaries, such as counts near 0; for other functions;
+                and for values that were floored to the grid of discrete noise.
         """
         if isinstance(self.noise, Product) and not self.on_grid:
             raise NotApplicable("a bootstrap does not see that values were floored to a grid; release whole numbers")
@@ -99,7 +99,7 @@ class Release:
         )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        if type(self.value).__module__.partition(".")[0] == "dask":
+        if _check.library(self.value) == "dask":
             raise TypeError("a release on Dask has records and keys inside; pickle the value that compute() gives")
         return super().__reduce_ex__(protocol)
 

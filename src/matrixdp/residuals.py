@@ -2,12 +2,12 @@
 
 Attributes i = 1, .., d have n_i values, and a record lies in one cell of their product, which is never formed. For a
 set A of attributes let x_A be the marginal table of A. Its residual is r_A = (B_i for i in A) x_A, where the rows of
-B_i sum to zero, so that it holds what no smaller table says. A marginal is a linear function of the residuals of its
-subsets.
+B_i sum to zero, so that it holds what the smaller tables do not determine. A marginal is a linear function of the
+residuals of its subsets.
 
-The B_i are whole numbers, so residuals of counts are too, and no rounding comes before the noise. By default B_i has
-the Helmert contrasts, row k = (1, .., 1, -k, 0, .., 0) of squared length k (k + 1); they are orthogonal, and in units
-of their lengths B_i^T B_i becomes I - 1/n_i: no value of the attribute is preferred.
+The B_i are whole numbers, so residuals of counts are too, and nothing is rounded before the noise is added. By default
+B_i has the Helmert contrasts, row k = (1, .., 1, -k, 0, .., 0) of squared length k (k + 1). They are orthogonal, and in
+units of their lengths B_i^T B_i becomes I - 1/n_i: no value of the attribute is preferred.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Whole = npt.NDArray[np.int64]
 
 # Entries of contrasts, and the residuals of counts, stay below these.
 LARGEST_CONTRAST, LARGEST_RESIDUAL = 2**20, 2**62
-# The most pairs of cells, up to symmetry, that are looked at one by one under replace.
+# The most pairs of cells, up to symmetry, that are examined one by one under replace.
 MOST_PAIRS = 1 << 18
 # The most cells of a domain whose differences are listed, to test whether one of them is among them.
 MOST_LISTED = 1 << 12
@@ -43,9 +43,9 @@ class ResidualBasis:
 
     Attributes:
         sizes: n_i, the number of values of each attribute.
-        subsets: one set of attributes per row, increasing, filled up with -1.
-        contrasts: B_i for each attribute, (n_i - 1) x n_i whole numbers; None for the Helmert contrasts. Empty for none
-            but these.
+        subsets: one set of attributes per row, increasing, padded with -1.
+        contrasts: B_i for each attribute, (n_i - 1) x n_i whole numbers; None for the Helmert contrasts. Empty if all
+            attributes have these.
     """
 
     sizes: tuple[int, ...]
@@ -62,7 +62,7 @@ class ResidualBasis:
         object.__setattr__(self, "subsets", _subsets(self.subsets, len(sizes)))
         given = tuple(self.contrasts) or (None,) * len(sizes)
         if len(given) != len(sizes):
-            raise InvalidInput(f"contrasts must be as many as sizes ({len(sizes)}), got {len(given)}")
+            raise InvalidInput(f"contrasts must have one entry per size ({len(sizes)}), got {len(given)}")
         whole = tuple(None if B is None else _contrasts(B, n) for B, n in zip(given, sizes, strict=True))
         object.__setattr__(self, "contrasts", whole)
         dimensions = self.products([n - 1.0 for n in sizes])
@@ -76,7 +76,7 @@ class ResidualBasis:
 
     @cached_property
     def starts(self) -> Whole:
-        """Where the residual of each subset begins in the vector of all; the last entry is the length."""
+        """Where the residual of each subset begins in the vector of all residuals; the last entry is its length."""
         ends = np.cumsum(self.products([n - 1.0 for n in self.sizes]).astype(np.int64))
         return np.concatenate([np.zeros(1, dtype=np.int64), ends])
 
@@ -89,7 +89,7 @@ class ResidualBasis:
         return tuple(self.sizes[i] - 1 for i in subset)
 
     def matrix(self, attribute: int) -> Whole:
-        """B_i."""
+        """B_i, the contrasts of an attribute."""
         given = self.contrasts[attribute]
         return helmert(self.sizes[attribute]) if given is None else given
 
@@ -105,7 +105,7 @@ class ResidualBasis:
         return np.eye(n) - 1 / n if given is None else (given.T @ given).astype(np.float64)
 
     def inverse(self, attribute: int) -> Array:
-        """The matrix that gives a vector of sum zero back from its contrasts."""
+        """The matrix that recovers a vector of sum zero from its contrasts."""
         matrix = self.matrix(attribute).astype(np.float64)
         if self.contrasts[attribute] is None:
             return matrix.T / self.units(attribute) ** 2
@@ -122,7 +122,7 @@ class ResidualBasis:
         """r_A of the marginal table of A; exact.
 
         Raises:
-            InvalidInput: if the counts are so large that whole numbers of 64 bits may not hold it.
+            InvalidInput: if the counts are so large that 64-bit integers may not hold it.
         """
         values = counts
         reach = float(np.sum(np.abs(counts), dtype=np.float64))
@@ -135,7 +135,7 @@ class ResidualBasis:
         return values
 
     def is_like(self, other: ResidualBasis) -> bool:
-        """Whether the other measures the same in the same order."""
+        """Whether the other basis measures the same residuals in the same order."""
         return (
             self.sizes == other.sizes
             and np.array_equal(self.subsets, other.subsets)
@@ -169,13 +169,13 @@ def _subsets(subsets: Any, attributes: int) -> Whole:
 
 
 def keys(subsets: Whole, attributes: int) -> Whole:
-    """One number for each set of attributes, which no other set has."""
+    """A distinct number for each set of attributes."""
     width = subsets.shape[1]
     if attributes <= 62:
         bits = np.append(np.int64(1) << np.arange(attributes, dtype=np.int64), 0)
         return np.asarray(np.sum(bits[subsets], axis=1, dtype=np.int64))
     if not (attributes + 1) ** width < 2**62:
-        raise InvalidInput(f"tables over {width} of {attributes} attributes are too many to tell apart; use fewer")
+        raise InvalidInput(f"there are too many tables over {width} of {attributes} attributes; use fewer attributes")
     return np.asarray((subsets + 1) @ (attributes + 1) ** np.arange(width, dtype=np.int64))
 
 
@@ -203,7 +203,7 @@ class Worst:
     Attributes:
         square: its squared length, or a bound on it.
         exact: whether the length is attained.
-        cells: the cell of the record, and under replace that of the other one; for a bound, two that are far apart.
+        cells: the cell of the record, and under replace that of the other record; for a bound, two cells far apart.
     """
 
     square: float
@@ -212,16 +212,17 @@ class Worst:
 
 
 def worst(basis: ResidualBasis, kernels: Sequence[Array], weights: Array, adjacency: str) -> Worst:
-    """The longest difference when the residual of A counts weights[A] times.
+    """The longest difference when the squared length of the residual of A has the weight weights[A].
 
     Let K_i be the kernels. A record in cell a gives |x_a|^2 = sum_A weights[A] prod_{i in A} K_i(a_i, a_i), a sum of
-    products of terms at least 0: each attribute is at its largest by itself, and attributes are free of each other, so
-    the bound is attained. With k records that coincide the length is k-fold, and by the triangle inequality no more.
+    products of terms at least 0. Each attribute can be maximized by itself, since attributes vary independently, so the
+    bound is attained. k records in the same cell have k times the length, and by the triangle inequality no k records
+    have more.
 
     Under replace |x_a - x_b|^2 = sum_A weights[A] (q_A(a) + q_A(b) - 2 c_A(a, b)), products of the diagonals and of
-    K_i(a_i, b_i). An attribute enters by its triple (K(a, a), K(b, b), K(a, b)) alone, two for a kernel I - 1/n: equal
-    or not. All combinations of triples are looked at while they are few; else each A is bounded by itself: q_A by its
-    largest value, c_A by the smallest product of numbers from the ranges of K_i.
+    K_i(a_i, b_i). An attribute matters only through its triple (K(a, a), K(b, b), K(a, b)); a kernel I - 1/n has two of
+    these: values equal, or not. All combinations of triples are examined if they are few. Otherwise each A is bounded
+    by itself: q_A by its largest value, c_A by the smallest product of numbers from the ranges of K_i.
     """
     diagonals = [np.diag(kernel) for kernel in kernels]
     largest = basis.products([float(np.max(diagonal)) for diagonal in diagonals])
@@ -245,7 +246,7 @@ def worst(basis: ResidualBasis, kernels: Sequence[Array], weights: Array, adjace
 
 
 def separations(basis: ResidualBasis, kernels: Sequence[Array]) -> Array:
-    """For every subset A, a bound on q_A(a) + q_A(b) - 2 c_A(a, b); the interval of a product, one factor at a time."""
+    """For every subset A, a bound on q_A(a) + q_A(b) - 2 c_A(a, b), by interval arithmetic, one factor at a time."""
     low, high = (np.append([float(pick(kernel)) for kernel in kernels], 1.0) for pick in (np.min, np.max))
     least, most = np.ones(len(basis.subsets)), np.ones(len(basis.subsets))
     for column in basis.subsets.T:
@@ -257,7 +258,7 @@ def separations(basis: ResidualBasis, kernels: Sequence[Array]) -> Array:
 
 
 def triples(kernel: Array) -> tuple[Array, Whole]:
-    """The different (K(a, a), K(b, b), K(a, b)), and one pair of values for each."""
+    """The distinct triples (K(a, a), K(b, b), K(a, b)), and one pair of values for each."""
     first, second = np.indices(kernel.shape).reshape(2, -1)
     found = np.stack([kernel[first, first], kernel[second, second], kernel[first, second]], axis=1)
     values, places = np.unique(found, axis=0, return_index=True)
@@ -277,8 +278,8 @@ class Residuals(Sensitivity):
 
     Attributes:
         basis: which residuals.
-        records: how many records are added or removed at once: those of one person. They may fall in one cell.
-        adjacency: add/remove; or replace, for one record each.
+        records: how many records of one person are added or removed at once; they may fall into one cell.
+        adjacency: add/remove; or replace, with one record per person.
     """
 
     basis: ResidualBasis
@@ -304,12 +305,12 @@ class Residuals(Sensitivity):
         return range(len(self.basis.sizes))
 
     def fits(self, shape: Shape) -> None:
-        """A vector of all residuals."""
+        """Raises InvalidInput unless the shape is that of the vector of all residuals."""
         if shape != (self.basis.length,):
             raise InvalidInput(f"the residuals are a vector of {self.basis.length} numbers, got shape {shape}")
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """That of the longest difference, or a bound on it under replace with many columns."""
+        """The length of the longest difference, or a bound on it under replace with many columns."""
         return self.records * math.sqrt(self.longest.square)
 
     def largest_entry(self, shape: Shape) -> float:
@@ -318,7 +319,7 @@ class Residuals(Sensitivity):
         return self.records * float(np.max(entries)) * (2 if self.adjacency == REPLACE else 1)
 
     def changed_entries(self, shape: Shape) -> int:
-        """All: residuals are dense."""
+        """All entries: residuals are dense."""
         return self.basis.length
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
@@ -326,7 +327,7 @@ class Residuals(Sensitivity):
         return *super().extent(shape), *self.basis.sizes, len(self.basis.subsets)
 
     def difference(self, cell: Sequence[int], other: Sequence[int] | None = None) -> Array:
-        """What the records change that lie in one cell, and under replace move there from another."""
+        """The change if a person's records are added in one cell or, under replace, one moves there from another."""
 
         def of(place: Sequence[int]) -> Array:
             columns = [self.basis.matrix(i)[:, value].astype(np.float64) for i, value in enumerate(place)]
@@ -336,7 +337,7 @@ class Residuals(Sensitivity):
         return self.records * (of(cell) if other is None else of(cell) - of(other))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Whether the difference is a mixture of those of single cells; for small domains alone."""
+        """Whether the difference is a mixture of those of single cells; only for small domains."""
         if not math.prod(self.basis.sizes) ** (2 if self.adjacency == REPLACE else 1) <= MOST_LISTED:
             raise InvalidInput(f"contains() lists the domain, and is for at most {MOST_LISTED} cells or pairs of cells")
         cells = list(np.ndindex(*self.basis.sizes))

@@ -62,7 +62,7 @@ class Place:
 
     def other(self):
         """The place of another ledger."""
-        return Place(self.where, secrets.token_hex(4)) if self.dataset else Place(self.where.with_name("other.db"))
+        return Place(self.where, secrets.token_hex(16)) if self.dataset else Place(self.where.with_name("other.db"))
 
     def written(self):
         """Everything that is in it."""
@@ -78,7 +78,7 @@ def new(request, tmp_path):
     """A place for a ledger, in each store."""
     if request.param == "file":
         return Place(tmp_path / "budget.db")
-    return Place(request.getfixturevalue("server").get_uri(), secrets.token_hex(4))
+    return Place(request.getfixturevalue("server").get_uri(), secrets.token_hex(16))
 
 
 @pytest.fixture(scope="module")

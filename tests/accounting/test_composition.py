@@ -224,6 +224,7 @@ def test_any_changed_entry_is_found(factor):
         assert not verifies(tampered(document, path, changed(value, factor))), path
 
 
+@pytest.mark.slow
 def test_any_changed_entry_of_a_sampled_composition_is_found():
     document = sampled().to_dict()
     places = [(path, value) for path, value in leaves(document) if "certificate" not in path]

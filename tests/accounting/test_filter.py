@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ledgers import robbed
 from matrixdp import Budget
 from matrixdp.accounting import filter as privacy_filter
 from matrixdp.accounting import losses
@@ -163,15 +164,7 @@ def test_what_is_revealed_covers_a_sampler_under_replace(noise, rate):
         density, shift = (lambda x: np.exp(-(x**2) / 2)), noise
     p, q = (law / law.sum() for law in (density(cells), density(cells - shift)))
 
-    def robbed(law, other):
-        order = np.argsort(law / other)
-        taken = np.minimum(law[order], np.maximum(t - (np.cumsum(law[order]) - law[order]), 0.0))
-        kept = law.copy()
-        kept[order] -= taken
-        kept[np.argmax(law)] += taken.sum()
-        return kept
-
-    drawn = robbed(p, q), robbed(q, p)
+    drawn = robbed(p, q, t), robbed(q, p, t)
     k = use(noise, rate, t).revealed()
     for epsilon in np.linspace(0.0, 6.0, 50):
         true, law = (rate * float(np.sum(np.maximum(a - math.exp(epsilon) * b, 0.0))) for a, b in (drawn, (p, q)))

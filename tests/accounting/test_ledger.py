@@ -251,7 +251,7 @@ def test_a_key_is_for_one_spend(new, change):
     ledger = new(BUDGET)
     spend = {"certificate": guarantee(0.2), "note": "table", "count": 2, "dataset": "survey", "key": "5eed"}
     ledger.spend(**spend)
-    with pytest.raises(InvalidInput, match="key has paid for another spend, entry 1"):
+    with pytest.raises(InvalidInput, match="key was used for another spend, entry 1"):
         ledger.spend(**{**spend, **change})
     assert len(ledger.history()) == 1
 

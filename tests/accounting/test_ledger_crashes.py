@@ -16,6 +16,7 @@ def test_processes_with_one_key_are_charged_once(new, scenario):
     assert found["same"]
 
 
+@pytest.mark.slow
 def test_processes_together_never_pass_the_budget(new, scenario):
     if new.dataset:
         new(BUDGET)  # files are created by all at once

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from ledgers import BUDGET, guarantee
+from ledgers import BUDGET, guarantee, sql
 from matrixdp import Budget
 from matrixdp.accounting.ledger.ledger import Ledger, LedgerError
 from matrixdp.errors import InvalidInput
@@ -29,13 +29,6 @@ def used(path, twenty):
     """A ledger with twenty entries."""
     path.write_bytes(twenty)
     return Ledger(path)
-
-
-def sql(path, *statements):
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
 
 
 TAMPERING = {

@@ -30,7 +30,7 @@ CANARY = "Canary-Zq7"
 @pytest.fixture
 def place(server):
     """An address and the name of a data set with a ledger of three entries."""
-    found = {"path": server.get_uri(), "dataset": secrets.token_hex(4)}
+    found = {"path": server.get_uri(), "dataset": secrets.token_hex(16)}
     ledger = Ledger(**found, budget=BUDGET)
     for number in range(1, 4):
         ledger.spend(guarantee(number / 1000), f"entry {number}")
@@ -46,7 +46,7 @@ def admin(server):
 @pytest.fixture
 def role(server, admin):
     """A new role, and its address."""
-    name = f"role_{secrets.token_hex(4)}"
+    name = f"role_{secrets.token_hex(16)}"
     admin.execute(f"CREATE ROLE {name} LOGIN")
     return name, server.get_uri().replace("postgres:@", f"{name}@")
 
@@ -69,7 +69,7 @@ def test_a_role_that_may_spend_may_do_nothing_else(place, role, admin):
     with pytest.raises(LedgerError, match="may not"):
         spender.set_quota("ada", BUDGET)
     with pytest.raises(LedgerError, match="may not"):
-        Ledger(address, BUDGET, dataset=secrets.token_hex(4))
+        Ledger(address, BUDGET, dataset=secrets.token_hex(16))
     statements = [
         *(f"UPDATE matrixdp.entries SET {column} = {column}" for column in ("number", "key", "fields", "hash")),
         *(f"DELETE FROM matrixdp.{table}" for table in ("entries", "documents", "ledgers", "versions")),
@@ -133,7 +133,7 @@ def test_what_the_owner_changes_is_found(place, admin, statement):
 
 
 def test_one_database_has_many_ledgers(place):
-    other = Ledger(place["path"], BUDGET, dataset=secrets.token_hex(4))
+    other = Ledger(place["path"], BUDGET, dataset=secrets.token_hex(16))
     assert other.history() == []
     assert len(Ledger(**place).history()) == 3
     assert verify_export(Ledger(**place).export())
@@ -186,6 +186,14 @@ def test_no_secret_is_in_an_error_or_a_log(locked, caplog, capfd):
 
 
 # --- schemas ---
+
+
+def test_tables_that_another_process_has_just_made_are_found(place, monkeypatch):
+    """A connection that waited for its turn may still remember that there were no tables, and tries again."""
+    stale, version = [0, 0], postgres._version
+    monkeypatch.setattr(postgres, "_version", lambda found: stale.pop() if stale else version(found))
+    assert Ledger(place["path"], BUDGET, dataset=secrets.token_hex(16)).history() == []
+    assert stale == []
 
 
 def test_an_older_schema_is_brought_up_to_date_and_a_newer_one_refused(place, admin, role, monkeypatch):
@@ -285,20 +293,27 @@ def test_a_connection_that_is_cut_around_its_commit(place, after):
 def test_a_server_that_is_killed_and_started_again_in_mid_spend(own_server):
     server = own_server
     place = {"path": server.get_uri(), "dataset": "patients"}
-    ledger, told, ended = Ledger(**place, budget=BUDGET), [], threading.Event()
+    ledger, told, ended = Ledger(**place, budget=BUDGET, timeout=300.0), [], threading.Event()
 
     def work():
         while not ended.is_set():
             told.append(ledger.spend(guarantee(1e-4)).hash)
 
+    def spending():
+        """Returns in mid-spend, after a few that went through, however long these take on this machine."""
+        wanted, end = len(told) + 6, time.monotonic() + 300
+        while len(told) < wanted and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.5)
+
     threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     for _ in range(4):
-        time.sleep(0.5)
+        spending()
         os.kill(server.get_pid(), signal.SIGKILL)
         _start_again(server)
-    time.sleep(0.5)
+    spending()
     ended.set()
     for thread in threads:
         thread.join()

@@ -70,6 +70,8 @@ def test_once_there_is_a_quota_every_analyst_needs_one(new):
     assert ledger.quotas() == []
     with pytest.raises(InvalidInput, match="that of a quota"):
         ledger.remove_quota("ada")
+    with pytest.raises(InvalidInput, match="name must"):
+        ledger.remove_quota(["ada"])
 
 
 def test_a_quota_below_what_is_spent_is_refused(new):

@@ -2,12 +2,10 @@
 
 import math
 import os
-import sqlite3
-from contextlib import closing
 
 import pytest
 
-from ledgers import BUDGET, GOLDEN, guarantee
+from ledgers import BUDGET, GOLDEN, guarantee, sql
 from matrixdp import Budget
 from matrixdp.accounting.filter import RESERVE_ALONE
 from matrixdp.accounting.ledger.exports import verify_export
@@ -15,14 +13,6 @@ from matrixdp.accounting.ledger.ledger import Ledger, LedgerError
 from matrixdp.errors import BudgetExceeded
 from matrixdp.privacy import gaussian, spherical
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
-
-
-def sql(path, *statements):
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
-
 
 # files that earlier versions have written: how many entries they have, their heads, and what those versions answered
 OLDER = {
@@ -169,18 +159,6 @@ def test_a_newer_schema_is_refused(path):
         with pytest.raises(LedgerError, match="schema 7"):
             call()
     assert used.path.read_bytes() == before
-
-
-def test_read_only_files_and_folders(scenario):
-    found = scenario("readonly")
-    for place in ("file", "folder"):
-        assert "readonly" in found[place]["failure"]
-        assert (found[place]["before"], found[place]["after"]) == (1, 1)
-    assert found["read"] == 1
-    assert "writable" in found["creation"]
-    assert "unable to open" in found["hidden"]
-    for failure in (found["file"]["failure"], found["folder"]["failure"], found["hidden"]):
-        assert "this account may not read and write" in failure
 
 
 def test_an_older_file_with_hard_links_is_refused(path):

@@ -10,7 +10,7 @@ import pytest
 from matrixdp import Accountant, Budget
 from matrixdp.accounting.filter import Spent, charge
 from matrixdp.accounting.methods import Use, merged
-from matrixdp.accounting.pairs import dots
+from matrixdp.accounting.pairs import curve_points
 from matrixdp.errors import NotCertifiable
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.guarantee import Curve, GaussianProfile, Guarantee
@@ -179,7 +179,7 @@ def test_a_filter_adds_it_to_gaussian_noise():
 def test_delta_that_never_falls_to_zero_is_composed():
     noise = DiscreteLaplace(0.5, broken=1e-4)
     assert noise.epsilon(1e-30) == math.inf
-    epsilons, deltas = dots(noise)
+    epsilons, deltas = curve_points(noise)
     assert 0.5 <= epsilons[-1] <= 1.0
     assert 1e-4 <= deltas[-1] <= 1.001e-4
     assert accountant(noise, 5).delta(10.0) == pytest.approx(1 - (1 - 1e-4) ** 5, rel=2e-3)

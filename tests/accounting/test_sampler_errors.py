@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ledgers import robbed
 from matrixdp import Budget, certify, release
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
@@ -44,19 +45,11 @@ def test_a_sampler_that_hides_worst_where_it_hurts_most_is_paid_for(mu, sampled_
     density = np.exp(-(cells**2) / 2), np.exp(-((cells - mu) ** 2) / 2)
     without, having = (d / d.sum() for d in density)
 
-    def robbed(law, other):
-        order = np.argsort(law / other)
-        taken = np.minimum(law[order], np.maximum(t - (np.cumsum(law[order]) - law[order]), 0.0))
-        kept = law.copy()
-        kept[order] -= taken
-        kept[np.argmax(law)] += taken.sum()
-        return kept
-
     def pair(first, second):
         mixed = (1 - rate) * first + rate * second
         return (mixed, first) if sampled_first else (first, mixed)
 
-    ideal, drawn = pair(without, having), pair(robbed(without, having), robbed(having, without))
+    ideal, drawn = pair(without, having), pair(robbed(without, having, t), robbed(having, without, t))
     accountant = Accountant()
     accountant.add(Guarantee(GaussianProfile(mu), "add/remove", t), 2, rate)
     gaps = []

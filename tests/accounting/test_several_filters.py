@@ -52,6 +52,25 @@ def test_released_one_by_one(tmp_path):
     assert len(ledger.history()) == 4
 
 
+@pytest.mark.parametrize("before", ["nothing", "laplace", "laplace and gaussian", "gaussian"])
+def test_what_is_left_for_a_pure_release_fits_and_no_more(tmp_path, before):
+    ledger = Ledger(tmp_path / "budget.db", BUDGET)
+    if "laplace" in before:
+        release(np.zeros(10), Counts(1), Budget(0.5, 1e-8), "laplace", ledger=ledger)
+    if "gaussian" in before:
+        ledger.spend(Guarantee(GaussianProfile(0.02), "add/remove"))
+    left = ledger.remaining().pure
+    expected = {"nothing": 1.0, "laplace": 0.5, "laplace and gaussian": 0.25, "gaussian": 0.75}[before]
+    assert expected * (1 - 1e-6) <= left <= expected + 2e-3
+    assert ledger.left()[0].pure == left
+    refused = {"laplace": 1e-6, "nothing": 1e-5}.get(before)
+    if refused is not None:
+        with pytest.raises(BudgetExceeded):
+            release(np.zeros(10), Counts(1), Budget(left + refused, 0), ledger=ledger)
+    release(np.zeros(10), Counts(1), Budget(left, 0), ledger=ledger)
+    assert ledger.remaining().pure < 1e-6
+
+
 def test_three_pure_releases_leave_room_for_gaussian_ones(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", BUDGET)
     for _ in range(3):
@@ -119,6 +138,7 @@ def test_pure_releases_that_are_drawn_exactly_use_up_the_whole_budget(tmp_path):
     assert ledger.spent() <= 1 + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0, 4.0, 8.0])
 def test_the_most_that_the_filters_admit_keeps_the_budget_whatever_is_chosen(scale):
     """After one answer, the largest release of each kind that the ledger still takes, chosen by the answer."""

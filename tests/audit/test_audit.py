@@ -258,7 +258,7 @@ GOOD = {"release_fn": lambda value: value, "value": 0.0, "neighbour": 1.0, "epsi
         ({"release_fn": lambda value: None}, "release_fn must return"),
         ({"release_fn": lambda value: []}, "release_fn must return finite"),
         ({"release_fn": lambda value: np.nan}, "release_fn must return finite"),
-        ({"release_fn": lambda value: np.zeros(1 + int(value))}, "keep to one"),
+        ({"release_fn": lambda value: np.zeros(1 + int(value))}, "must return one shape"),
         ({"release_fn": lambda value: release(np.zeros(2), Counts(1), BUDGET, "analytic")}, "its .value"),
         ({"neighbour": 0.0}, "value and neighbour are the same"),
         ({"epsilon": -1.0}, "epsilon must be 0 or above"),

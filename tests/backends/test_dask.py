@@ -124,7 +124,8 @@ def test_uneven_independent_noise_is_that_of_one_machine_on_each_block(keys, mon
         monkeypatch.setattr(kernels, "Key", lambda index=index: keys[0].derive(*index))
         want = draw(values[place].astype(np.float64), part, out.certificate.drawing)
         assert np.array_equal(got[place], want.astype(dtype))
-        assert not np.any(got[place] == values[place])
+        # noise of less than half a digit of float32 leaves an entry as it was, one in 1e9
+        assert np.count_nonzero(got[place] == values[place]) <= 2
     alone = calibrate(mechanism, shape=values.shape, sensitivity=sensitivity, budget=BUDGET, **options)
     assert out.certificate.to_dict() == sized_for_budget(alone, sensitivity, BUDGET).to_dict()
 

@@ -7,6 +7,12 @@ from typer.testing import CliRunner
 from matrixdp.cli import app
 
 
+@pytest.fixture(autouse=True)
+def any_width(monkeypatch):
+    """Lines are not wrapped, whatever the terminal of who runs the tests."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def call():
     """Calls a command; the answer has exit_code, stdout and stderr."""

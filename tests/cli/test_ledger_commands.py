@@ -99,7 +99,7 @@ def test_a_certificate_that_is_not_true_is_refused(refused, file, tmp_path, fiel
     content["guarantee"][field] = content["guarantee"][field] * 0.9 if content["guarantee"][field] else 1e-9
     written = tmp_path / "changed.json"
     written.write_text(json.dumps(content))
-    assert "is not true" in refused("ledger", "spend", file, "--certificate", written)
+    assert "does not verify" in refused("ledger", "spend", file, "--certificate", written)
     assert Ledger(file).history() == []
 
 
@@ -184,10 +184,10 @@ def test_export_and_verify(call, refused, file, tmp_path):
     assert [len(lines), lines[0]["epsilon"], lines[1]["charged_mu"], lines[2]["entries"]] == [3, 3.0, 0.1, 1]
     head = lines[2]["head"]
     out = tmp_path / "ledger.jsonl"
-    assert call("ledger", "export", file, "--out", out).stdout == ""
+    assert "Written:" in call("ledger", "export", file, "--out", out).stdout
     assert out.read_text().count("\n") == 3
     assert verify_export(out.read_text().splitlines(), head)
-    assert "could not be written" in refused("ledger", "export", file, "--out", out)
+    assert "exists already" in refused("ledger", "export", file, "--out", out)
     call("ledger", "spend", file, "--mu", "0.1")
     assert "whole" in call("ledger", "verify", file, "--head", head).stdout
     assert "does not contain" in refused("ledger", "verify", file, "--head", "0" * 64)
@@ -225,6 +225,7 @@ def test_quotas_reservations_and_what_is_left(call, refused, file):
     printed = call("ledger", "left", file, "--analyst", "ada").stdout
     assert "per year" in printed
     assert "is reserved" in printed
+    assert "with delta 0" in " ".join(printed.split())
     assert "5 of weekly" in call("ledger", "give-back", file, "weekly").stdout
     history = call("ledger", "history", file).stdout
     for words in ("quota ada: epsilon 1", "elsewhere", "reservation weekly", "given back: weekly"):
@@ -235,8 +236,19 @@ def test_quotas_reservations_and_what_is_left(call, refused, file):
     assert "either --epsilon or --remove" in refused("ledger", "quota", file, "ada")
     assert "this one has no quota" in refused(*record[:-1], "eve", "--rho", "0.001")
     assert call("ledger", "quota", file, "ada", "--remove").exit_code == 0
+    assert "ledger (none), got 'ada'" in refused("ledger", "quota", file, "ada", "--remove")
+    assert call("ledger", "history", file, "--analyst", "eve").stdout == "No entries of eve.\n"
     assert "PostgreSQL" in refused("ledger", "grant", file, "somebody")
     assert verify_export(Ledger(file).export())
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("page.html", "<!"), ("page.json", "{"), ("page.md", "# "), ("page", "# ")]
+)
+def test_a_statement_has_the_format_that_its_file_is_named_for(call, file, tmp_path, name, start):
+    Ledger(file).record({"mu": 0.1}, adjacency="add/remove")
+    assert "Written:" in call("ledger", "statement", file, "--out", tmp_path / name).stdout
+    assert (tmp_path / name).read_text().startswith(start)
 
 
 @pytest.mark.parametrize("form", ["markdown", "html", "json"])
@@ -254,7 +266,7 @@ def test_a_statement_of_a_year(call, refused, file, tmp_path, form):
     else:
         assert "right in half of all cases by chance" in text
     assert "table" not in call("ledger", "statement", file, "--year", "1999", "--format", form).stdout
-    assert "kind must" in refused("ledger", "statement", file, "--format", "pdf")
+    assert "--format must" in refused("ledger", "statement", file, "--format", "pdf")
 
 
 def test_a_release_carries_names(call, refused, file, people, tmp_path):

@@ -60,10 +60,15 @@ def test_a_certificate_and_an_error_fit_the_terminal(columns):
 
 
 def test_no_line_is_broken_in_a_pipe(call, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
     assert max(map(len, call(*LONG).stdout.splitlines())) > 100
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, call(*LONG).stdout.splitlines())) <= 80
+
+
+def test_a_sentence_is_set_in_by_two():
+    lines = wrapped("  A verified " + "word " * 20, 80).splitlines()
+    assert len(lines[1]) - len(lines[1].lstrip()) == 4
+    assert wrapped("  drawn with " + "word " * 20, 80).splitlines()[1].startswith(" " * 13 + "w")
 
 
 def test_paths_and_hashes_stay_whole():

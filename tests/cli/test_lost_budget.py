@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from matrixdp import Budget, Ledger, certify, release
+from matrixdp._compiled import compiled
 from matrixdp.cli import files
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import InvalidInput
-from matrixdp.secure import kernels
 from matrixdp.sensitivity import Frobenius
 
 BUDGET = ("--epsilon", "1", "--delta", "1e-7")
@@ -95,7 +95,7 @@ def test_a_format_whose_library_is_missing(costs_nothing, monkeypatch):
 
 def test_noise_that_cannot_be_drawn(costs_nothing, monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    kernels._compiled.cache_clear()
+    compiled.cache_clear()
     assert "numba cannot be imported" in costs_nothing(*SUM)
 
 

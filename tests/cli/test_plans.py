@@ -1,10 +1,13 @@
 """Plans and shared budgets on the command line: only with a ledger, which counts."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from matrixdp import Budget, Entrywise
 from matrixdp.accounting.ledger.ledger import Ledger
+from matrixdp.cli.release import _part
 
 GRID = ("--edges", "0:1:4", "--edges", "0:1:3")
 
@@ -23,7 +26,7 @@ def test_a_plan_is_written_verified_and_carried_out_once(call, refused, file, pe
     assert result.exit_code == 0, result.stderr
     assert "kept" in result.stdout
     assert call("verify", plan).exit_code == 0
-    assert "could not be written" in refused("ledger", "plan", file, *parts, "--out", plan)
+    assert "exists already" in refused("ledger", "plan", file, *parts, "--out", plan)
     planned = ("--plan", plan, "--ledger", file, "--output")
     histogram = ("release", people, "--query", "histogram", *GRID, *planned)
     assert call(*histogram, tmp_path / "1.csv").exit_code == 0
@@ -73,5 +76,12 @@ def test_a_plan_that_is_not_one_is_refused(call, refused, file, people, tmp_path
     content = json.loads(plan.read_text())
     content["parts"][0]["count"] = 2
     plan.write_text(json.dumps(content))
-    assert "is not true" in refused(*release, "--plan", plan)
+    assert "does not verify" in refused(*release, "--plan", plan)
     assert not Ledger(file).history()
+
+
+def test_an_answer_takes_the_part_with_its_own_bounds():
+    sets = Entrywise([1.0, 8.0]), Entrywise([8.0, 1.0])
+    plan = Budget(1.0, 1e-6).plan(sets, shapes=[(2,), (2,)])
+    for part, sensitivity in zip(plan, sets, strict=True):
+        assert _part(plan, SimpleNamespace(shape=(2,), sensitivity=sensitivity)) is part

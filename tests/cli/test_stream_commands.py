@@ -75,3 +75,11 @@ def test_refusals(tmp_path, refused, begun):
     assert "steps must be" in refused("stream", "init", tmp_path / "s", *WEEKLY[2:], "--steps", "2.5", *RATES)
     assert "workload must be" in refused("stream", "init", tmp_path / "s", *WEEKLY, *RATES, "--workload", "all")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("text", ["n/a\n", "nan\n", "1e\n", "n/a\n6\n7\n", "n/a,6,7\n", "a,b,c\n"])
+def test_a_damaged_value_is_not_taken_for_a_header(tmp_path, call, refused, begun, text):
+    today = tmp_path / "today.csv"
+    today.write_text(text)
+    refused("stream", "add", begun, today)
+    assert "Days released: 0" in call("stream", "show", begun).stdout

@@ -1,6 +1,7 @@
 """release --domain and domain: people's tables on the command line."""
 
 import hashlib
+import itertools
 import json
 import sqlite3
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from hospital import domain, hospital
 from matrixdp import Budget, Counts, Ledger
 from matrixdp.cli import app
-from matrixdp.tables import Domain, Table
+from matrixdp.tables import Domain, Numeric, Table
 
 BUDGET = ("--epsilon", "1", "--delta", "1e-6")
 CANARY = "Canary-Zq7"
@@ -110,6 +111,27 @@ def test_other_questions(call, files, ending, options, name, labels, rows):
     assert (entry.unit, entry.note) == ("patient_id", name)
 
 
+def test_notes_about_the_numbers(call, files):
+    """Fractions of columns that may be whole, and fits that the noise has drowned, are said on the terminal."""
+    asked = ("release", files / "visits.csv", "--domain", files / "domain.toml", "--delta", "1e-6", "--epsilon")
+    places = (files / f"{place}.csv" for place in itertools.count())
+
+    def said(epsilon, *options):
+        place = next(places)
+        result = call(*asked, epsilon, *options, "--out", place)
+        assert result.exit_code == 0, result.stderr
+        text, found = " ".join(result.stdout.split()), pandas.read_csv(place)  # lines are wrapped at COLUMNS
+        assert ("may hold less often" in text) == ("reliable" in found and not found["reliable"].all())
+        return text
+
+    assert "If age holds whole numbers alone, use --bins whole" in said("1", "--quantiles", "age:0.5")
+    assert "--bins" not in said("1", "--quantiles", "age:0.5", "--bins", "whole")
+    for option in ("--regress=cost~age", "--classify=smoker~age"):
+        assert any("may hold less often" in said("0.1", option) for _ in range(20))  # by chance some fits look sound
+        assert not all("may hold less often" in said("20", option) for _ in range(20))
+    assert "may hold less often" not in said("0.1", "--by", "sex")
+
+
 def test_a_table_from_a_pipe(files):
     asked = ["release", "-", "--domain", files / "domain.toml", "--by", "sex", *BUDGET, "--out", files / "pipe.csv"]
     result = CliRunner().invoke(app, [str(part) for part in asked], input=(files / "visits.csv").read_bytes())
@@ -127,7 +149,9 @@ def test_a_table_from_a_pipe(files):
         (("--by", "region", "--cell-states"), "--by"),
         (("--by", "region", "--norm", "1"), "--norm"),
         (("--by", "region", "--query", "sum"), "--query"),
-        (("--by", "region", "--statement", "visits.csv"), "must end in .html"),
+        (("--by", "region", "--statement", "visits.csv"), "--statement must end in .html"),
+        (("--quantiles", "age:0.5", "--bins", "-3"), "--bins must be"),
+        (("--quantiles", "age:0.5,2"), "between 0 and 1, got 2"),
         (("--by", "region", "--statement", "no/page.html"), "folder"),
         (("--by", "region", "--sql", "SELECT 1"), "database must be"),
         (("--by", "region", "--separator", ";;"), "separator"),
@@ -172,6 +196,31 @@ def test_names_that_are_taken_and_modes_that_do_not_mix(refused, files):
     assert (files / "page.md").read_text() == "mine"
 
 
+def test_nothing_is_charged_for_a_figure_that_cannot_be_drawn(call, refused, files):
+    Ledger(files / "budget.db", Budget(3.0, 1e-6))
+    wide = Domain({**Domain.from_toml(files / "domain.toml"), "age": Numeric(0, 110, bins=300)})
+    asked = ("release", files / "visits.csv", *BUDGET, "--ledger", files / "budget.db", "--out", files / "t.csv")
+    (files / "wide.toml").write_text(wide.to_toml())
+    drawn = ("--figure", files / "t.png", "--statement", files / "t.html")
+    line = refused(*asked, "--domain", files / "wide.toml", "--by", "age", *drawn)
+    assert "--figure: a figure shows at most 200 lines" in line
+    assert "at most 12 tables" in refused(*asked, "--domain", files / "domain.toml", "--marginals", "3", *drawn)
+    assert not Ledger(files / "budget.db").history()
+    assert not list(files.glob("t.*"))
+
+
+def test_a_page_that_cannot_be_written_does_not_hide_the_release(refused, files, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matrixdp.plots.save", full)
+    asked = ("release", files / "visits.csv", "--domain", files / "domain.toml", *BUDGET, "--by", "region")
+    line = refused(*asked, "--out", files / "t.csv", "--figure", files / "t.png")
+    assert "were released and charged" in line
+    assert "No space left" in line
+    assert (files / "t.csv").exists()
+
+
 # --- drafts ---
 
 
@@ -183,6 +232,16 @@ def test_a_draft_has_names_and_no_values(call, refused, tmp_path):
     assert "41" not in text
     assert '[columns."name"]' in text
     assert text.count('kind = "FILL IN"') == 2
+    (tmp_path / "draft.toml").write_text(text)
+    assert "fill it in, or remove the column" in _refusal(tmp_path / "draft.toml")
+
+
+def test_what_is_no_csv_is_not_drafted(refused, tmp_path):
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    assert "is it a CSV file" in refused("domain", tmp_path / "picture.png", "--header")
+    assert "there is no file" in refused("domain", tmp_path / "none.csv")
+    for database in (tmp_path / "visits.db", "postgresql://reader@db/hospital"):
+        assert "needs --sql" in refused("domain", database, "--header")
 
 
 def test_a_draft_from_declared_types(call, refused, tmp_path):

@@ -1,6 +1,8 @@
 """Every covariance against its dense oracle."""
 
+import math
 import tracemalloc
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,7 +11,17 @@ from scipy.linalg import block_diag
 from cases import COVARIANCES, SETS, SHAPE, orthogonal, spd
 from matrixdp import certify
 from matrixdp.distributions import Gaussian
-from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
+from matrixdp.distributions.covariance import (
+    Blocks,
+    Dense,
+    Diagonal,
+    FullCovariance,
+    Isotropic,
+    Kronecker,
+    OverTime,
+    Symmetric,
+    over_time,
+)
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NumericalFailure
 from matrixdp.sensitivity import Frobenius
@@ -313,3 +325,35 @@ def test_symmetric_noise_is_described_by_the_stds_of_its_entries():
     covariance = Symmetric(4, 2.0, 3.0)
     stds = np.sqrt(covariance.variances())
     assert f"std {stds[0, 1]:.6g} off the diagonal and {stds[2, 2]:.6g} on it" in covariance.describe()
+
+
+def test_rows_one_by_one_are_as_exact_as_they_say():
+    """Against rational numbers; row after row of C X, from rows of X or, for an inverse, of C X."""
+    rng, steps = np.random.default_rng(6), 40
+    root = np.cumprod([1.0, *((j - 1.5) / j for j in range(1, steps))])
+    for coefficients, inverse in ((root, True), (root[:5], True), (1 / np.arange(1.0, 31), False)):
+        covariance = OverTime(coefficients, (steps, 1), inverse=inverse)
+        values, exact = rng.normal(size=(steps, 1)) * 1e6, list[Fraction]()
+        rows = list[np.ndarray]()
+        for step in range(steps):
+            known = rows if inverse else values[:step]
+            rows.append(covariance.encode_next(step, values[step], np.array(known[::-1]).reshape(-1, 1)))
+            first, *later = (Fraction(c) for c in covariance.bands_at(step))
+            before = exact if inverse else [Fraction(x) for x in values[:step, 0]]
+            mixed = sum((c * x for c, x in zip(later, before[::-1], strict=False)), Fraction(0))
+            now = Fraction(values[step, 0])
+            exact.append((now - mixed) / first if inverse else first * now + mixed)
+        off = np.linalg.norm([float(Fraction(row[0]) - truth) for row, truth in zip(rows, exact, strict=True)])
+        assert off <= covariance.row_by_row_share * covariance.whitening_error() * np.linalg.norm(rows)
+
+
+def test_many_terms_are_added_in_pairs():
+    """One term at a time, a thousand that are below half a unit of the first would be lost."""
+    weights, rows = np.ones(1024), np.full((1024, 2), 1.5 * 2.0**-54)
+    rows[0] = 1.0
+    truth = math.fsum(rows[:, 0])
+    assert abs(sum(rows[:, 0]) - truth) > 100 * 2.0**-53
+    np.testing.assert_allclose(over_time.sum_in_pairs(weights, rows), truth, rtol=11 * 2.0**-53)
+    assert over_time.sum_in_pairs(weights[:0], rows[:0]).tolist() == [0.0, 0.0]
+    odd = np.random.default_rng(7).integers(-9, 9, (13, 3)).astype(float)
+    np.testing.assert_array_equal(over_time.sum_in_pairs(odd[:, 0], odd), odd[:, 0] @ odd)

@@ -15,7 +15,7 @@ from matrixdp.distributions.base import NoiseLaw
 from matrixdp.distributions.product import Product, steps_probabilities, steps_variance
 from matrixdp.errors import InvalidInput
 
-ALARM = 1e-6
+ALARM = 1e-7
 LAWS = [(1.0, 0.3), (1.0, 2.0), (1.0, 900.0), (1.25, 7.0), (1.7, 0.6), (2.0, 3.0), (2.0, 60.0)]
 
 

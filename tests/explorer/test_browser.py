@@ -63,7 +63,7 @@ def address(home):
         yield running.stdout.readline().strip()
     finally:
         running.terminate()
-        _, said = running.communicate(timeout=20)
+        _, said = running.communicate(timeout=120)
     # Shiny may say that timers of open pages were cancelled when the program ended
     assert said.count("Traceback") == said.count("CancelledError"), said
 
@@ -297,7 +297,7 @@ def test_a_long_release_blocks_no_other_view(page, home):
 
 def answer(url, **headers):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as found:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as found:
             return found.status
     except urllib.error.HTTPError as refused:
         return refused.code
@@ -377,5 +377,5 @@ def test_the_program_ends_when_it_is_interrupted(home):
     assert running.stdout.readline().startswith("http://127.0.0.1:")
     time.sleep(0.5)
     running.send_signal(2)
-    _, said = running.communicate(timeout=30)
+    _, said = running.communicate(timeout=120)
     assert "Traceback" not in said

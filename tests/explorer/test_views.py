@@ -92,9 +92,9 @@ def test_r1smg_stands_beside_its_claim(compared):
 
 def test_the_curves_are_the_profiles_and_pass_the_budget(compared):
     by_name = {curve.mechanism: curve for curve in compared.curves}
-    assert set(by_name) == {row.mechanism for row in compared.applicable}
+    assert set(by_name) == {row.mechanism for row in compared.comparison.applicable}
     middle = len(by_name["analytic"].epsilons) // 2
-    for row in compared.applicable:
+    for row in compared.comparison.applicable:
         curve = by_name[row.mechanism]
         assert curve.epsilons[middle] == 1.0
         assert curve.deltas[middle] == pytest.approx(row.exact_delta, rel=1e-9)
@@ -308,7 +308,7 @@ def test_the_ledger_shows_what_python_and_the_commands_give(folder, run_python, 
     show, verify = found.snippet().commands.splitlines()
     said = json.loads(run_commands(show, "--json"))
     assert said["spent"] == found.spent
-    assert [entry["analyst"] for entry in said["entries"]] == [line.analyst for line in found.lines]
+    assert [entry["analyst"] for entry in said["entries"]] == [line.entry.analyst for line in found.lines]
     assert found.head in run_commands(verify)
 
 

@@ -292,7 +292,7 @@ def test_wrong_settings_cost_nothing(tmp_path):
         run(strategies.FedAvg(fraction_train=0.5), ledger=ledger)
     with pytest.raises(InvalidInput, match="strategy must be one of"):
         run("FedAvg", ledger=ledger)
-    with pytest.raises(InvalidInput, match="known when the first round"):
+    with pytest.raises(InvalidInput, match="known when the rounds have begun"):
         _ = central.PrivateStrategy(strategies.FedAvg(), privacy()).guarantees
     assert ledger.history() == []
 
@@ -306,5 +306,24 @@ def test_separated_rounds_go_on_after_a_restart(tmp_path):
     assert [a & b for a, b in itertools.pairwise(seen)] == [set()] * 3
     assert seen[0] | seen[1] == set(range(4))
     assert len(ledger.history()) == 1
-    with pytest.raises(BudgetExceeded, match="all were used"):
+    with pytest.raises(BudgetExceeded, match="at most 0, the rounds left of 4"):
         run(agreed=agreed, ledger=ledger, state=tmp_path / "rounds")
+
+
+@pytest.mark.parametrize("choice", [{"separation": 1}, {"sampling_rate": 0.5}], ids=str)
+def test_more_rounds_than_are_left_are_refused_before_anyone_is_asked(tmp_path, choice):
+    """Otherwise the run would end in an error after the last round that is left, and its model would be lost."""
+    agreed, ledger = privacy(rounds=3, **choice), Ledger(tmp_path / "budget.db", BUDGET)
+    again = {"state": tmp_path / "rounds"} if "separation" in choice else {"series": "run"}
+    run(agreed=agreed, ledger=ledger, **again)
+    asked, spent = [], len(ledger.history())
+    wrapped = central.PrivateStrategy(strategies.FedAvg(), agreed, wait=1.0, ledger=ledger, **again)
+    grid = HereGrid(client_app(agreed), 4)
+    real = grid.send_and_receive
+    grid.send_and_receive = lambda messages, **rest: asked.append(len(messages)) or real(messages, **rest)
+    with pytest.raises(BudgetExceeded, match="at most 2, the rounds left of 3, got 3"):
+        wrapped.start(grid, start(), num_rounds=3)
+    assert asked == []
+    assert len(ledger.history()) == spent
+    wrapped.start(grid, start(), num_rounds=2)
+    assert asked

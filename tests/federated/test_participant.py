@@ -143,6 +143,7 @@ def processes(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_process_has_neither_paid_twice_nor_sent_twice(processes, point):
     assert not (processes / point / "survived").exists()

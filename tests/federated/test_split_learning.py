@@ -131,11 +131,38 @@ def test_a_whole_run_spends_what_the_guarantee_says(tmp_path, changes, notes):
         made.answer("b", 0, None)
 
 
-def test_another_division_of_the_records_is_paid_for_again(tmp_path):
+def test_another_division_of_the_records_is_paid_for_in_a_run_of_its_own(tmp_path):
     """A record that was released in an epoch may be released once more under another plan."""
-    for step, changes in enumerate(({}, {"seed": 1}, {"batch_size": 4})):
-        client(tmp_path, update_share=0.0, **changes).answer("a", step, None)
-        assert len(client(tmp_path).participant.ledger.history()) == step + 1
+    for number, changes in enumerate(({}, {"seed": 1}, {"batch_size": 4}), start=1):
+        client(tmp_path, update_share=0.0, **changes).answer(f"run{number}", 0, None)
+        assert len(client(tmp_path).participant.ledger.history()) == number
+
+
+@pytest.mark.parametrize("changes", [
+    {"seed": 1},
+    {"batch_size": 4},
+    {"update_share": 0.9},
+    {"inputs": attributes()[::-1].copy()},
+])  # fmt: skip
+def test_what_changes_during_a_run_is_declined(tmp_path, changes):
+    """The last batch is learned in a step without a charge, so it must be the batch, and the noise, that was paid."""
+    made = client(tmp_path)
+    last = made.plan.steps - 1
+    made.answer("a", last, None)
+    other = client(tmp_path, **changes)
+    for ask in (
+        lambda: other.answer("a", other.plan.steps, gradient(made, last)),
+        lambda: other.evaluate("a", attributes(2)),
+    ):
+        with pytest.raises(Declined, match="changed during the run"):
+            ask()
+    assert client(tmp_path).answer("a", made.plan.steps, gradient(made, last)) == {}
+
+
+def test_a_network_that_learned_in_the_clear_is_not_released_under_another_unit(tmp_path):
+    client(tmp_path, unit="participant").answer("a", 0, None)
+    with pytest.raises(Declined, match="changed during the run"):
+        client(tmp_path).evaluate("a", attributes(2))
 
 
 def test_both_levels_and_the_labels_are_stated_by_name(tmp_path):

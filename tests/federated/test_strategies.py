@@ -2,28 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
-from torch import nn
 
 from flower_grid import HereGrid, task  # noqa: F401
-from matrixdp import Budget, Ledger
+from horizontal_clients import BUDGET, client_app, model
+from matrixdp import Ledger
 from matrixdp.errors import InvalidInput
-from matrixdp.federated import Client, ClientLevel, LocalTraining, RecordLevel, horizontal
+from matrixdp.federated import Client, ClientLevel, RecordLevel, horizontal
 from matrixdp.federated.tensors import flat
-
-BUDGET = Budget(3.0, 1e-5)
-
-
-def model():
-    torch.manual_seed(0)
-    return nn.Linear(4, 2)
-
-
-def data(number):
-    x = np.random.default_rng(number).normal(size=(30, 4))
-    return x, (x[:, 0] > 0).astype(np.int64)
 
 
 def arrays():
@@ -36,11 +23,6 @@ def run(inner, app, rounds=2):
     return wrapped.start(HereGrid(app, 3), arrays(), num_rounds=rounds).arrays, done
 
 
-def client_app(folder, privacy=None):
-    agreed = privacy or ClientLevel(budget=BUDGET, rounds=2, clip=0.1)
-    return horizontal.client_app(model, data, clients=3, training=LocalTraining(), privacy=agreed, folder=folder)
-
-
 @pytest.fixture
 def fixed_updates(monkeypatch):
     monkeypatch.setattr(Client, "upload", lambda self, run, number, parameters: np.ones_like(parameters))
@@ -49,7 +31,9 @@ def fixed_updates(monkeypatch):
 @pytest.mark.parametrize("privacy", [ClientLevel, RecordLevel])
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedTrimmedAvg"])
 def test_clients_answer_any_strategy_and_pay_for_it(tmp_path, name, privacy):
-    found, done = run(getattr(strategies, name)(), client_app(tmp_path, privacy(budget=BUDGET, rounds=2, clip=0.1)))
+    found, done = run(
+        getattr(strategies, name)(), client_app(tmp_path, privacy=privacy(budget=BUDGET, rounds=2, clip=0.1))
+    )
     assert found["parameters"].numpy().shape == flat(model()).shape
     assert np.all(np.isfinite(found["parameters"].numpy()))
     assert [r.updates for r in done] == [3, 3]

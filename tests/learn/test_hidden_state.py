@@ -251,18 +251,21 @@ def test_steps_do_not_overlap(monkeypatch):
     real = private.gradients._pass
 
     def wait(*arguments):
-        inside.set()
-        go_on.wait(20)
+        if not inside.is_set():  # the first step alone
+            inside.set()
+            go_on.wait()
         return real(*arguments)
 
     monkeypatch.setattr(private.gradients, "_pass", wait)
     thread = threading.Thread(target=private.step, args=(first,))
     thread.start()
-    assert inside.wait(20)
-    with pytest.raises(InvalidInput, match="under way"):
-        private.step(second)
-    go_on.set()
-    thread.join()
+    try:
+        assert inside.wait(600)
+        with pytest.raises(InvalidInput, match="under way"):
+            private.step(second)
+    finally:
+        go_on.set()
+        thread.join()
     assert private.steps == 1
 
 

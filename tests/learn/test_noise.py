@@ -137,6 +137,7 @@ TURNED, SPECTRUM = orthogonal(2, 4), np.array([0.5, 3.0])
 SIDE = spd(3, 6) * np.outer([1, 2, 4], [1, 2, 4])
 VALUE = np.arange(24) / 7
 DRAWS = 1500
+FALSE_ALARM = 2.5e-7  # of one statistic; there are three
 
 
 def flat(covariance):
@@ -184,24 +185,27 @@ def draws(noise, dtype=torch.float64, count=DRAWS, device="cpu"):
 
 
 def alarms(drawn, covariance):
-    """Which of three statistics of the whitened draws has a probability below 1e-6: mean, size, correlation."""
+    """Which of three statistics of the whitened draws has a probability below FALSE_ALARM: mean, size, correlation."""
     white = np.linalg.solve(np.linalg.cholesky(covariance), drawn.T)
     size, count = white.shape
+    whole = stats.chi2(size * count)
     square = np.sum(white**2)
-    products = (white @ white.T)[np.triu_indices(size, 1)]
+    # rows of one length: otherwise the products are spread more widely than chi-square says
+    rows = white / np.sqrt(np.mean(white**2, axis=1, keepdims=True))
+    products = (rows @ rows.T)[np.triu_indices(size, 1)]
     chances = {
         "mean": stats.chi2.sf(np.sum(white.sum(axis=1) ** 2) / count, size),
-        "size": 2 * stats.norm.sf(abs(square - size * count) / math.sqrt(2 * size * count)),
+        "size": 2 * min(whole.cdf(square), whole.sf(square)),
         "correlation": stats.chi2.sf(np.sum(products**2) / count, len(products)),
     }
-    return {name for name, chance in chances.items() if not chance > 1e-6}
+    return {name for name, chance in chances.items() if not chance > FALSE_ALARM}
 
 
 @pytest.mark.parametrize(("covariance", "oracle"), LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @devices
 def test_the_law_is_drawn_in_place(covariance, oracle, dtype, device):
-    """False alarm 1e-6 for each statistic; noise 5 % short is told apart."""
+    """Noise 5 % short is told apart."""
     noise = noise_for(Gaussian(covariance))
     assert noise.certificate.float_safe
     drawn = draws(noise, dtype, device=device)
@@ -224,17 +228,19 @@ def test_a_seed_repeats_the_noise_which_has_the_same_law(covariance, oracle, dev
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_spherical_noise_is_drawn(seed):
-    """The mean of the squared radius, false alarm 1e-6; noise 5 % short is told apart. Directions by correlation."""
-    drawn = draws(noise_for(SPHERICAL, seed if seed is None else torch.Generator().manual_seed(seed)))
+    """The mean of the squared radius, false alarm 2e-7; noise 5 % short is told apart. Directions by correlation."""
+    count = 2000
+    drawn = draws(noise_for(SPHERICAL, seed if seed is None else torch.Generator().manual_seed(seed)), count=count)
     second, fourth = SPHERICAL.radius_moment(2), SPHERICAL.radius_moment(4)
 
     def alarm(values):
         gap = np.mean(np.sum(values**2, axis=1)) - second
-        return abs(gap) > 4.9 * math.sqrt((fourth - second**2) / DRAWS)
+        return abs(gap) > 5.2 * math.sqrt((fourth - second**2) / count)
 
     assert not alarm(drawn)
     assert alarm(0.95 * drawn)
-    assert not alarms(drawn, second / 24 * np.eye(24)) & {"mean", "correlation"}
+    directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    assert not alarms(directions, np.eye(24) / 24) & {"mean", "correlation"}
 
 
 def test_a_swapped_kronecker_factor_is_told_apart():
@@ -251,8 +257,9 @@ def test_a_swapped_kronecker_factor_is_told_apart():
 
 @pytest.mark.parametrize("covariance", [case[0] for case in LAWS.values()], ids=LAWS)
 def test_every_draw_is_fresh(covariance):
+    """One entry of 24 is the same with 4e-4, as noise lies on a grid of std / 16384; two are with 8e-8."""
     first, second = draws(noise_for(Gaussian(covariance)), count=2)
-    assert not np.any(first == second)
+    assert np.sum(first == second) <= 1
 
 
 def test_what_is_released_lies_on_the_grid():
@@ -267,7 +274,7 @@ def test_what_is_released_lies_on_the_grid():
 def test_a_part_of_a_larger_tensor_is_changed_alone():
     whole = torch.zeros(30)
     noise_for(Gaussian(LAWS["blocks"][0])).add_(whole[3:27])
-    assert bool((whole[3:27] != 0).all())
+    assert int((whole[3:27] == 0).sum()) <= 1  # noise on a grid of std / 16384 is 0 twice with 2e-7
     assert not bool(whole[:3].any() or whole[27:].any())
 
 

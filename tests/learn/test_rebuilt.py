@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from matrixdp.learn import ClippedGradients
-from matrixdp.learn.independence.rebuilt import rebuilt
+from matrixdp.learn.record_independence.rebuilt import rebuilt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -57,7 +57,9 @@ def test_another_sum_at_the_same_step_has_other_noise():
     zeros, ones = torch.zeros(SIZE, dtype=torch.float64), torch.full((SIZE,), 2.0**-9, dtype=torch.float64)
     first.noise.add_(zeros)
     second.noise.add_(ones)
-    assert float((ones - 2.0**-9 - zeros).abs().min()) > 0
+    # the same noise would leave the rounding alone in all 40 entries; by chance it is as little in 6 with 1e-13
+    near = (ones - 2.0**-9 - zeros).abs() < 1e-3 * first.noise.law.covariance.std
+    assert int(near.sum()) < 6
 
 
 @pytest.mark.parametrize("charged", [True, False])
@@ -85,7 +87,7 @@ def test_batches_drawn_before_a_checkpoint_was_loaded_are_refused():
     batch = next(batches)
     run.load_state_dict(state)
     for old in (batch, next(batches)):
-        with pytest.raises(InvalidInput, match=r"Draw batches anew|left out"):
+        with pytest.raises(InvalidInput, match=r"Draw new batches|left out"):
             run.step(old)
     assert (run.steps, run.noise.step) == (1, 1)
     run.train(1)
@@ -255,7 +257,7 @@ def test_states_that_were_copied_or_put_back_are_refused(tmp_path):
         recorded(tmp_path, state=tmp_path / "copy.state")
     path.write_bytes(earlier)  # in place
     for attempt in (lambda: taken(run, 1), lambda: recorded(tmp_path)):
-        with pytest.raises(StreamError, match="put back to an earlier state"):
+        with pytest.raises(StreamError, match="reset to an earlier state"):
             attempt()
     mark.unlink()  # so that it cannot be seen by the file alone
     again = recorded(tmp_path)

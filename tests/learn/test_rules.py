@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as trees
 
-from matrixdp.learn.independence import module_rules, rebuilt, rules, traced
-from matrixdp.learn.independence.rules import FUNCTIONS, MODULES, Batched, BatchSize, NoRule
-from matrixdp.learn.independence.traced import TracedModel
+from matrixdp.learn.record_independence import module_rules, rebuilt, rules, traced
+from matrixdp.learn.record_independence.rules import FUNCTIONS, MODULES, Batched, BatchSize, NoRule
+from matrixdp.learn.record_independence.traced import TracedModel
 
 RECORDS = 5
 SIZE = BatchSize(traced._SIZE)

@@ -4,6 +4,7 @@ The batches are made to be rounded badly: most records carry the sum to just bel
 and thousands of tiny ones of the other sign are then rounded to nothing above it and to a whole unit below.
 """
 
+import operator
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +17,7 @@ from matrixdp import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.learn import ClippedGradients, PrivateSGD
-from matrixdp.learn.layers import convolution, linear, rounding
+from matrixdp.learn.layers import convolution, cpu_kernels, linear, rounding
 from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.convolution import ConvolutionGradients
 from matrixdp.learn.layers.embedding import EmbeddingGradients
@@ -183,6 +184,23 @@ def test_products_that_cancel_within_a_record(kind, dtype, tokens, scale):
     torch.manual_seed(tokens)
     records = 200 if tokens < 100 else 10
     assert error_of_sum(kind, dtype, tokens, scale, records) <= CLIP * sum_error(records)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 2047, 2048, 2049, 5000])
+def test_the_loop_adds_every_number_of_every_row(width, dtype):
+    """Against exact sums; rows that are longer than a part, and not contiguous."""
+    torch.manual_seed(width)
+    weights, values = torch.rand(7, dtype=torch.float64), torch.randn(width, 7, dtype=dtype).t()
+    total = torch.randn(width, dtype=torch.float64)
+    exact = [
+        Fraction(start) + sum(map(operator.mul, map(Fraction, weights.tolist()), map(Fraction, column)))
+        for start, column in zip(total.tolist(), values.t().tolist(), strict=True)
+    ]
+    assert not values.is_contiguous() or width == 1
+    cpu_kernels.add_weighted(values, weights, total)
+    error = max(abs(Fraction(found) - true) for found, true in zip(total.tolist(), exact, strict=True))
+    assert error <= 20 * 2.0**-53 * float(1 + 7 * values.abs().max() + total.abs().max())
 
 
 @pytest.mark.parametrize("planted", [False, True])

@@ -93,14 +93,23 @@ def test_pieces_of_a_batch_give_the_same_gradient(largest):
     torch.testing.assert_close(pieces.gradients.flat, whole.gradients.flat, rtol=1e-5, atol=1e-8)
 
 
+def has_moved(run, before):
+    """Whether every parameter has moved; one entry of all may have noise of 0, or too little for a float.
+
+    An entry stands still with at most 7e-7, and 4e-7 if it is alone in its parameter; two entries do with 1e-9.
+    """
+    moved = [p.detach() != q for p, q in zip(run.model.parameters(), before, strict=True)]
+    return all(bool(part.any()) for part in moved) and sum(int((~part).sum()) for part in moved) <= 1
+
+
 @pytest.mark.parametrize("zero_grad", [False, True])
 def test_a_batch_without_records_moves_every_parameter(zero_grad):
     """Also when the gradients were taken away before: else a model that stands still would tell."""
-    run, before = trainer(), parameters(trainer())
+    run, before = trainer(), list(network().parameters())
     if zero_grad:
         run.optimizer.zero_grad(set_to_none=True)
     step(run, 0, 0)
-    assert bool((parameters(run) != before).all())
+    assert has_moved(run, before)
     assert run.steps == 1
 
 
@@ -110,7 +119,7 @@ def test_every_step_has_noise_of_its_own():
     for _ in range(2):
         step(run, 0, 0)
         gradients.append(run.gradients.flat.clone())
-    assert not bool((gradients[0] == gradients[1]).any())
+    assert int((gradients[0] == gradients[1]).sum()) <= 1  # of 40, on a grid of std / 2^21: two with 2e-11
 
 
 @seeds
@@ -160,9 +169,9 @@ def test_layers_with_noise_of_their_own_keep_the_budget(name, options, clipping)
     run = trainer(model, noise=name, by_layer=True, clipping=clipping, **options)
     assert isinstance(run.noise.law.covariance, Blocks)
     assert 0.98 * BUDGET.epsilon < run._costs.after(10).epsilon(BUDGET.delta) <= BUDGET.epsilon
-    before = parameters(run)
+    before = [p.detach().clone() for p in run.model.parameters()]
     run.train(2)
-    assert bool((parameters(run) != before).all())
+    assert has_moved(run, before)
     assert run.steps == 2
 
 

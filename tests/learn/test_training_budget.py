@@ -140,6 +140,17 @@ def test_a_checkpoint_keeps_what_was_spent():
         second.train()
 
 
+def test_steps_of_another_training_come_on_top():
+    first, second = trainer(), trainer()
+    first.train(4)
+    second.train(5)
+    own = first.state_dict()
+    first.load_state_dict(second.state_dict())
+    assert (first.steps, first.epsilon()) == (9, trainer()._costs.after(9).epsilon(BUDGET.delta))
+    first.load_state_dict(own)  # nothing is forgotten on the way back
+    assert first.steps >= 9
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"budget": Budget(2.0, 1e-5)}, {"budget": Budget(3.0, 1e-6)}, {"batch_size": 20}, {"steps": 11}, {"clip": 0.6},

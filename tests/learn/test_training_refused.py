@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from matrixdp import calibrate
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput
-from matrixdp.learn import PrivateSGD
+from matrixdp.learn import PrivateSGD, make_private
 from matrixdp.sensitivity import Frobenius
 from training_cases import BUDGET, DATA, LOSS, RECORDS, SIZE, network, seeded, step, trainer
 
@@ -117,6 +117,16 @@ def test_a_batch_serves_one_step_of_its_own_trainer():
 def test_a_model_that_mixes_records_is_refused():
     with pytest.raises(InvalidInput, match="mixes the records"):
         trainer(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
+
+
+def test_an_embedding_that_writes_into_its_table_is_refused():
+    """PyTorch scales the rows that a batch names, in place and without noise; a trusted loop would not see it."""
+    model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 2))
+    data = DataLoader(TensorDataset(torch.zeros(8, 3, dtype=torch.long), torch.zeros(8, dtype=torch.long)))
+    with pytest.raises(InvalidInput, match="changes its table"), pytest.warns(UserWarning, match="Poisson"):
+        make_private(
+            model, torch.optim.SGD(model.parameters()), data, budget=BUDGET, clip=1.0, epochs=1, trust_loop=True
+        )
 
 
 def test_an_optimizer_of_other_parameters_is_refused():

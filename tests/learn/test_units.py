@@ -46,8 +46,9 @@ def test_a_batch_has_all_rows_of_a_unit_that_count_or_none(contributions):
 
 
 def test_which_rows_count_is_drawn():
-    chosen = {tuple(Units(IDS, 1, RECORDS).rows(range(10))) for _ in range(5)}
-    assert len(chosen) == 5  # equal by chance: 10 choices of 4 rows, twice the same with probability below 1e-5
+    ids = [i % 20 for i in range(80)]
+    chosen = {tuple(Units(ids, 1, 80).rows(range(20))) for _ in range(5)}
+    assert len(chosen) == 5  # 20 choices of 4 rows: twice the same with a probability below 1e-11
 
 
 def test_every_row_is_as_likely(monkeypatch):
@@ -123,6 +124,15 @@ def test_a_resumed_training_has_the_same_rows_at_the_same_steps(tmp_path):
         again.load_state_dict(state)
         assert all(torch.equal(one, other.drawn[0]) for one, other in zip(later, again.batches(), strict=False))
         assert len(later) == 4
+
+
+def test_checkpoints_of_records_and_of_units_are_not_exchanged():
+    """Noise and rate can be the same; steps for records must not count as steps for units."""
+    by_record, by_unit = trainer(batch_size=20), trainer(batch_size=20, ids=range(RECORDS))
+    assert (by_record.rate, by_record.certificate.mu) == (by_unit.rate, by_unit.certificate.mu)
+    for one, other in ((by_record, by_unit), (by_unit, by_record)):
+        with pytest.raises(InvalidInput, match="checkpoint"):
+            one.load_state_dict(saved(other))
 
 
 def test_ids_go_by_place_and_not_by_label():

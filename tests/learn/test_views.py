@@ -1,8 +1,8 @@
 """Several views of a record are averaged before they are clipped, and count as one."""
 
 import contextlib
-import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from matrixdp import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn import ClippedGradients, PrivateSGD, make_private
 from matrixdp.learn.clipping import largest_change
+from matrixdp.learn.record_independence import below
 
 VIEWS, CLIP = 4, 0.5
 
@@ -255,20 +256,36 @@ def test_what_kept_a_record_never_runs_again():
 
 @pytest.mark.parametrize(("seconds", "kept"), [(0.3, False), (30.0, True)])
 def test_a_thread_that_lets_go_late_keeps_nothing(seconds, kept, monkeypatch):
-    """As that of a CUDA device's backward pass, which lets go of its tensors after it has answered."""
+    """As that of a CUDA device's backward pass, which lets go of its tensors after it has answered.
+
+    By a clock that runs while the pass waits for it.
+    """
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # which may take as long
-    over = threading.Event()
+    over, threads, clock = threading.Event(), [], [0.0]
+
+    def sleep(waited):
+        clock[0] += waited
+        if clock[0] >= seconds:
+            let_go()
+
+    def let_go():
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    monkeypatch.setattr(below, "time", SimpleNamespace(sleep=sleep))
 
     def hold(box):
-        over.wait(seconds)
+        over.wait()
         box.clear()
 
     def augment(x):
-        threading.Thread(target=hold, args=([x + 0],), daemon=True).start()
+        threads.append(threading.Thread(target=hold, args=([x + 0],), daemon=True))
+        threads[-1].start()
         return x + 1
 
     gradients = ClippedGradients(nn.Linear(2, 1, bias=False), squares, clip=1.0, augment=augment)
     with pytest.raises(InvalidInput, match="keeps tensors") if kept else contextlib.nullcontext():
         gradients.accumulate(torch.tensor([[1.0, 0.0]]), torch.ones(1, 1))
-    over.set()
+    assert over.is_set() != kept
+    let_go()

@@ -128,6 +128,7 @@ def test_l2_is_tight(sensitivity):
     assert not certify(short, sensitivity).meets(budget)
 
 
+@pytest.mark.slow
 def test_spherical_is_never_worse_than_the_gaussian_and_far_better_in_low_dimension():
     budget = Budget(1.0, 1e-6)
     for size, share in ((1, 0.15), (3, 0.3), (10, 0.6), (400, 0.99)):

@@ -157,7 +157,7 @@ def test_expected_squared_error():
     exact = np.diag(workload.gram()) @ std.ravel() ** 2
     assert workload_error(workload, Gaussian(Diagonal(std))) == pytest.approx(exact, rel=1e-12)
     found = solve(prefix(5).gram())
-    assert workload_error(prefix(5), Gaussian(Dense(found.covariance))) == pytest.approx(found.value, rel=1e-9)
+    assert workload_error(prefix(5), Gaussian(Dense(found.spectrum))) == pytest.approx(found.value, rel=1e-9)
     for other in (Kronecker(*covariances[::-1]), Dense(covariances[0])):
         with pytest.raises(InvalidInput, match=r"histogram of shape \(2, 3\)"):
             workload_error(workload, Gaussian(other))

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from cases import COVARIANCES, SETS, SHAPE, spd
-from matrixdp import Budget, calibrate, certify
+from matrixdp import Budget, calibrate, certify, release
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
@@ -18,6 +18,7 @@ from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy import gaussian
 from matrixdp.privacy.guarantee import epsilon_with_total_variation, with_total_variation
 from matrixdp.privacy.suprema import supremum
+from matrixdp.secure.discrete import Sampler
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, OneRow, RankOne, Vertices
 
 PAIRS = [(s, c) for s in SETS for c in COVARIANCES]
@@ -361,3 +362,16 @@ def test_the_smallest_error_of_a_sampler_is_not_rounded_away():
         asked = Mock(return_value=epsilon)
         epsilon_with_total_variation(asked, delta, t)
         assert Fraction(asked.call_args.args[0]) <= 2 * Fraction(delta) - least
+
+
+def test_the_error_of_the_tables_counts_for_every_cell_that_changes():
+    out = release(np.zeros(5), Counts(3), Budget(1.0, 1e-6), "laplace").certificate
+    single = Sampler(out.law.exponent, out.law.scale_in_steps).total_variation
+    assert out.total_variation == out.drawing.total_variation == 3 * single > 0
+
+
+@pytest.mark.parametrize("sensitivity", [Counts(1), Frobenius(1.0)])
+@pytest.mark.parametrize("epsilon", [0.628414, 0.389705])
+def test_print_does_not_look_larger_than_what_was_asked_for(sensitivity, epsilon):
+    certificate = release(np.zeros(3), sensitivity, Budget(epsilon, 1e-6)).certificate
+    assert f"epsilon = {epsilon} at" in str(certificate)

@@ -91,6 +91,7 @@ def test_widths_are_rounded_up(low, high, divisor):
     assert Fraction(box.widths("add/remove", divisor)) >= max(abs(Fraction(low)), abs(Fraction(high))) / divisor
 
 
+@settings(deadline=None)
 @given(numerator=st.integers(1, 10**30), denominator=st.integers(1, 10**30))
 def test_rounding_up(numerator, denominator):
     exact = Fraction(numerator, denominator)

@@ -209,6 +209,7 @@ def test_products_of_full_blocks_are_exact():
     assert vector(-X, Ball(1.0)).exact().tolist() == [(first << 11) - (count << 53)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), st.sampled_from([0, 21, 27, 42])), min_size=1, max_size=20))
 def test_integers_add_up(parts):
     total = Integers.of(np.zeros(1, dtype=np.int64), 0)

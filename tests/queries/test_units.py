@@ -91,7 +91,7 @@ def test_other_adjacencies_and_sets_are_refused():
         queries.by_unit(queries.sum, RECORDS, IDS, 2, norm=1.0, adjacency=REPLACE)
     with pytest.raises(InvalidInput, match="not known"):
         several(Counts(1, 0.5), 2)
-    with pytest.raises(InvalidInput, match="as many as"):
+    with pytest.raises(InvalidInput, match="one entry per record"):
         queries.by_unit(queries.sum, RECORDS, IDS[1:], 2, norm=1.0)
 
 

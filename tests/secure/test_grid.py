@@ -11,6 +11,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
+from matrixdp._compiled import compiled
 from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
@@ -133,7 +134,7 @@ def relative_error(tables, k, step):
 POINTS = [0.0, 0.003, 0.4, -1.0, 1.7, 2.9]  # in standard deviations
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("levels", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_sum_of_all_levels_has_the_law_of_the_rounded_normal(levels):
     """Every split may be off by 2^-73 at any point, and what a table does not serve is 2^-73 of it."""
     grid = Grid(levels)
@@ -263,10 +264,10 @@ def test_compiled_loops_agree_with_python(levels):
             packed, carried = int(table.packed[int(word) % COLUMNS]), 128 * slow[column]
             size = int(word) % COLUMNS if int(word) >> 12 < packed >> 12 else packed & 4095
             slow[column] = carried + (-size if int(word) >> 11 & 1 else size)
-        assert kernels._compiled(kernels._look_up)(words, table.packed, 128.0, fast) == 0
+        assert compiled(kernels._look_up)(words, table.packed, 128.0, 1.0, fast) == 0
     assert np.array_equal(slow, fast)
     values = np.random.default_rng(1).normal(size=count)
-    for loop in (kernels._add, kernels._compiled(kernels._add)):
+    for loop in (kernels._add, compiled(kernels._add)):
         out = np.empty(count)
         loop(values, grid.step, fast, out)
         assert np.array_equal(out, grid.step * (np.rint(values / grid.step) + slow))
@@ -281,7 +282,7 @@ def test_words_at_a_threshold_fall_on_the_right_side():
         words = ((thresholds[shared] + np.uint64(shift % 2**64)) << np.uint64(12)) | columns[shared]
         for sign in (1.0, -1.0):
             noise = np.zeros(words.size)
-            met = kernels._compiled(kernels._look_up)(words, table.packed, 0.0, noise)
+            met = compiled(kernels._look_up)(words, table.packed, 0.0, 1.0, noise)
             assert met == (0 if shift else words.size)
             assert np.array_equal(noise, sign * expected[shared])
             words |= np.uint64(COLUMNS)
@@ -296,7 +297,7 @@ def test_a_second_word_decides_about_a_word_that_meets_its_threshold(negative):
     assert met.sum() > 30
     words = (((table.packed >> np.uint64(12)) + ~met) << np.uint64(12)) | columns | np.uint64(COLUMNS * negative)
     noise = np.full(COLUMNS, 5.0)
-    assert kernels._look_up(words, table.packed, 128.0, noise) == met.sum()
+    assert kernels._look_up(words, table.packed, 128.0, 1.0, noise) == met.sum()
     before = noise.copy()
     assert not table.ties_broken(words, table.ties).any()  # not below
     noise += table.ties_broken(words, table.ties - met)
@@ -304,7 +305,7 @@ def test_a_second_word_decides_about_a_word_that_meets_its_threshold(negative):
     assert np.array_equal(noise[~met], before[~met])
 
 
-def test_a_tie_is_broken_in_a_draw():
+def test_a_tie_is_broken_in_a_draw(monkeypatch):
     """All words fall into the last column and meet its threshold; every other second word is below the tie."""
 
     class Ones:
@@ -316,7 +317,7 @@ def test_a_tie_is_broken_in_a_draw():
             return Ones()
 
     packed = np.full(COLUMNS, (2**52 - 1) << 12 | 3, dtype=np.uint64)
-    grid = Grid(1)
-    grid.__dict__["tables"] = (AliasTable(packed, np.full(COLUMNS, 2**63, dtype=np.uint64), 0.0),)
+    table, grid = AliasTable(packed, np.full(COLUMNS, 2**63, dtype=np.uint64), 0.0), Grid(1)
+    monkeypatch.setattr("matrixdp.secure.grid._tables", lambda levels: (table,))
     drawn = np.rint(kernels.standard((1000,), grid, key=Planted()) / grid.step)
     assert np.array_equal(drawn, np.where(np.arange(1000) % 2, -3.0, -2047.0))

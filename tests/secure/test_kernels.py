@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from matrixdp._compiled import compiled
 from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
 from matrixdp.secure.grid import COLUMNS, LIMIT, Grid, rounded_gaussian
 from matrixdp.secure.kernels import BLOCK, add_noise, largest, standard, stream
 
-ALARM = 1e-6
+ALARM = 1e-7
 MANY = 10_000_000
 LEVELS = [1, 2, 3]
 
@@ -33,7 +34,7 @@ def draw_from(table, count, entropy=None):
     """K from one table, many times; for planted faults."""
     words, noise = np.empty(count, dtype=np.uint64), np.zeros(count)
     (Key().stream() if entropy is None else entropy).fill(words, 0)
-    kernels._compiled(kernels._look_up)(words, table.packed, 0.0, noise)
+    compiled(kernels._look_up)(words, table.packed, 0.0, 1.0, noise)
     return noise.astype(np.int64)
 
 
@@ -158,7 +159,8 @@ def test_the_number_of_threads_does_not_change_the_result(size, levels):
     key, values = Key(), np.random.default_rng(0).normal(size=size)
     results = [add_noise(values, 0.3, Grid(levels), key.derive(0), threads=n) for n in (1, 2, 3, 7, None)]
     assert all(np.array_equal(results[0], result) for result in results[1:])
-    assert not np.array_equal(results[0], add_noise(values, 0.3, Grid(levels), key.derive(1)))
+    other = add_noise(values, 0.3, Grid(levels), key.derive(1))
+    assert size == 1 or not np.array_equal(results[0], other)  # one number is the same once in 454 times
 
 
 @pytest.mark.parametrize(
@@ -222,6 +224,13 @@ def test_noise_is_added_to_the_rounded_value(std, levels, dtype):
     assert np.array_equal(wide.astype(dtype), result)
 
 
+def test_the_noise_alone_is_what_the_key_gives_on_zeros():
+    key, values, drawn = Key(), np.random.default_rng(3).normal(0, 1e6, BLOCK + 9), np.empty(BLOCK + 9)
+    noisy = add_noise(values, 0.3, Grid(2), key.derive(0), threads=2, drawn=drawn)
+    assert np.array_equal(drawn, add_noise(np.zeros(BLOCK + 9), 0.3, Grid(2), key.derive(0)))
+    assert np.array_equal(noisy, add_noise(values, 0.3, Grid(2), key.derive(0)))
+
+
 def test_every_output_is_on_the_grid_and_neighbours_reach_the_same_outputs():
     grid, std, count = Grid(1), 0.7, 2_000_000
     unit = std * grid.step
@@ -281,9 +290,9 @@ def test_the_largest_value_of_any_layout():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_nothing_is_compiled_after_the_preparation(dtype):
-    kernels._compiled.cache_clear()
+    compiled.cache_clear()
     kernels.prepare(1.0, Grid(2), dtype)
-    loops = [kernels._compiled(loop) for loop in (kernels._largest, kernels._look_up, kernels._add)]
+    loops = [compiled(loop) for loop in (kernels._largest, kernels._look_up, kernels._add)]
     before = [len(loop.signatures) for loop in loops]
     values = np.ones(100, dtype=dtype)
     add_noise(values, 1.0, Grid(2))
@@ -378,7 +387,9 @@ def test_a_stream_is_the_chunks_with_derived_keys():
     assert [len(chunk) for chunk in chunks] == [20] * 5 + [3]
     for i, chunk in enumerate(chunks):
         assert np.array_equal(chunk, add_noise(values[20 * i : 20 * i + 20], 2.0, Grid(2), key.derive(i)))
-    assert len({chunk[0, 0] - values[20 * i, 0] for i, chunk in enumerate(chunks)}) == 6
+    unit = 2.0 * Grid(2).step
+    noise = np.array([np.rint(chunk[0] / unit) - np.rint(values[20 * i] / unit) for i, chunk in enumerate(chunks)])
+    assert len(np.unique(noise, axis=0)) == 6
 
 
 def peak_of(task):

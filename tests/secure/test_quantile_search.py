@@ -12,7 +12,7 @@ from matrixdp.distributions import QuantileSearch
 from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
 from matrixdp.secure import quantile_search
 from matrixdp.secure.quantile_search import gaps, places_of, probes, search
-from matrixdp.tables.quantiles import found_by
+from matrixdp.tables.quantile import found_by
 
 FALSE_ALARM = 1e-6
 

@@ -9,7 +9,7 @@ import pytest
 
 from matrixdp.errors import InvalidInput
 from matrixdp.secure import tables
-from matrixdp.secure.discrete import Tabled
+from matrixdp.secure.discrete import Sampler
 
 TOTAL = 2**127
 
@@ -173,7 +173,7 @@ def test_a_split_discrete_gaussian(scale):
     [(1.0, 0.01, 1), (1.0, 160.0, 1), (1.0, 3e5, 2), (1.0, 1e8, 3), (1.0, 1e12, 4), (1.5, 4000.0, 1), (2.0, 6e4, 2)],
 )
 def test_any_scale_of_laplace_and_gaussian_has_tables(exponent, scale, count):
-    found = Tabled(exponent, scale)
+    found = Sampler(exponent, scale)
     assert len(found.digits.tables) == count
     assert 0 < found.total_variation < 2.0**-68
 

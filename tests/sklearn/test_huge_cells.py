@@ -15,6 +15,7 @@ from matrixdp.sklearn import (
     PrivatePCA,
     PrivateStandardScaler,
 )
+from matrixdp.tables import release_means, release_moments
 
 APPROXIMATE, PURE = Budget(1.0, 1e-6), Budget(1.0, 0.0)
 BOUNDS = {"low": 0.0, "high": 0.1}
@@ -53,6 +54,16 @@ def test_a_huge_cell_is_clipped_in_silence(name, budget):
     huge = records.copy()
     huge[7, 1] = 1.7e308
     assert heard(FITS[name], huge, budget) == heard(FITS[name], records, budget)
+
+
+def test_bounds_too_far_apart_are_refused_whatever_the_records_are():
+    for cell in (0.0, 1e308):
+        with pytest.raises(InvalidInput, match="low and high must lie between"):
+            PrivateKBins(low=-1e308, high=1e308, budget=APPROXIMATE).fit(np.full((60, 2), cell))
+        with pytest.raises(InvalidInput, match="finite"):
+            release_means(np.full(60, cell), -1e308, 1e308, budget=APPROXIMATE)
+        with pytest.raises(InvalidInput, match="finite"):
+            release_moments(np.full((60, 2), cell), -1e308, 1e308, budget=APPROXIMATE)
 
 
 @pytest.mark.parametrize("budget", [APPROXIMATE, PURE], ids=["approximate", "pure"])

@@ -105,6 +105,7 @@ def test_no_rows_are_no_error():
     out = Table(people(0), PUBLIC).logistic_regression("ill", ON, steps=2).release(BUDGET)
     assert np.all(np.isfinite(out.table()["value"]))
     assert not out.table()["reliable"].any()
+    assert "may hold less often" in out.plot().get_supxlabel()
 
 
 @pytest.mark.parametrize(

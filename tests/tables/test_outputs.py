@@ -50,6 +50,38 @@ def test_whole_numbers_stay_whole():
     assert interval.high - out.value == pytest.approx(out.value - interval.low, rel=1e-9)  # no flooring to be counted
 
 
+def test_it_prints_as_a_table_with_its_certificate(out):
+    table, _, certificate = str(out).partition("\n\n")
+    header, *rows, more, intervals = table.split("\n")
+    frame = out.table()
+    assert header.split() == list(frame)
+    assert more == "... and 4 more rows"
+    for row, (region, smoker, value, error, low, high) in zip(rows, frame[:20].itertuples(index=False), strict=True):
+        assert row.startswith(region)
+        assert smoker in row
+        assert row.split()[-4:] == [f"{value:.0f}", f"{error:.1f}", f"{low:.0f}", f"{high:.0f}"]
+    assert intervals == "Intervals from low to high hold with 95 %."
+    assert certificate == str(out.certificate)
+    assert repr(out) == str(out)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda table: table.means("cost", by=("region",)),
+    lambda table: table.quantiles("age", [0.25, 0.5]),
+    lambda table: table.marginals(("region", "smoker")),
+])  # fmt: skip
+def test_answers_of_every_kind_print_as_a_table(ask):
+    found = ask(Table(VISITS, domain())).release(BUDGET)
+    printed, cells = str(found).split("\n"), found.columns()
+    assert printed[0].split() == list(cells)
+    rows = printed[: 1 + min(20, len(cells["value"]))]
+    assert len({len(row) for row in rows}) == 1  # numbers are aligned
+    for line, low, high in zip(rows[1:], cells["low"], cells["high"], strict=False):
+        width, (*_, first, last) = high - low, line.split()
+        assert float(first) == pytest.approx(low, abs=0.01 * width)
+        assert float(last) == pytest.approx(high, abs=0.01 * width)
+
+
 def test_files(out, tmp_path):
     out.to_csv(tmp_path / "table.csv")
     out.to_parquet(tmp_path / "table.parquet")
@@ -122,6 +154,13 @@ def test_every_answer_has_a_figure_and_a_statement(asked, tmp_path):
         assert ("missing values are not counted" in text) == (out.query["name"] not in COUNTED)
     out.certificate.save(tmp_path / "certificate.json")
     assert hashlib.sha256((tmp_path / "certificate.json").read_bytes()).hexdigest() in text
+
+
+@pytest.mark.parametrize(("rows", "words"), [(1, "One row of each patient_id was"), (2, "At most 2 rows of each")])
+def test_a_statement_says_that_rows_were_left_out(rows, words):
+    out = Table(VISITS, domain(), unit="patient_id", contributions=rows).counts("region").release(BUDGET)
+    assert words in out.statement("html")
+    assert "rows that were left out" in out.statement()
 
 
 def test_quantiles_share_one_scale():

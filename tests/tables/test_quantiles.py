@@ -21,7 +21,7 @@ def ages(count=2000, seed=0):
 @pytest.mark.parametrize("mechanism", ["auto", "laplace", "analytic"])
 @pytest.mark.parametrize("adjacency", ["add/remove", "replace"])
 def test_quantiles_are_near_the_truth_and_verify(mechanism, adjacency):
-    values, wanted = ages(), [0.0, 0.1, 0.5, 0.9, 1.0]
+    values, wanted = ages(10_000), [0.0, 0.1, 0.5, 0.9, 1.0]
     out = release_quantiles(
         values, wanted, edges=range(0, 121, 2), budget=BUDGET, mechanism=mechanism, adjacency=adjacency
     )
@@ -34,7 +34,7 @@ def test_quantiles_are_near_the_truth_and_verify(mechanism, adjacency):
 
 @pytest.mark.parametrize("mechanism", ["auto", "laplace"])
 def test_intervals_cover_the_quantile_of_the_records(mechanism):
-    """At least the level; with half of the margin it must show that they do not."""
+    """At least the level; for intervals a hundredth as wide, which cover 0.2, it must show that they do not."""
     values, wanted, rounds = ages(300), np.array([0.5, 0.9]), 60
     edges = np.linspace(0, 120, 481 if mechanism == "auto" else 41)
     truth = np.quantile(values, wanted, method="inverted_cdf")
@@ -44,8 +44,8 @@ def test_intervals_cover_the_quantile_of_the_records(mechanism):
         out = release_quantiles(values, wanted, edges=edges, budget=BUDGET, mechanism=mechanism, level=0.9)
         covered += (out.low <= truth) & (truth <= out.high)
         widths += (out.high - out.low) / rounds
-        weak = quantiles(out.release, edges, wanted, level=0.05)
-        narrow += (weak.low <= truth) & (truth <= weak.high)
+        low, high = (out.estimate + (end - out.estimate) / 100 for end in (out.low, out.high))
+        narrow += (low <= truth) & (truth <= high)
     least = binom.ppf(FALSE_ALARM / 3, rounds, 0.9)
     assert np.all(covered >= least)
     assert np.all(widths < 100)  # of 120
@@ -105,16 +105,21 @@ def test_edges_must_fit_the_release():
 
 
 def test_the_error_in_ranks_is_that_of_the_exponential_mechanism():
-    """Not that of a histogram, which is ten times that here; half the rate would show."""
-    wanted, edges = np.array([0.25, 0.5, 0.75]), np.linspace(0, 150, 2**14 + 1)
+    """Not that of a histogram, which is ten times that here; half the rate would show.
+
+    Of 100 searches, the mean error is outside once in 1e9, and with half the rate inside once in a million. The mean
+    square has longer tails.
+    """
+    wanted, edges = np.array([0.25, 0.5, 0.75]), np.linspace(0, 150, 2**12 + 1)
     off = []
-    for seed in range(50):
-        values = np.sort(ages(20000, seed))
+    for seed in range(100):
+        values = np.sort(ages(1000, seed))
         out = release_quantiles(values, wanted, edges=edges, budget=Budget(1.0, 0.0))
         off.append(np.searchsorted(values, out.estimate) - wanted * len(values))
     rate = 0.9 / 2
-    variance = 2 / rate**2 * (1.25 + 1 + 1.25) / 3  # quartiles have half of the median's error besides their own
-    assert 0.4 * variance < np.mean(np.square(off)) < 2.2 * variance
+    # the mean size of Laplace noise of scale 1/rate; quartiles have half of the median's error besides their own
+    expected = (1 + 2 * (1 + 0.5 + 0.25) / 1.5) / 3 / rate
+    assert 0.6 * expected < np.mean(np.abs(off)) < 1.5 * expected
 
 
 def test_ties_are_split_and_whole_numbers_are_found():

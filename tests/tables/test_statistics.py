@@ -8,11 +8,11 @@ from scipy.stats import binom
 
 from matrixdp import Budget, Certificate, Ledger, release
 from matrixdp.errors import InvalidInput
-from matrixdp.tables.means import STEPS, bounded_totals, means, release_means
+from matrixdp.tables.mean import STEPS, bounded_totals, means, release_means
 from matrixdp.tables.moments import bounded_moments, bounded_products, release_moments
 
 BUDGET = Budget(1.0, 1e-6)
-FALSE_ALARM = 1e-6
+FALSE_ALARM = 1e-7
 
 
 def people(count=4000, seed=0):
@@ -54,7 +54,8 @@ def test_means_by_group_are_near_the_truth_and_verify(tmp_path):
     ledger = Ledger(tmp_path / "budget.db", Budget(3.0, 1e-5))
     out = release_means(records[:, 1], 0, 3000, groups=groups, group_count=4, budget=BUDGET, ledger=ledger, note="cost")
     truth = [records[groups == group, 1].mean() for group in range(4)]
-    assert np.all(np.abs(out.value - truth) < 6 * out.standard_error)
+    # Laplace noise on two totals, one of twice the weight: one of the four is beyond 12 standard errors with 3e-8
+    assert np.all(np.abs(out.value - truth) < 12 * out.standard_error)
     assert np.all(out.standard_error < 20)
     assert Certificate.from_json(out.certificate.to_json()).verify()
     assert [entry.note for entry in ledger.history()] == ["cost"]
@@ -155,10 +156,10 @@ def asked(moments, name):
 def test_with_a_large_budget_everything_is_what_numpy_says():
     records = people(100_000)
     moments = release_moments(records, LOW, HIGH, budget=Budget(20.0, 0.1))
+    units = {"covariance": np.outer(records.std(axis=0), records.std(axis=0))}
     for name, value in truth_of(records).items():
-        assert asked(moments, name).value == pytest.approx(value, rel=1e-2, abs=1e-2 if name != "regression" else 3), (
-            name
-        )
+        found, true = (part / units.get(name, 1.0) for part in (asked(moments, name).value, value))
+        assert found == pytest.approx(true, rel=1e-2, abs=1e-2 if name != "regression" else 3), name
     assert moments.count().value[0] == pytest.approx(len(records), abs=9)
     ridge = moments.regression(1, [0], ridge=1e5).value
     centred = records - records.mean(axis=0)

@@ -1,1 +1,1 @@
-"""The papers behind matrixdp, run again: studies, rivals, data sets, networks, composition theorems and claims."""
+"""Reproductions of the papers behind matrixdp: studies, rivals, datasets, networks, composition theorems, claims."""

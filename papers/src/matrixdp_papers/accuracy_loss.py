@@ -1,4 +1,4 @@
-"""The accuracy loss ||Z||^2 of a noise law: its mean, variance, kurtosis and skewness, exactly and by simulation."""
+"""The accuracy loss ||Z||^2 of a noise law: its mean, variance, kurtosis and skewness."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import math
 from dataclasses import dataclass
 from functools import singledispatch
 
-import numpy as np
-
-from matrixdp import _check
-from matrixdp.distributions import Gaussian, NoiseLaw, Spherical, generator
+from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.errors import InvalidInput
 
 
 @dataclass(frozen=True)
 class AccuracyLoss:
-    """The first four moments of L = ||Z||^2 about zero, and what is read off them.
+    """The first four moments of L = ||Z||^2 about zero, and quantities derived from them.
 
-    The R1SMG paper takes kurtosis and skewness about zero, E[L^4]/E[L^2]^2 and E[L^3]/E[L^2]^(3/2), and reads large
-    values as stability. Heavier tails mean more extreme draws, not fewer; the central versions say so more plainly.
+    The R1SMG paper defines kurtosis and skewness about zero, E[L^4]/E[L^2]^2 and E[L^3]/E[L^2]^(3/2), and interprets
+    large values as stability. But heavier tails mean more extreme draws, not fewer; the central versions show this.
     """
 
     mean: float
@@ -48,11 +45,6 @@ class AccuracyLoss:
         fourth = self.fourth - 4 * mean * self.third + 6 * mean**2 * self.second - 3 * mean**4
         return fourth / self.variance**2
 
-    @property
-    def central_skewness(self) -> float:
-        """E (L - E L)^3 / variance^(3/2); 0 for a symmetric law."""
-        return (self.third - 3 * self.mean * self.second + 2 * self.mean**3) / math.sqrt(self.variance) ** 3
-
 
 @singledispatch
 def accuracy_loss(law: NoiseLaw) -> AccuracyLoss:
@@ -77,11 +69,3 @@ def _(law: Spherical) -> AccuracyLoss:
     """||Z|| is the radius."""
     second, fourth, sixth, eighth = (law.radius_moment(order) for order in (2, 4, 6, 8))
     return AccuracyLoss(mean=second, second=fourth, third=sixth, fourth=eighth)
-
-
-def simulated_loss(law: NoiseLaw, draws: int, rng: np.random.Generator | None = None) -> AccuracyLoss:
-    """The same moments as averages over draws."""
-    randomness = generator(rng)
-    losses = np.array([np.sum(np.square(law.sample(randomness))) for _ in range(_check.count("draws", draws))])
-    mean, second, third, fourth = (float(np.mean(losses**n)) for n in (1, 2, 3, 4))
-    return AccuracyLoss(mean=mean, second=second, third=third, fourth=fourth)

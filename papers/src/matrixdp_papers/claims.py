@@ -1,4 +1,4 @@
-"""The papers' claims, tested on their settings and a few of ours: what each mechanism claims, and what is true."""
+"""The papers' claims, tested on their settings and a few of ours: the claim of each mechanism, and the truth."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from matrixdp.errors import NotApplicable
 from matrixdp.mechanisms import calibrate
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius, OneColumn, RankOne, Sensitivity
+from matrixdp_papers.rivals.wishart import impossible
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -27,11 +28,11 @@ class Setting:
     Attributes:
         paper: which paper.
         name: what is released.
-        shape, sensitivity, budget: as the paper has them, but where `note` says otherwise.
+        shape, sensitivity, budget: as in the paper, unless `note` says otherwise.
         gamma: the largest norm of the value, for MVG.
-        r1smg_epsilon: the smaller epsilon that the R1SMG paper gives itself in a comparison.
-        mechanisms: only these.
-        note: what differs from the paper.
+        r1smg_epsilon: the smaller epsilon that the R1SMG paper uses for its own mechanism in a comparison.
+        mechanisms: test only these.
+        note: the differences from the paper.
     """
 
     paper: str
@@ -149,7 +150,7 @@ class Claims:
         return iter(self.rows)
 
     def settings(self) -> Iterator[tuple[Claim, list[Claim]]]:
-        """The claims of each setting, with the first of them for its name."""
+        """The claims of each setting, each time after the first of them, which names the setting."""
         for _, group in groupby(self.rows, key=lambda row: (row.paper, row.setting)):
             rows = list(group)
             yield rows[0], rows
@@ -194,7 +195,7 @@ def examine(progress: Callable[[Sequence[Setting]], Iterator[Setting]] = iter) -
     """Calibrates every mechanism on every setting and certifies what it proposes.
 
     Args:
-        progress: wraps the list of settings, to show how far the work is.
+        progress: wraps the list of settings, to show progress.
     """
     rows = [claim for setting in progress(SETTINGS) for claim in _claims(setting)]
     return Claims((*rows, wishart(Budget(1.0, 1e-6))))
@@ -205,15 +206,14 @@ def wishart(budget: Budget) -> Claim:
 
     Its noise W has d + 1 degrees of freedom and scale 3/(2 n epsilon) I, and is positive semidefinite. Let a neighbour
     have one more record x of norm 1, so that its value is larger by V = x x^T/n. Every output of the neighbour is at
-    least its value. So it cannot give the output A + W unless W >= V, that is unless 1/(x^T W^-1 x) >= 1/n. As
-    1/(x^T W^-1 x) is 3/(2 n epsilon) times a chi-square with 2 degrees of freedom, that fails with probability
-    1 - exp(-epsilon/3): an event that the neighbour never shows, so delta is at least that at every epsilon.
+    least its value. So it cannot produce the output A + W unless W >= V, that is unless 1/(x^T W^-1 x) >= 1/n. As
+    1/(x^T W^-1 x) is 3/(2 n epsilon) times a chi-square with 2 degrees of freedom, this fails with probability
+    1 - exp(-epsilon/3). The neighbour never produces such outputs, so delta is at least that at every epsilon.
 
     Source: jiang2016wishart, Theorem 4.
     """
-    impossible = -math.expm1(-budget.epsilon / 3)
-    name = "Wishart mechanism for PCA, add/remove"
-    return Claim("PCA", name, (), "wishart", budget.epsilon, 0.0, math.nan, math.nan, impossible, "violated")
+    name, least = "Wishart mechanism for PCA, add/remove", impossible(budget.epsilon)
+    return Claim("PCA", name, (), "wishart", budget.epsilon, 0.0, math.nan, math.nan, least, "violated")
 
 
 def _claims(setting: Setting) -> Iterator[Claim]:
@@ -290,7 +290,7 @@ the column *x analytic* says how many times the squared error of one analytic Ga
 such noise grows like r^-(M-1) towards the true value. So an output lies far closer to the value it came from than to a
 neighbour's, and its distance gives away which of the two it was. The published proof fixes the two directions that lead
 to one output and compares the densities given them; the output is not seen together with its direction. At the paper's
-own settings the true delta is between 0.0005 and 1, where 1e-5 to 1e-10 is claimed. The small errors in its rows are
+own settings the true delta is between 0.0005 and 1, where 3e-7 to 1e-10 is claimed. The small errors in its rows are
 what a mechanism without privacy costs.
 
 **The null space.** The paper's section 5.4 asks whether a vector u orthogonal to the noise's direction v could be used.

@@ -1,9 +1,8 @@
 """The papers' theorems on composition and sampling.
 
-They are plain functions of (epsilon, delta), all that they know of the noise; an Accountant knows all of it, and
-does better. They are here to reproduce what was published, and to compare. What a composition spends is rounded up,
-what a step may spend is rounded down. `k` is the number of steps, and `slack` the delta that a theorem gives away for a
-smaller epsilon.
+They are functions of (epsilon, delta) only; an Accountant uses the whole privacy profile of the noise, and gives
+smaller totals. They reproduce published results, for comparison. Totals are rounded up, budgets per step rounded down.
+`k` is the number of steps, and `slack` the delta that a theorem adds for a smaller epsilon.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from matrixdp.privacy import gaussian
 AMPLIFICATIONS = ("exact", "linear")
 
 _UNIT = 2.0**-53
-_UP, _DOWN = 1.0 + 64.0 * _UNIT, 1.0 - 256.0 * _UNIT  # more than the rounding of a closed form; and there and back
-_LARGEST_EPSILON = 700.0  # beyond, e^epsilon is no float
-_LARGEST_K = 10**6  # terms of the optimal composition
+_UP, _DOWN = 1.0 + 64.0 * _UNIT, 1.0 - 256.0 * _UNIT  # beyond rounding of a closed form, and its inverse
+_LARGEST_EPSILON = 700.0  # e^epsilon overflows above it
+_LARGEST_K = 10**6  # the most terms of the optimal composition
 
 
 # --- composition ---
 
 
 def basic(epsilon: float, delta: float, k: int) -> tuple[float, float]:
-    """Adds up: (k epsilon, k delta).
+    """Basic composition: (k epsilon, k delta).
 
     Guarantee: k steps, each (epsilon, delta)-private, are together private with the returned pair.
     Source: dwork2014algorithmic, Theorem 3.16. Deviates: none.
@@ -135,24 +134,6 @@ def optimal_delta(epsilon: float, delta: float, k: int, total_epsilon: float) ->
     rounding = 16.0 * _UNIT * (8.0 + k * (math.log(k + 1.0) + epsilon + 1.0))
     leak = min(float(np.sum(np.exp(log_masses) * -np.expm1(-excess))) * (1.0 + rounding), 1.0 - _UNIT)
     return min(-math.expm1(k * math.log1p(-delta) + math.log1p(-leak)) * _UP, 1.0)
-
-
-def optimal_epsilon(epsilon: float, delta: float, k: int, total_delta: float) -> float:
-    """The least epsilon that holds for all (epsilon, delta)-private steps, at a given total delta.
-
-    Guarantee: `optimal_delta(epsilon, delta, k, returned epsilon) <= total_delta`.
-    Source: kairouz2017composition, Theorem 3.3, solved for epsilon. Deviates: as optimal_delta.
-    """
-    total_delta = _check.probability("total_delta", total_delta)
-    low, high = 0.0, basic(epsilon, delta, k)[0]
-    if not optimal_delta(epsilon, delta, k, high) <= total_delta:
-        raise InvalidInput(f"total_delta must be at least 1 - (1 - delta)^k for k = {k}, {delta=}, got {total_delta!r}")
-    if optimal_delta(epsilon, delta, k, low) <= total_delta:
-        return low
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if optimal_delta(epsilon, delta, k, middle) <= total_delta else (middle, high)
-    return high
 
 
 def gaussian_step(epsilon: float, delta: float, k: int) -> float:

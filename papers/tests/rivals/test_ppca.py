@@ -115,9 +115,9 @@ def test_long_records_are_shortened():
 def test_many_features_are_fast():
     rng = np.random.default_rng(7)
     spectrum = 3e4 * np.r_[0.4, 0.05 / np.arange(1, 400)]
-    start = time.perf_counter()
+    start = time.process_time()  # not that of others, on a busy machine
     V = matrix_bingham(np.diag(spectrum), 20, 3, rng)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert np.allclose(V.T @ V, np.eye(20), atol=1e-12)
     assert 0.8 * spectrum[:20].sum() < np.sum(spectrum @ V**2) < spectrum[:20].sum()
 

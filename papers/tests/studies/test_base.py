@@ -15,7 +15,7 @@ from matrixdp import plots
 from matrixdp.errors import InvalidInput
 from matrixdp_papers.cli.study import study as command
 from matrixdp_papers.studies import STUDIES, figures
-from matrixdp_papers.studies.base import Mean, Results, Study, Table, beaten, merged, plain, silent
+from matrixdp_papers.studies.base import Mean, Results, Study, Table, beaten, merged, plain, shown, silent
 
 
 def results():
@@ -115,6 +115,15 @@ def test_another_run_fills_in_what_did_not_run():
     assert merged(first, [longer])[0] == longer
 
 
+@pytest.mark.parametrize("rows", [(("none", None, 9.0, Mean(0.9, 0.01, 3)), ("mvg", 0.1, 6.0, Mean(0.7, 0.01, 3))),
+                                  (("none", None, 0.0, None), ("mvg", 0.1, 5.0, None), ("mvg", 1.0, 2.0, None))],
+                         ids=["as many rows, none empty", "more rows"])  # fmt: skip
+def test_a_whole_run_takes_the_place_of_the_first(rows):
+    first = [rows_of(("none", None, 0.0, Mean(0.8, 0.01, 3)), ("mvg", 0.1, 5.0, None))]
+    whole = rows_of(*rows, note="new")
+    assert merged(first, [whole]) == (whole,)
+
+
 @pytest.mark.parametrize("row", [("mvg", 0.2, 5.0, None), ("mvg", 0.1, 5.1, None), ("mgm", 0.1, 5.0, None),
                                  ("mvg", None, None, None)])  # fmt: skip
 def test_another_run_with_other_settings_is_refused(row):
@@ -138,6 +147,17 @@ def test_a_mechanism_has_one_colour_in_every_picture():
     assert len({colour for colour, _, _ in one.values()}) == 3
 
 
+def test_rivals_have_colours_of_their_own_in_bars():
+    names = ("matrixdp", "DAWA", "H_b")
+    _, (panel,) = figures.panels(1)
+    figures.bars(panel, dict.fromkeys(names, Mean(1.0, 0.1, 3)), title="", label="")
+    assert len({patch.get_facecolor() for patch in panel.patches}) == len(names)
+    _, (panel,) = figures.panels(1)
+    names = ("imgm, rows and columns", "JL transform", "exponential (PPCA)", "spherical", "0 without data")
+    figures.bars(panel, dict.fromkeys(names, Mean(1.0, 0.1, 3)), title="", label="")
+    assert len({patch.get_facecolor() for patch in panel.patches}) == len(names)
+
+
 def test_piped_tables_are_as_wide_as_COLUMNS_says(monkeypatch):
     from matrixdp.cli import show
 
@@ -156,6 +176,20 @@ def test_a_wide_table_is_printed_in_parts_of_80_columns():
     assert max(map(len, lines)) <= 80
     assert sum("gaussian, per element" in line for line in lines) > 1
     assert sum(line.count("0.5 ± 0.01") for line in lines) == 20
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_long_headings_cut_no_cell(width):
+    """Every line of a table ends in its border, and every cell is there as a whole."""
+    columns = ("noise", "error as published", "error at equal guarantee", "drawn", "RMS error / answer")
+    cells = ("MGM, utility's own directions", 17230.0, 0.03227, Mean(0.03218, 0.00063, 400), 0.4949)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(Table("Headings", columns, (cells,), "a note"))
+    lines = console.export_text().splitlines()
+    framed = [line.rstrip() for line in lines if line[:1] in set("┏┃┡│└")]
+    assert len(framed) >= 6
+    assert all(line[-1] in "┓┃┩│┘" for line in framed)
+    assert all(any(shown(cell) in line for line in framed) for cell in cells)
 
 
 def test_written_results_are_strict_json(tmp_path):
@@ -211,13 +245,13 @@ def test_the_command_adds_the_results_of_another_run(call, tmp_path, monkeypatch
 
     monkeypatch.setitem(STUDIES, "toy", replace(STUDY, tell=tell))
     paths = []
-    for device, score in (("cuda", None), ("cpu", Mean(0.5, np.nan, 1))):
-        ran = Results({"seed": 1, "device": device}, (rows_of(("mvg", 0.1, 5.0, score)),), "", "")
+    for device, score, own in (("cuda", None, {}), ("cpu", Mean(0.5, np.nan, 1), {"rounds": 2})):
+        ran = Results({"seed": 1, "device": device, **own}, (rows_of(("mvg", 0.1, 5.0, score)),), "", "")
         paths += ["--results", STUDY.write(ran, tmp_path / device)[0]]
     result = call("toy", *paths, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.exception
     found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert found["setting"] == {"seed": 1, "device": "cuda", "added run, device": "cpu"}
+    assert found["setting"] == {"seed": 1, "device": "cuda", "added run, device": "cpu", "rounds": 2}
     assert found["tables"][0]["rows"][0]["accuracy"]["mean"] == 0.5
 
 

@@ -7,13 +7,17 @@ from matrixdp_papers.studies import equal_guarantees, haar, histogram, uber_map
 from matrixdp_papers.studies.base import Mean, Table, silent
 
 
-def test_it_runs_on_a_small_map(small_map):
+def test_it_runs_on_a_small_map(small_map, tmp_path):
     found = histogram.run(small_map, True, silent)
     assert set(found.figures) == {"figure-4", "figure-5", "equal-guarantees"}
     verdicts = {row[0]: row[3] for row in found.tables[0].rows}
     assert verdicts == {"r1smg": "violated", "classic": "loose", "analytic": "exact", "mvg": "loose", "mgm": "loose"}
     assert "| quantity | paper | ours | why |" in found.found
     assert found.found.count("matrixdp against the best rival") == 1
+    (path, *_) = histogram.STUDY.write(found, tmp_path)
+    again = histogram.STUDY.remake(path)
+    assert histogram.STUDY.report(again) == histogram.STUDY.report(found)
+    assert histogram.STUDY.write(again, tmp_path / "again")[2:] == [tmp_path / "again" / "equal-guarantees.png"]
 
 
 def test_every_group_has_the_same_number_of_variants(small_map):

@@ -15,7 +15,14 @@ def problem(small_tasks, rng):
 def test_it_runs_on_small_data(small_tasks):
     found = pca.run(small_tasks, True, silent)
     assert set(found.figures) == {"figure-6"}
-    assert len(found.tables) == 5
+    titles, colours = [], {}
+    for panel in found.figures["figure-6"].axes:
+        titles.append(panel.get_title())
+        for curve, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            colours.setdefault(label, set()).add(curve.lines[0].get_color())
+    assert sum(", all " in title for title in titles) == len(small_tasks)
+    assert all(len(used) == 1 for used in colours.values())  # in every panel, also in that without PPCA
+    assert len(found.tables) == 6
     assert "synthetic" in found.found
 
 
@@ -33,6 +40,13 @@ def test_only_the_order_free_measure_ignores_a_rotation(problem, rng):
     turned = problem.basis @ np.linalg.qr(rng.normal(size=(problem.kept, problem.kept)))[0]
     assert problem.missed(turned) == pytest.approx(0, abs=1e-12)
     assert problem.deviation(turned) > 0.01
+
+
+def test_mvg_finds_nothing_at_the_epsilon_it_is_said_to_need(small_tasks):
+    (row,) = pca.larger_epsilons(small_tasks, 8).rows
+    _, random, least, *_, most = row
+    assert least.mean > 0.5 * random.mean
+    assert most.mean < 0.1 * random.mean
 
 
 def test_the_verdicts(problem):

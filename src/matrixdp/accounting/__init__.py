@@ -1,1 +1,1 @@
-"""What many releases guarantee together: accountant, filter for adaptive use, ledger."""
+"""What many releases guarantee together: accountants, filters for adaptive choices, ledgers."""

@@ -1,4 +1,4 @@
-"""An accountant adds up certificates, with or without sampling of the records; and how much noise a budget asks for."""
+"""The accountant, which adds up certificates, with or without sampling of the records; and the noise for a budget."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from matrixdp.adjacency import ADD_REMOVE, Adjacency, checked, takes_relation
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.cells import UNIT
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 
-_UNIT = 2.0**-53
-_LEAST_NOISE = 0.01  # of noise_multiplier_for
+_LEAST_NOISE = 0.01  # where the search of noise_multiplier_for ends
 
 
 def check_secret(certificate: Guarantee) -> None:
-    """Raises InvalidInput for the certificate of a seeded release: noise that can be repeated protects nothing."""
+    """Raises InvalidInput for the certificate of a seeded release: seeded noise is not private."""
     if isinstance(certificate, Certificate) and certificate.drawing is not None and certificate.drawing.reproducible:
         raise InvalidInput(
             "certificate must be that of a release with secret noise: seeded noise (rng=, generator=) is not private; "
@@ -49,9 +49,9 @@ class Accountant:
         """Starts with nothing spent.
 
         Args:
-            adjacency: that of all certificates; left out, that of the first.
-            reproducible: for studies alone: also takes certificates of seeded releases. Their noise can be repeated,
-                so they are not private, and the answers are those that secret noise of the same law would have.
+            adjacency: the adjacency of all certificates; by default, that of the first.
+            reproducible: for studies only: also takes certificates of seeded releases, which are not private. The
+                answers are those for secret noise of the same law.
         """
         self._adjacency = None if adjacency is None else checked(adjacency)
         self._reproducible = reproducible
@@ -59,7 +59,7 @@ class Accountant:
 
     @property
     def adjacency(self) -> Adjacency | None:
-        """The adjacency of every certificate; None before the first."""
+        """The adjacency of every certificate; None before the first, if none was given."""
         return self._adjacency
 
     @property
@@ -82,7 +82,7 @@ class Accountant:
         """Adds `count` releases with this certificate.
 
         Args:
-            certificate: of one release, on the records that it used.
+            certificate: the certificate of one release, on the records that it used.
             count: how many such releases.
             sampling_rate: the probability with which each record was used; see `Part`.
         """
@@ -98,10 +98,10 @@ class Accountant:
         self._history.append(part)
 
     def composition(self, budget: Budget | None = None) -> Composition:
-        """All that was added as a record that can be written, read and verified.
+        """The releases added so far, as a record that can be written, read and verified.
 
         Args:
-            budget: the budget that all of it is to keep, if any.
+            budget: the budget that the releases should keep together, if any.
         """
         return Composition(self.history, budget)
 
@@ -110,7 +110,7 @@ class Accountant:
         return self.composition().epsilon(delta, method)
 
     def delta(self, epsilon: float, method: str = "auto") -> float:
-        """The least delta that is proven at this epsilon, 0 or above; see `Composition.epsilon`."""
+        """The least delta that is proven at this epsilon (0 or above); see `Composition.epsilon`."""
         return self.composition().delta(epsilon, method)
 
 
@@ -118,15 +118,16 @@ class Accountant:
 def noise_multiplier_for(
     epsilon: float, delta: float, sampling_rate: float, steps: int, adjacency: str = ADD_REMOVE
 ) -> float:
-    """The standard deviation of Gaussian noise, in units of the sensitivity, at which so many releases keep a budget.
+    """The standard deviation of Gaussian noise, in units of the sensitivity, at which `steps` releases keep a budget.
 
-    Guarantee: with it, an Accountant answers at most `epsilon` at `delta`, and at most `delta` at `epsilon`. The least
-    multiplier that will do is at most 1 % below, without sampling only by a rounding error. The search ends at 0.01.
+    Guarantee: with it, an Accountant answers at most `epsilon` at `delta`, and at most `delta` at `epsilon`. It is at
+    most 1 % above the least such multiplier, and without sampling only by a rounding error. With sampling, the search
+    ends at 0.01.
 
     Args:
         epsilon: above 0.
         delta: strictly between 0 and 1.
-        sampling_rate: as for Accountant.add.
+        sampling_rate: as for `Accountant.add`.
         steps: how many releases.
         adjacency: which data sets are neighbours; the sensitivity is that of the query without sampling.
     """
@@ -136,7 +137,7 @@ def noise_multiplier_for(
         raise InvalidInput(f"steps must be at most {MOST_STEPS} with sampling, got {steps}")
 
     def at(multiplier: float, question: Question) -> float:
-        noise = GaussianProfile((1.0 + 4.0 * _UNIT) / multiplier)
+        noise = GaussianProfile((1.0 + 4.0 * UNIT) / multiplier)
         return answer(merged({Use(noise, sampling_rate=rate): steps}), adjacency, question)
 
     @cache
@@ -147,7 +148,7 @@ def noise_multiplier_for(
         found = at(multiplier, EpsilonAt(budget.delta))
         return found <= budget.epsilon and at(multiplier, DeltaAt(budget.epsilon)) <= budget.delta
 
-    unsampled = math.sqrt(steps) / float(gaussian.mu(budget.epsilon, budget.delta)) * (1.0 + 32.0 * _UNIT)
+    unsampled = math.sqrt(steps) / float(gaussian.mu(budget.epsilon, budget.delta)) * (1.0 + 32.0 * UNIT)
     if rate == 1.0:
         return unsampled
     high = max(rate * unsampled, _LEAST_NOISE)

@@ -1,10 +1,10 @@
-"""Compositions of few atoms: the privacy losses of discrete noise are listed, and Gaussian noise added in closed form.
+"""Compositions with few atoms: the privacy losses of discrete noise are listed; Gaussian noise is added in closed form.
 
-Let discrete releases have the total loss l_a with probability p_a, and H be the curve of the others, such as one
-Gaussian release. Then the curve of all of them is sum_a p_a H(epsilon - l_a), at any real epsilon: for each outcome a
-the best event for the others is that of their own curve at epsilon - l_a. Losses and masses are rounded up, which can
-only increase the sum (`privacy.cells`, remark 1, and H falls). So the answer has no error of a grid. That matters where
-a large atom is near epsilon: four pure releases of epsilon/4 each have the largest one just there.
+Let the discrete releases have total loss l_a with probability p_a, and let H be the curve of the others, such as one
+Gaussian release. Then the curve of all of them is sum_a p_a H(epsilon - l_a), at any real epsilon: given outcome a, the
+best event for the others is the one that attains their curve at epsilon - l_a. Losses and masses are rounded up, which
+can only increase the sum (`privacy.cells`, remark 1, and H falls). So the answer has no grid error. That matters where
+a large atom is near epsilon: for four pure releases of epsilon/4 each, the largest loss is epsilon itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOT = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """The law of a total loss, and one more release."""
+    """The distribution of the total loss of discrete releases, and one more release (`other`)."""
 
     losses: Array
     masses: Array
@@ -58,7 +58,7 @@ class Atoms:
 
 
 def few_atoms(pairs: Mapping[Pair, int]) -> Atoms | None:
-    """The composition of discrete noise, and of at most one Gaussian release, if its atoms are few."""
+    """The composition of discrete noise and at most one Gaussian release; None if it has too many atoms."""
     others = [pair for pair in pairs if not pair.atomic]
     single = all(isinstance(pair.profile, GaussianProfile) and pair.rate == 1.0 and pairs[pair] == 1 for pair in others)
     if len(others) > 1 or len(others) == len(pairs) or not single:
@@ -77,7 +77,7 @@ def few_atoms(pairs: Mapping[Pair, int]) -> Atoms | None:
 
 
 def _power(loss: CellLoss, count: int) -> CellLoss | None:
-    """The sum of so many independent losses, if it is short: one, or on a lattice, by direct convolution."""
+    """The sum of `count` independent losses, by direct convolution on their lattice; None if it has too many atoms."""
     if count == 1:
         return loss if loss.losses.size <= _MOST else None
     if not loss.spacing or count * (loss.losses.size - 1) >= _LATTICE:

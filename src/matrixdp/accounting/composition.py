@@ -1,6 +1,6 @@
-"""What many releases guarantee together, as a record: written as JSON, read back, and verified without any trust in it.
+"""What many releases guarantee together, as a record that is written as JSON, read back, and verified without trust.
 
-A composition of what has been released is its account, one of what will be released is a plan.
+A composition may account for releases that were made, or be a plan of releases to come.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from matrixdp.privacy.certificate import USUAL, Certificate
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 from matrixdp.privacy.records import decode, encode
 from matrixdp.privacy.verification import (
+    FAULTS,
     SCHEMA,
     Finding,
     Verification,
@@ -34,19 +36,20 @@ from matrixdp.privacy.verification import (
     compared_documents,
     parsed,
     recomputed,
+    said,
     verified,
     written,
 )
 
 KIND = "composition"
-"""What the entry "matrixdp" of a document says."""
+"""The value of the entry "matrixdp" in a document of this kind."""
 
 LOSSES_TOLERANCE = 1e-6
 """The relative difference up to which two totals by privacy-loss distributions agree.
 
-The grids and everything on them are deterministic, but the last digits of exponentials, Fourier transforms and dot
-products differ between machines, and epsilon is bisected to 1e-7. A total that was found again within the tolerance is
-a proven bound itself, so a stated epsilon or delta that passes is below the truth by at most that share of it.
+The computation is deterministic, but the last digits of exponentials, Fourier transforms and dot products differ
+between machines, and epsilon is bisected to 1e-7. The recomputed total is itself a proven bound, so a stated epsilon or
+delta that passes is below the truth by at most this relative difference.
 """
 
 _NO_ORIGIN = (
@@ -57,14 +60,14 @@ _NO_ORIGIN = (
 
 @dataclass(frozen=True)
 class Part:
-    """Some releases with one certificate.
+    """Some releases with the same certificate.
 
     Attributes:
-        certificate: of one release, on the records that it used; or a guarantee that is merely stated.
+        certificate: the certificate of one release, on the records that it used; or a guarantee that is only stated.
         count: how many such releases.
         sampling_rate: the probability with which each record is used, independently of the others and anew for each
-            release (Poisson sampling; shuffling, or batches of a fixed size, is something else). Neither the noise nor
-            a divisor may depend on how many were drawn.
+            release. This is Poisson sampling; shuffling and batches of a fixed size are not covered. Neither the noise
+            nor a divisor may depend on how many records were drawn.
     """
 
     certificate: Guarantee
@@ -98,10 +101,10 @@ class Composition:
     """What many releases guarantee together.
 
     Guarantee: for all neighbours under `adjacency`, all releases together are (epsilon(delta), delta)-differentially
-    private, also when a query depends on earlier answers; the certificates, counts and rates must not. (Where they do,
-    keep a Ledger: its budget holds then, too.) Answers are never below the truth, and within about 1 % of the best that
-    the certificates allow. Of noise that is not Gaussian no delta below 1e-30 per release is used; where that is not
-    enough, epsilon is infinite.
+    private, also when a query depends on earlier answers. The certificates, counts and rates must not depend on them;
+    where they do, keep a Ledger, whose budget holds then as well. Answers are never below the truth, and within about
+    1 % of the best that the certificates allow. Profiles of spherical noise, of sampled discrete noise and of laws from
+    outside the package are used down to a delta of 1e-30 per release; where that is not enough, epsilon is infinite.
     Source: dong2022gaussian, Corollary 3.3, without sampling; zhu2022optimal and doroshenko2022connect, Algorithm 1,
         otherwise; mironov2019renyi for method "renyi".
     Deviates: 1. exact curves in place of densities; 2. the tilt; 3. replace with sampling, see `pairs.Pair`.
@@ -137,30 +140,32 @@ class Composition:
     @cached_property
     def uses(self) -> Uses:
         """How often each kind of release occurs."""
-        counts: dict[Use, int] = {}
+        counts: Counter[Use] = Counter()
         for part in self.parts:
-            counts[part.use] = counts.get(part.use, 0) + part.count
+            counts[part.use] += part.count
         return counts
 
     def epsilon(self, delta: float, method: str = "auto") -> float:
         """The least epsilon that is proven at this delta.
 
         Args:
-            delta: below 1; 0 for pure differential privacy, whose epsilons add up, and infinity for all other noise.
-            method: "exact" (Gaussian noise without sampling, or a single release), "pld" (privacy-loss distributions,
-                for everything), "renyi" (Gaussian noise, looser), or "auto", the best of them.
+            delta: below 1. At delta = 0 pure epsilons add up; for all other noise the answer is infinite.
+            method: "exact" (a closed form: without sampling, a single release, Gaussian noise, or discrete noise of one
+                exponent and scale), "pld" (privacy-loss distributions, for all noise), "renyi" (looser; for Gaussian,
+                discrete and stated noise), or "auto": "exact" if it applies, else "pld", improved by "renyi" where
+                the grid of "pld" has not converged.
         """
         if _check.number("delta", delta) != 0:
             delta = _check.probability("delta", delta)
         return methods.epsilon(self.uses, self.adjacency or ADD_REMOVE, delta, method)
 
     def delta(self, epsilon: float, method: str = "auto") -> float:
-        """The least delta that is proven at this epsilon, 0 or above; `method` as for epsilon."""
+        """The least delta that is proven at this epsilon (0 or above); `method` as for `epsilon`."""
         epsilon = _check.at_least_zero("epsilon", epsilon)
         return methods.delta(self.uses, self.adjacency or ADD_REMOVE, epsilon, method)
 
     def meets(self, budget: Budget) -> bool:
-        """Whether the releases keep this budget together; never true of noise drawn in unsafe floats."""
+        """Whether the releases together keep this budget; never true if noise was drawn in unsafe floats."""
         unsafe = any(each.unsafe_floats for each in self._certificates)
         return not unsafe and self.delta(budget.epsilon) <= budget.delta
 
@@ -193,8 +198,8 @@ class Composition:
     # --- JSON ---
 
     def to_dict(self) -> dict[str, Any]:
-        """The composition as JSON knows it."""
-        return copy.deepcopy(self._written)  # what is cached must not be changed
+        """The composition as a JSON object."""
+        return copy.deepcopy(self._written)  # callers must not change the cached one
 
     @cached_property
     def _written(self) -> dict[str, Any]:
@@ -223,7 +228,7 @@ class Composition:
         }
 
     def to_json(self) -> str:
-        """The composition as a JSON text, whole in itself."""
+        """The composition as one self-contained JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
@@ -246,16 +251,16 @@ class Composition:
                 raise InvalidInput("the composition must have a list of parts and an object with the guarantee")
             parts = tuple(_part_of(part) for part in content["parts"])
             return cls(parts, decode(content["budget"]), content, content.get("released"))
-        except (KeyError, TypeError, AttributeError) as reason:
+        except FAULTS as reason:
             raise InvalidInput(
-                f"the composition lacks an entry, or has one of the wrong kind ({type(reason).__name__})"
+                f"the composition lacks an entry, or has one of the wrong kind ({said(reason)})"
             ) from None
 
     def verify(self) -> Verification:
         """Verifies every part, computes the total again from laws and sets, and compares it with what is stated.
 
         Returns:
-            What was compared; true in a condition if all of it agrees. Remarks name the parts that are merely stated,
+            What was compared; true as a condition if all of it agrees. Remarks name the parts that are only stated,
             and whatever else was not proved.
         """
         stated, computed = self.document or self.to_dict(), []
@@ -295,12 +300,12 @@ class Composition:
 
 
 def saved(certificate: Certificate | Composition) -> tuple[str, bytes]:
-    """The text of a certificate or a composition as saved, and the arrays beside it, empty if there are none."""
+    """The text of a certificate or a composition as saved, and the content of its file of arrays, empty if none."""
     return written(certificate) if isinstance(certificate, Certificate) else (certificate.to_json() + "\n", b"")
 
 
 def _part_document(part: Part, asked: Budget) -> dict[str, Any]:
-    """A part with its certificate; or with what is stated, and numbers that follow from it."""
+    """A part with its certificate; or with its stated guarantee and numbers that follow from it."""
     given = part.certificate
     counted = {"count": part.count, "sampling_rate": part.sampling_rate}
     if isinstance(given, Certificate):
@@ -321,7 +326,7 @@ def _part_document(part: Part, asked: Budget) -> dict[str, Any]:
 
 
 def _part_of(content: Mapping[str, Any]) -> Part:
-    """The part in a document, with the numbers that stand in it."""
+    """The part in a document, with the numbers stated there."""
     guarantee: Guarantee
     if "certificate" in content:
         guarantee = certificate_of(content["certificate"])
@@ -334,12 +339,12 @@ def _part_of(content: Mapping[str, Any]) -> Part:
 def _compared_totals(
     stated: Mapping[str, Any], parts: list[Part], budget: Budget | None
 ) -> tuple[tuple[Finding, ...], int]:
-    """What differs between a document and these parts, certificates apart, and how many entries were compared."""
+    """The differences between a document and these parts, without the certificates, and the number of comparisons."""
     try:
         computed = Composition(tuple(parts), budget)
         fresh = computed.to_dict()
-    except (MatrixDPError, ArithmeticError) as reason:
-        return (Finding("guarantee", None, None, str(reason)),), 1
+    except (MatrixDPError, *FAULTS) as reason:
+        return (Finding("guarantee", None, None, said(reason)),), 1
     total, again = stated["guarantee"], fresh["guarantee"]
     for name in ("epsilon", "delta"):
         numbers = isinstance(total.get(name), float) and isinstance(again[name], float)

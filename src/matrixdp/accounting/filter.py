@@ -1,53 +1,53 @@
-"""Privacy filters: what may still be released, when everything may be chosen in view of earlier answers.
+"""Privacy filters: what may still be released when noise, counts and sampling rates depend on earlier answers.
 
-A *block* is what is fixed before any of its answers is seen: a plan, or so many releases with one certificate, at one
-sampling rate. (Their queries may depend on earlier answers, and their answers may come one by one, with other blocks
-between.)
+A *block* is a set of releases that are fixed before any of their answers is seen: a plan, or several releases with one
+certificate and sampling rate. (Their queries may depend on earlier answers, and the answers may be given one by one,
+with other blocks between.)
 
-**Several filters at once.** Let filters i = 1, ..., n be fixed in advance, each such that an interaction that stops
-before filter i would be exceeded is (epsilon, d_i)-differentially private. Costs are not negative and add up, so a
-filter that holds for a transcript has held for each of its beginnings.
+**Several filters at once.** Let filters i = 1, ..., n be fixed in advance. Let an interaction that stops before filter
+i is exceeded be (epsilon, d_i)-differentially private. Costs are not negative and add up, so a filter that holds for a
+transcript holds for every prefix of it.
 
-Guarantee: an interaction that goes on while at least one of them holds is (epsilon, sum d_i)-differentially private.
+Guarantee: an interaction that continues while at least one of them holds is (epsilon, sum d_i)-differentially private.
 Proof: let A_i be the transcripts for which filter i holds and none before it does. The A_i are disjoint, and every
     transcript is in one. On A_i the interaction and the one that filter i stops have equal probabilities, under each
     of two neighbours P and Q. So P(S n A_i) <= e^epsilon Q(S n A_i) + d_i for every event S; add these up.
 
-**Samplers.** A drawn block is no worse than its law that, with probability k_b, reveals everything (`Use.revealed`). On
-transcripts in which nothing was revealed, P and Q have the densities that they have with exact laws times one factor,
-at most 1. So the excess P - e^epsilon Q of an event is at most that with exact laws. Something is revealed with
-probability E[sum k_b] at most, which is held to a share of delta, too.
+**Samplers.** A drawn block is no worse than a draw from its law that reveals everything with probability k_b
+(`Use.revealed`). On transcripts in which nothing was revealed, P and Q have the densities that they have with exact
+laws, times one common factor of at most 1. So the excess P - e^epsilon Q of an event is at most that with exact laws.
+Something is revealed with probability at most E[sum k_b], which is also held to a share of delta.
 
 **The Gaussian filter.** Each block is charged a pair (mu_b, k_b): it is no worse than Gaussian noise with mu_b that,
 with probability k_b, reveals everything instead. The filter holds while sum mu_b^2 <= mu^2 and sum k_b <= k.
 
-Guarantee: what it stops is (epsilon, delta_mu(epsilon) + k)-differentially private, where delta_mu is the profile of
-    Gaussian noise with mu.
+Guarantee: an interaction that it stops is (epsilon, delta_mu(epsilon) + k)-differentially private, where delta_mu is
+    the profile of Gaussian noise with mu.
 Proof: fix two neighbours, and let H be the curve of a block, `sup over events of P - e^epsilon Q`, in its worse
     direction. The pair "Gaussian with mu_b, and all revealed with probability k_b" has, in both directions, the curve
-    (1 - k_b) delta_mu_b + k_b. Where that is at least H at every epsilon >= 0, the answers of the block can be made
-    from one draw of that pair without knowing which of the neighbours is the true one (Blackwell's theorem, see
-    dong2022gaussian). So nothing is lost by drawing it when the block is announced and showing all of the draw. As
-    above, on transcripts in which nothing was revealed the excess of any event is at most that of adaptively chosen
-    Gaussian noise with sum mu_b^2 <= mu^2, which is at most delta_mu(epsilon) (smith2022fully).
+    (1 - k_b) delta_mu_b + k_b. Let that be at least H at every epsilon >= 0. Then the answers of the block can be
+    computed from one draw of that pair, without knowing which neighbour is the true one (Blackwell's theorem, see
+    dong2022gaussian). So it is enough to bound what is seen if the pair is drawn when the block is announced and the
+    whole draw is shown. On transcripts in which nothing was revealed, as above, the excess of any event is at most that
+    of adaptively chosen Gaussian noise with sum mu_b^2 <= mu^2, which is at most delta_mu(epsilon) (smith2022fully).
 
-    (mu, k) must be fixed in advance, for it is the largest of each over all transcripts that counts: a rule that held
-    delta_mu(epsilon) + k under delta along each transcript, with mu and k whatever they happen to be there, would let
-    one spend k where the answers are harmless and mu where they are not.
+    (mu, k) must be fixed in advance, because the largest mu and the largest k over all transcripts count. It is not
+    enough to hold delta_mu(epsilon) + k below delta along each transcript, with its own mu and k: one could spend k
+    where the answers are harmless and mu where they are not.
 
-Charges: Gaussian noise without sampling has mu_b = mu_1 sqrt(count), exactly. For any other block, H comes from the
-    laws of its losses (`losses`; proven there, as the block is fixed), and mu_b is the least mu found whose curve lies
-    above it, k_b being a share of k that shrinks from one such block to the next. The samplers' error is in k_b again,
-    so that a charge can be read by itself.
+Charges: Gaussian noise without sampling has mu_b = mu_1 sqrt(count), exactly. For any other block, H is computed from
+    its privacy-loss distributions (`losses`; proven there, as the block is fixed). k_b is a share of k that shrinks
+    from one such block to the next, and mu_b is the least mu found whose curve is at least H. k_b includes the
+    samplers' error once more, so that a charge can be read by itself.
 
 The other filters, for pure noise, for pure and Gaussian noise, and by Rényi divergences, are in `limits`. Of delta, the
-Gaussian one has 85 % for mu and 3 % for k, the samplers have 1 %, and the rest is shared by the others. Ledgers from
-before schema 5 keep the one filter that they were begun with, the Gaussian one: 95 % for mu, and 5 % for k.
+Gaussian filter has 85 % for mu and 3 % for k, the samplers have 1 %, and the other filters share the rest. Ledgers from
+before schema 5 keep the Gaussian filter that they began with as their only one: 95 % for mu, and 5 % for k.
 
 **delta = 0.** There is one filter: the pure epsilons of all blocks, drawn exactly, add up to at most epsilon. Along
 every transcript the ratio of the densities of P and Q is at most e to that sum, whatever was chosen in view of answers.
 
-One block alone keeps what a Composition finds for it, which is less than its charge, and may use the whole delta: the
+A single block is accounted for by its Composition, which is tighter than its charge, and may use the whole delta: the
 first block is fixed before any answer, and if its charge does not fit, no other block ever follows.
 """
 
@@ -69,18 +69,18 @@ from matrixdp.accounting.losses import MOST_STEPS, curves
 from matrixdp.accounting.methods import Use, merged
 from matrixdp.budget import Budget
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.cells import UNIT
 from matrixdp.privacy.guarantee import GaussianProfile
 
-_UNIT = 2.0**-53
-_UP = 1.0 + 32.0 * _UNIT  # more than the rounding of the few operations that follow one another here
+_UP = 1.0 + 32.0 * UNIT  # more than the rounding of the few operations that follow one another here
 RESERVE, REVEALED, SAMPLERS = 0.15, 0.03, 0.01
-"""Shares of delta: all but that of mu, which costs Gaussian noise 0.9 % of epsilon; k; and that of the samplers."""
+"""Shares of delta: what mu does not have (this costs Gaussian noise 0.9 % of epsilon); k; the samplers."""
 RESERVE_ALONE = 0.05
-"""Where the Gaussian filter is the only one: all but the share of mu, and k."""
+"""The share of delta that mu does not have, which is k, where the Gaussian filter is the only one."""
 _FIRST_SHARE, _NEXT_SHARE = 0.36, 0.6  # of k, for the first block that is not Gaussian, and from one to the next
 _POINTS = 1000  # epsilons at which two curves are compared
-_GUARD = 1e-9  # more than the relative error of gaussian.delta in its range
-_LEAST_EPSILON, _LARGEST_EPSILON, _LEAST_K = 1e-8, 1e3, 1e-290  # that range
+_GUARD = 1e-9  # more than the relative error of gaussian.delta in the range below
+_LEAST_EPSILON, _LARGEST_EPSILON, _LEAST_K = 1e-8, 1e3, 1e-290
 _LARGEST_MU = 1e3
 
 Block = Mapping[Use, int]  # how many releases of each kind it has
@@ -88,7 +88,7 @@ Block = Mapping[Use, int]  # how many releases of each kind it has
 
 @dataclass(frozen=True)
 class Charge:
-    """A block is no worse than Gaussian noise with mu that reveals everything with probability delta."""
+    """Says that a block is no worse than Gaussian noise with mu that reveals everything with probability delta."""
 
     mu: float
     delta: float
@@ -101,8 +101,8 @@ class Spent:
     Attributes:
         budget: the budget.
         adaptive: whether blocks may be chosen in view of earlier answers; if not, all releases are in `fixed`.
-        several: whether all filters are used, or the Gaussian one alone.
-        fixed: releases that were all fixed before any answer; they are one block, and come first.
+        several: whether all filters are used, or only the Gaussian one.
+        fixed: releases that were all fixed before any answer; together they are the first block.
         kinds: how often each of the other blocks occurs.
         converted: how many additions were not Gaussian; each has a share of k.
         mus: how often each mu was charged.
@@ -121,7 +121,7 @@ class Spent:
     costs: Counter[Cost] = field(default_factory=Counter)
 
     def copy(self) -> Spent:
-        """The same charges, to add one to."""
+        """A copy that can be changed."""
         return replace(
             self,
             fixed=Counter(self.fixed),
@@ -133,15 +133,21 @@ class Spent:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are, but for `fixed`."""
+        """How many blocks there are besides `fixed`."""
         return self.kinds.total()
 
     def charge(self, block: Block, adjacency: str, times: int = 1) -> Charge:
-        """What each of so many equal blocks costs if they come next."""
+        """The charge of each of `times` equal blocks if they come next."""
         return charge(block, self._share(self.converted + (not _is_gaussian(self.fixed))) / times, adjacency)
 
-    def add(self, block: Block, charged: Charge, adjacency: str, times: int = 1) -> None:
-        """Adds so many equal blocks that cost so much each; a negative number takes blocks out that were never used."""
+    def add(self, block: Block, charged: Charge | None, adjacency: str, times: int = 1) -> None:
+        """Adds `times` equal blocks with this charge each; a negative number removes blocks that were never used.
+
+        Blocks without a charge were fixed before any answer, and are added to `fixed`.
+        """
+        if charged is None:
+            self.fixed.update({use: count * times for use, count in block.items()})
+            return
         kind = frozenset(block.items())
         counters: list[tuple[Counter[Any], Any]] = [(self.kinds, kind), (self.mus, charged.mu)]
         counters.append((self.deltas, charged.delta))
@@ -164,7 +170,7 @@ class Spent:
         return kept or any(limit.holds(spent) for limit in self._limits(spent))
 
     def epsilon(self, adjacency: str) -> float:
-        """epsilon of all blocks together at the budget's delta, rounded up; by the filter that asks for the least."""
+        """epsilon of all blocks together at the budget's delta, rounded up: the least over all filters."""
         if self._pure:
             return methods.epsilon(self._releases(), adjacency, 0.0)
         if self._is_one_block():
@@ -188,9 +194,23 @@ class Spent:
             found = math.sqrt(max(whole**2 / _UP**4 - total.mu**2, 0.0)) / _UP
         return max([found, *(limit.room(spent) for limit in self._limits(spent))])
 
+    def remaining_pure(self, adjacency: str) -> float:
+        """The epsilon of one more release with delta = 0 that the filters for pure noise allow, rounded down.
+
+        Where the budget's delta is above 0 and all releases are fixed beforehand, there is no such filter: the answer
+        is 0 after the first release.
+        """
+        if not (self.blocks or self.fixed):
+            return self.budget.epsilon
+        if self._pure:
+            return max(math.nextafter(self.budget.epsilon - self.epsilon(adjacency), 0.0), 0.0)
+        spent = self._cost()
+        found = [limit.pure_room(spent) for limit in self._limits(spent) if isinstance(limit, limits.PureAndGaussian)]
+        return max(found, default=0.0)
+
     def _remaining_of_plan(self, high: float, adjacency: str) -> float:
         low = 0.0
-        for _ in range(40 if _is_gaussian(self.fixed) else 12):  # others are known to a percent, and take their time
+        for _ in range(40 if _is_gaussian(self.fixed) else 12):  # other totals are slow, and accurate to 1 %
             middle, more = (low + high) / 2, self.copy()
             more.fixed[Use(GaussianProfile(middle))] += 1
             low, high = (middle, high) if more.fits(adjacency) else (low, middle)
@@ -209,15 +229,15 @@ class Spent:
         return found
 
     def _share(self, converted: int) -> float:
-        """The k of a block that comes after so many that are not Gaussian."""
+        """The k of a block that follows `converted` others that are not Gaussian."""
         return self._k() * _FIRST_SHARE * _NEXT_SHARE**converted
 
     def _k(self) -> float:
-        """What the charges of the Gaussian filter may reveal."""
+        """The largest total k of the Gaussian filter."""
         return (REVEALED if self.several else RESERVE_ALONE) * self.budget.delta
 
     def _rest(self) -> float:
-        """What delta_mu(epsilon) may be."""
+        """The largest delta_mu(epsilon) of the Gaussian filter."""
         return (1.0 - (RESERVE if self.several else RESERVE_ALONE)) * self.budget.delta
 
     def _kept(self, total: Charge) -> bool:
@@ -226,11 +246,11 @@ class Spent:
         return sampled and total.delta <= self._k() and total.mu < math.inf
 
     def _cost(self) -> Cost:
-        """What all blocks cost the other filters."""
+        """The cost of all blocks in the other filters."""
         return limits.total(self.costs)
 
     def _limits(self, spent: Cost) -> tuple[Limit, ...]:
-        """The other filters, unless the samplers alone have used up their share."""
+        """The other filters that apply; none if the samplers have used up their share."""
         allowed = self.several and self.costs and not self.fixed and spent.revealed <= SAMPLERS * self.budget.delta
         return limits.limits_for(self.budget) if allowed else ()
 
@@ -262,9 +282,9 @@ def charge(block: Block, k: float, adjacency: str) -> Charge:
 
 
 def is_enough(block: Block, charged: Charge) -> bool:
-    """Whether a charge that was read is no less than what it must be; for blocks other than Gaussian, not below 0.
+    """Whether a charge that was read is large enough; for blocks that are not Gaussian, only whether mu is above 0.
 
-    Theirs take long to find again; `ledger.exports` does so.
+    Recomputing their charges takes long; `ledger.exports` does so.
     """
     if not _is_gaussian(block):
         return charged.mu > 0.0
@@ -274,7 +294,7 @@ def is_enough(block: Block, charged: Charge) -> bool:
 
 
 def _mu_without_sampling(block: Block) -> float:
-    """mu of Gaussian noise without sampling: that only hides more, so this dominates, with no k."""
+    """mu of a block of Gaussian noise, ignoring sampling, which can only lower it; infinite for other noise."""
     gaussians = [(use.profile.mu, count) for use, count in block.items() if isinstance(use.profile, GaussianProfile)]
     if len(gaussians) < len(block):
         return math.inf
@@ -303,7 +323,7 @@ def _dominating_mu(block: tuple[tuple[Use, int], ...], k: float, adjacency: str)
 
 
 def _least_mu(deltas: Array, epsilons: Array, k: float) -> float:
-    """The least mu found whose curve, with k, lies above the deltas as described above; they end at k or below."""
+    """The least mu found whose curve, with k, dominates the deltas as described above; they must end at k or below."""
     if not deltas[-1] <= k:
         return math.inf
     inside = np.clip(epsilons[1:], _LEAST_EPSILON, _LARGEST_EPSILON)
@@ -324,17 +344,15 @@ def _least_mu(deltas: Array, epsilons: Array, k: float) -> float:
 
 
 def adaptive_epsilon(use: Use, count: int, delta: float, adjacency: str) -> float:
-    """The least epsilon found of a ledger with this delta that takes so many releases, each chosen after the others.
+    """The least epsilon found of a ledger with this delta that takes `count` releases, each chosen after the others.
 
-    Charges of other noise to the Gaussian filter, which take long to find, are left out.
+    For noise that is not Gaussian, the Gaussian filter is left out, as its charges take long to compute.
     """
-    block = {use: 1}
+    charged = charge({use: 1}, 0.0, adjacency)
 
     def takes(epsilon: float) -> bool:
         spent = Spent(Budget(epsilon, delta))
-        found = Charge(_mu_without_sampling(block), math.fsum([use.revealed()]))
-        for _ in range(count):
-            spent.add(block, found, adjacency)
+        spent.add({use: 1}, charged, adjacency, count)
         return spent.fits(adjacency)
 
     low, high = 1e-3, 1.0

@@ -1,4 +1,4 @@
-"""The privacy loss of a certificate on a grid, for other accountants."""
+"""The privacy-loss distribution of a certificate on a grid, for other accountants."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from matrixdp.accounting.losses import on_grid
 from matrixdp.accounting.methods import Use
 from matrixdp.accounting.pairs import Pair
 from matrixdp.errors import InvalidInput, NotCertifiable
+from matrixdp.privacy.cells import UNIT
 from matrixdp.privacy.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-_UNIT = 2.0**-53
-_FLOOR = 1e-15  # of delta, for the losses above the grid
+_FLOOR = 1e-15  # the delta that losses above the grid may add
 _MOST_CELLS = 10**7
 
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """Losses log(P/Q) with their probabilities under P; the same in both directions.
+    """The privacy losses log(P/Q) and their probabilities under P; the same in both directions.
 
     Attributes:
-        step: between two losses.
+        step: the distance of neighbouring losses.
         losses: increasing multiples of the step.
         masses: their probabilities, each rounded up.
         infinite: the probability of an infinite loss.
@@ -43,11 +43,11 @@ class LossDistribution:
     def delta(self, epsilon: float) -> float:
         """The delta at this epsilon, 0 or above, rounded up."""
         excess = np.maximum(self.losses - _check.at_least_zero("epsilon", epsilon), 0.0)
-        finite = float(self.masses @ -np.expm1(-excess)) * (1.0 + _UNIT * (self.masses.size + 8))
+        finite = float(self.masses @ -np.expm1(-excess)) * (1.0 + UNIT * (self.masses.size + 8))
         return min(1.0, self.infinite + finite)
 
     def to_dp_accounting(self) -> PrivacyLossDistribution:
-        """The same as a pessimistic privacy-loss distribution of dp-accounting."""
+        """This distribution as a pessimistic privacy-loss distribution of dp-accounting."""
         from dp_accounting.pld import privacy_loss_distribution as pld
 
         places = np.rint(self.losses / self.step).astype(int)
@@ -56,15 +56,15 @@ class LossDistribution:
 
 
 def loss_distribution(certificate: Guarantee, step: float = 1e-3) -> LossDistribution:
-    """The privacy loss of one release, on a grid.
+    """The privacy-loss distribution of one release, on a grid.
 
-    Guarantee: at every epsilon its delta is at least that of the release, also in compositions; on the grid it is that
-        of the certificate, but for at most 1e-15, rounding, and what the sampler's error adds (`Use.revealed`).
+    Guarantee: at every epsilon its delta is at least that of the release, also in compositions. At epsilons on the
+        grid it exceeds the certificate's only by 1e-15, rounding, and what the sampler's error adds (`Use.revealed`).
     Source: doroshenko2022connect. Deviates: none.
 
     Args:
-        certificate: of one release, or of a law.
-        step: of the grid; smaller ones are tighter.
+        certificate: the certificate of one release, or of a law.
+        step: the step of the grid; a smaller step is tighter.
     """
     if not isinstance(certificate, Guarantee):
         raise InvalidInput(f"certificate must be a Certificate or a Guarantee, got {_check.kind(certificate)}")

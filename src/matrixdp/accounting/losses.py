@@ -1,15 +1,15 @@
-"""The privacy loss of many releases: its law on a grid, added up by Fourier transforms, and what follows from it.
+"""The privacy-loss distribution of many releases, on a grid, by Fourier transforms; and epsilon and delta from it.
 
-Each release is described by a pair of laws (P, Q) whose curve `H(epsilon) = sup over events of P - e^epsilon Q` is at
-least that of every pair of neighbours (`pairs.Pair`); the product of the pairs then bounds the composition, also of
-queries that depend on earlier answers (zhu2022optimal).
+Each release is described by a pair of laws (P, Q), whose curve is `H(epsilon) = sup over events of P - e^epsilon Q`.
+It is at least that of every pair of neighbours (`pairs.Pair`). The product of the pairs then bounds the composition,
+also of queries that depend on earlier answers (zhu2022optimal).
 
-The loss log(P/Q) is put on a grid of step h, so that H is met on the grid and is linear in e^epsilon between, hence
-never too small (doroshenko2022connect); h is halved until the answer settles. Losses of discrete noise are put on the
-grid atom by atom (`privacy.cells`), which does the same. dp-accounting's Fourier transform adds the losses, after an
-exponential tilt, e^(tilt l) p(l), that makes the losses that matter the likely ones: so rounding is relative to the
-answer, not to 1, and delta = 1e-15 or 1e-100 comes out as well as 1e-5. A bound on the rounding of the transform, to
-first order, is added.
+The loss log(P/Q) is put on a grid of step h so that the curve equals H on the grid and is linear in e^epsilon between,
+hence never too small (doroshenko2022connect); h is halved until the answer converges. Losses of discrete noise are put
+on the grid atom by atom (`privacy.cells`), to the same effect. dp-accounting's Fourier transform adds the losses. An
+exponential tilt, e^(tilt l) p(l), first makes the losses that matter likely: so rounding is relative to the answer, not
+to 1, and delta = 1e-15 or 1e-100 is as accurate as 1e-5. A bound on the rounding of the transform, to first order, is
+added.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ import scipy
 from matrixdp._check import Array
 from matrixdp.accounting.pairs import Pair
 from matrixdp.adjacency import REPLACE
-from matrixdp.privacy.cells import CellLoss
+from matrixdp.privacy.cells import UNIT, CellLoss
 from matrixdp.privacy.guarantee import Profile
 
-_UNIT = 2.0**-53
 _SETTLED = 0.003  # the change of epsilon, relative, below which halving h ends
-_CELLS, _MOST_SUMS = [2**bits for bits in range(8, 20)], 2**22  # of the grids in turn, and of a total
+_CELLS, _MOST_SUMS = [2**bits for bits in range(8, 20)], 2**22  # cells of the grids in turn, and of a total
 MOST_STEPS = 10**9  # beyond, rounding of the transform is no longer negligible
-_SHARE, _LEAST_FLOOR = 1e-4, 1e-304  # of delta, given away for the losses above the grid
-_MANY = 4096  # losses of entries with discrete noise
+_SHARE, _LEAST_FLOOR = 1e-4, 1e-304  # the share of delta for the losses above the grid, and the least such delta
+_MANY = 4096  # entries with discrete noise, above which the grid is coarser
 _TAIL = 1e-20  # tilted mass outside the window of the transform
 
 Steps = Mapping[tuple[Profile, float], int]  # (profile, sampling rate) -> how often
@@ -40,7 +39,7 @@ Steps = Mapping[tuple[Profile, float], int]  # (profile, sampling rate) -> how o
 
 @dataclass(frozen=True)
 class _Loss:
-    """A loss on the grid, masses at (start + i) h and at infinity, and the number of its independent copies."""
+    """A loss on the grid: masses at (start + i) h and at infinity, and the number of independent copies."""
 
     start: int
     masses: Array
@@ -48,7 +47,7 @@ class _Loss:
     count: int
 
     def log_terms(self, h: float, tilt: float) -> tuple[float, Array]:
-        """log of sum e^(tilt l) p(l), and of its terms."""
+        """log of the sum of e^(tilt l) p(l), and the logs of its terms."""
         with np.errstate(divide="ignore"):
             terms = np.log(self.masses) + tilt * h * np.arange(self.start, self.start + self.masses.size)
         largest = float(terms.max())
@@ -56,19 +55,19 @@ class _Loss:
 
 
 def on_grid(pair: Pair, window: tuple[float, float], h: float, count: int) -> _Loss:
-    """The law whose curve meets H on the grid; each mass is rounded up."""
+    """The distribution whose curve equals H on the grid; each mass is rounded up."""
     start, end = math.floor(window[0] / h), math.ceil(window[1] / h) + 1
     deltas = pair.curve(h * np.arange(start, end + 1, dtype=np.float64))
     drops = -np.diff(deltas)
     gained = np.append(1.0 - deltas[0], drops / -math.expm1(-h))
     lost = np.append(drops / math.expm1(min(h, 700.0)), 0.0)
-    masses = gained - lost + 4.0 * _UNIT * (np.abs(gained) + np.abs(lost))
+    masses = gained - lost + 4.0 * UNIT * (np.abs(gained) + np.abs(lost))
     return _Loss(start, np.maximum(masses, 0.0), float(deltas[-1]), count)
 
 
 @dataclass(frozen=True)
 class _Total:
-    """The sum of the losses: e^(log_scale - tilt l) times the mass at l = (start + i) h, and the rest at infinity."""
+    """The total loss: probability e^(log_scale - tilt l) times the mass at l = (start + i) h; the rest at infinity."""
 
     h: float
     start: int
@@ -126,7 +125,7 @@ def _sum(losses: Sequence[_Loss], h: float, tilt: float) -> _Total:
     from scipy import signal
 
     def transform_error(size: int) -> float:
-        return 16.0 * _UNIT * math.log2(2 * size + 2)
+        return 16.0 * UNIT * math.log2(2 * size + 2)
 
     start, masses, log_scale, error = 0, np.ones(1), 0.0, 0.0
     for loss in losses:
@@ -141,27 +140,27 @@ def _sum(losses: Sequence[_Loss], h: float, tilt: float) -> _Total:
         error += transform_error(masses.size) * (loss.count + 3) * norm
         start += loss.start * loss.count + first
         # each term was rounded in proportion to its logarithm
-        rounding = 4.0 * _UNIT * (8.0 + abs(log_sum) + tilt * h * (abs(loss.start) + loss.masses.size))
+        rounding = 4.0 * UNIT * (8.0 + abs(log_sum) + tilt * h * (abs(loss.start) + loss.masses.size))
         log_scale += loss.count * (log_sum + rounding)
     finite = math.fsum(loss.count * math.log1p(-loss.infinite) for loss in losses)
     return _Total(h, start, masses, log_scale, tilt, -math.expm1(finite) * (1.0 + 1e-12), error, _TAIL * len(losses))
 
 
 def _atoms_on_grid(atoms: CellLoss, h: float, count: int) -> _Loss:
-    """The law of atoms, each split between its neighbours on the grid, whose step must be a power of two."""
+    """Atoms, each split between its neighbours on the grid, whose step must be a power of two."""
     found = atoms.on_grid(h)
     return _Loss(round(float(found.losses[-1]) / h), found.masses[::-1], found.infinite, count)
 
 
 def _law(pairs: Mapping[Pair, int], cells: int, floor: float, question: Question) -> _Total:
-    """The law of the total loss on a grid of so many cells; losses above the grid have at most the floor together."""
+    """The distribution of the total loss on a grid of `cells` cells; the losses above it add at most the floor."""
     share = max(floor / sum(pairs.values()), _LEAST_FLOOR)
     atoms = [(loss, n * count) for pair, count in pairs.items() for loss, n in pair.atoms(share)]
     smooth = [(pair, pair.window(share), count) for pair, count in pairs.items() if not pair.atomic]
     windows = [(float(loss.losses[-1]), float(loss.losses[0])) for loss, _ in atoms]
     h = max(high - low for low, high in [*windows, *(window for _, window, _ in smooth)]) / cells
     if atoms:
-        coarser = 16.0 if sum(count for _, count in atoms) > _MANY else 1.0  # so many losses reach far beyond one
+        coarser = 16.0 if sum(count for _, count in atoms) > _MANY else 1.0  # a sum of many reaches far
         h = 2.0 ** math.floor(math.log2(coarser * h))
     losses = [_atoms_on_grid(loss, h, count) for loss, count in atoms]
     losses += [on_grid(pair, window, h, count) for pair, window, count in smooth]
@@ -169,7 +168,7 @@ def _law(pairs: Mapping[Pair, int], cells: int, floor: float, question: Question
 
 
 def _best_tilt(losses: Sequence[_Loss], h: float, question: Question) -> float:
-    """Chernoff's. It need not be exact: every tilt gives a bound, a good one a tight bound."""
+    """The tilt of Chernoff's bound. It need not be exact: every tilt gives a bound, a good tilt a tight one."""
 
     def objective(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
@@ -183,7 +182,7 @@ def _best_tilt(losses: Sequence[_Loss], h: float, question: Question) -> float:
     return math.exp(found.x)
 
 
-# --- what is asked of a composition ---
+# --- questions to a composition: epsilon at a delta, or delta at an epsilon ---
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class EpsilonAt:
     delta: float
 
     def asked_of(self, profile: Profile) -> float:
-        """The answer of a profile, or of the law of a loss."""
+        """The answer of a profile, or of a privacy-loss distribution."""
         return profile.epsilon(self.delta)
 
     def chernoff(self, log_bound: float, tilt: float) -> float:
@@ -201,11 +200,11 @@ class EpsilonAt:
         return (log_bound - math.log(self.delta)) / tilt
 
     def laws(self, pairs: Mapping[Pair, int]) -> Iterator[_Total]:
-        """The laws of the loss on finer and finer grids; they end where no grid would be fine enough."""
+        """The distributions of the loss on finer and finer grids; they end where no finer grid can help."""
         for cells in _CELLS:
             law = _law(pairs, cells, self.delta * _SHARE, self)
             yield law
-            if not law.infinite < self.delta:  # of some noise, the curve is known only so far
+            if not law.infinite < self.delta:  # the curve of some noise is not known down to this delta
                 return
 
     def tolerance(self, answer: float) -> float:
@@ -220,7 +219,7 @@ class DeltaAt:
     epsilon: float
 
     def asked_of(self, profile: Profile) -> float:
-        """The answer of a profile, or of the law of a loss."""
+        """The answer of a profile, or of a privacy-loss distribution."""
         return profile.delta(self.epsilon)
 
     def chernoff(self, log_bound: float, tilt: float) -> float:
@@ -228,7 +227,7 @@ class DeltaAt:
         return log_bound - tilt * self.epsilon
 
     def laws(self, pairs: Mapping[Pair, int]) -> Iterator[_Total]:
-        """The laws of the loss on finer and finer grids; what is given away above the grid follows the answer down."""
+        """The distributions of the loss on finer and finer grids; the mass above the grid shrinks with the answer."""
         floor = 1e-8
         for cells in _CELLS:
             law = _law(pairs, cells, floor, self)
@@ -247,7 +246,7 @@ Question = EpsilonAt | DeltaAt
 
 
 def by_losses(steps: Steps, adjacency: str, question: Question) -> tuple[float, bool]:
-    """The answer for a composition, the worse of both directions, and whether a finer grid would hardly change it."""
+    """The answer for a composition, the worse of both directions, and whether it has converged."""
     if sum(steps.values()) > MOST_STEPS:
         return math.inf, False
     answer, settled = 0.0, True
@@ -259,7 +258,7 @@ def by_losses(steps: Steps, adjacency: str, question: Question) -> tuple[float, 
 
 @dataclass(frozen=True)
 class _Settled:
-    """The answer for one direction, whether it has settled, and the law of the loss on the last grid."""
+    """The answer for one direction, whether it has converged, and the distribution of the loss on the last grid."""
 
     answer: float
     settled: bool
@@ -267,7 +266,7 @@ class _Settled:
 
 
 def _settle(pairs: Mapping[Pair, int], question: Question, enough: float = 0.0) -> _Settled:
-    """Each grid gives a bound, so the least counts; an answer that is not above `enough` need not be improved."""
+    """The least answer over finer and finer grids, each a bound; it is not improved once it is at most `enough`."""
     best = last = math.inf
     for law in question.laws(pairs):
         found = question.asked_of(law)
@@ -280,7 +279,7 @@ def _settle(pairs: Mapping[Pair, int], question: Question, enough: float = 0.0) 
 
 @dataclass(frozen=True)
 class Curves:
-    """H of a composition at every epsilon: for each direction, a few laws of the loss, each the sharpest somewhere."""
+    """H of a composition at every epsilon: for each direction, a few distributions of the loss with different tilts."""
 
     directions: tuple[tuple[_Total, ...], ...]
 
@@ -295,7 +294,7 @@ class Curves:
 
 
 def curves(steps: Steps, adjacency: str, deltas: Sequence[float]) -> Curves:
-    """The curves of a composition, sharpest where H is about one of the deltas; of at most MOST_STEPS steps."""
+    """The curves of a composition of at most MOST_STEPS steps, tightest where H is near one of the deltas."""
     return Curves(
         tuple(
             tuple(_settle(pairs, EpsilonAt(delta)).law for delta in deltas) for pairs in _directions(steps, adjacency)
@@ -304,7 +303,7 @@ def curves(steps: Steps, adjacency: str, deltas: Sequence[float]) -> Curves:
 
 
 def _directions(steps: Steps, adjacency: str) -> Iterator[Mapping[Pair, int]]:
-    """The pairs with one record more in the first data set, and in the second; once where that is the same."""
+    """The pairs with one more record in the first data set, and in the second; only once if both are the same."""
     for sampled_first in (True, False):
         pairs = {
             Pair(noise, rate, None if rate == 1.0 or adjacency == REPLACE else sampled_first): count

@@ -1,8 +1,8 @@
-"""The ways to a total: closed form, privacy-loss distributions, Rényi divergences; and the errors of the samplers.
+"""How a total is computed: closed form, privacy-loss distributions, Rényi divergences; and the errors of the samplers.
 
-Gaussian releases without sampling compose in closed form, `mu^2 = sum mu_i^2`, and so does discrete noise of one
-exponent and scale: it is one release with more entries. So does what is stated by a rho (zCDP). All others compose by
-the laws of their privacy losses (`losses`).
+Gaussian releases without sampling compose in closed form, `mu^2 = sum mu_i^2`. So does discrete noise of one exponent
+and scale, as one release with more entries, and so do releases stated by a rho (zCDP), which add up. All others compose
+by their privacy-loss distributions (`losses`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.accounting.atoms import few_atoms
 from matrixdp.accounting.losses import DeltaAt, EpsilonAt, Question, Steps, by_losses
-from matrixdp.accounting.pairs import Pair, check_profile, dots
+from matrixdp.accounting.pairs import Pair, check_profile, curve_points
 from matrixdp.accounting.renyi import Concentrated, divergences
 from matrixdp.adjacency import REPLACE
 from matrixdp.errors import NotCertifiable
 from matrixdp.privacy import gaussian
+from matrixdp.privacy.cells import UNIT
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Profile, epsilon_with_total_variation, with_total_variation
 
 METHODS = ("auto", "exact", "pld", "renyi")
 
-_UNIT = 2.0**-53
-_MOST_ENTRIES = 4096  # of discrete noise whose profile is computed as one
+_MOST_ENTRIES = 4096  # entries of discrete noise that are merged into one release
 _FEW_POINTS, _LAST_POINT = 13, 60.0  # on the curve of discrete noise
 
 
@@ -40,7 +40,7 @@ class Use:
     """One kind of release, as far as a total depends on it.
 
     Attributes:
-        profile: of its noise law.
+        profile: the profile of its noise law.
         total_variation: the total-variation error of its sampler.
         sampling_rate: the probability with which it uses a record.
     """
@@ -62,11 +62,11 @@ class Use:
 
         Let D be the law's curve and t the total variation between law and sampler. For the drawn pair, H(e) is at most
         D(e) + (1 + exp e) t; and as H falls, at most D(e) + c for every e >= 0, with c = D(e0) + (1 + exp e0) t for any
-        e0. Under Poisson sampling at rate q both directions of H are at most q, or less, times a value of the curve
-        without sampling, so q c is added there. A pair that reveals all with probability k, and is as the law's
-        otherwise, has the curve (1 - k) H + k; it lies above H + q c, in both directions, when k (1 - H(0)) >= q c, and
-        H(0), the total variation of the law's pair, is at most q D(0). Over many releases k adds up, and is not
-        multiplied by exp(epsilon) of the total.
+        e0. Under Poisson sampling at rate q both directions of H are at most q times a value of the curve without
+        sampling, so q c is added there. A pair that reveals all with probability k, and is otherwise the law's pair,
+        has the curve (1 - k) H + k. It is at least H + q c, in both directions, when k (1 - H(0)) >= q c. H(0), the
+        total variation of the law's pair, is at most q D(0). Over many releases k adds up, without a factor
+        exp(epsilon) of the total.
         """
         t, q = self.total_variation, self.sampling_rate
         if t == 0.0:
@@ -90,16 +90,16 @@ def _points(profile: Profile) -> tuple[Array, Array]:
         last = min(profile.pure_epsilon, _LAST_POINT)
         epsilons = np.append(0.0, last * np.geomspace(1.0 / 64.0, 1.0, _FEW_POINTS))
         return epsilons, np.array([profile.delta(float(epsilon)) for epsilon in epsilons])
-    return dots(profile)
+    return curve_points(profile)
 
 
-Uses = Mapping[Use, int]  # how often each
+Uses = Mapping[Use, int]  # how often each kind of release occurs
 
 
 def epsilon(uses: Uses, adjacency: str, delta: float, method: str = "auto") -> float:
     """The least epsilon that is proven at this delta, the errors of all samplers included.
 
-    For delta = 0 the pure epsilons add up, if all noise is drawn exactly; else it is infinite.
+    For delta = 0 it is the sum of the pure epsilons if all noise is drawn exactly, and infinite otherwise.
     """
     if delta == 0.0:
         return pure_epsilon(uses) if all(use.total_variation == 0.0 for use in uses) else math.inf
@@ -129,7 +129,7 @@ def _leaked(uses: Uses) -> float:
 
 
 def merged(uses: Uses) -> Steps:
-    """One step for each kind of release; without sampling, Gaussian noise, or discrete noise of one kind, is one."""
+    """One step per kind of release; unsampled Gaussian noise, discrete noise of one law, and zCDP are merged."""
     steps: dict[tuple[Profile, float], int] = {}
     gaussians: list[tuple[float, int]] = []
     rhos: list[float] = []
@@ -144,21 +144,21 @@ def merged(uses: Uses) -> Steps:
             rhos += [count * noise.rho]
         elif not (isinstance(noise, GaussianProfile) and noise.mu == 0.0):
             steps[noise, rate] = steps.get((noise, rate), 0) + count
-    mu = math.sqrt(math.fsum(count * mu**2 for mu, count in gaussians)) * (1.0 + 8.0 * _UNIT)
+    mu = math.sqrt(math.fsum(count * mu**2 for mu, count in gaussians)) * (1.0 + 8.0 * UNIT)
     if [count for _, count in gaussians] == [1]:
         ((mu, _),) = gaussians  # a single one may use the whole budget, and is not rounded
     for profiles in discrete.values():
         steps.update(_one_release(profiles))
     if any(rhos):
-        steps[Concentrated(math.fsum(rhos) * (1.0 + 8.0 * _UNIT)), 1.0] = 1
+        steps[Concentrated(math.fsum(rhos) * (1.0 + 8.0 * UNIT)), 1.0] = 1
     return {(GaussianProfile(mu), 1.0): 1, **steps} if mu > 0.0 else steps
 
 
 def _one_release(profiles: list[tuple[DiscreteProfile, int]]) -> dict[tuple[Profile, float], int]:
-    """Discrete noise of one exponent and scale, each profile so many times, as the profile of all entries together."""
+    """Counted profiles of discrete noise of one exponent and scale, as one profile of all their entries."""
     groups: Counter[int] = Counter()
     for profile, count in profiles:
-        for shift, cells in ((profile.shift, profile.cells), *profile.others):
+        for shift, cells in profile.groups:
             groups[shift] += cells * count
     if groups.total() > _MOST_ENTRIES:
         return {(profile, 1.0): count for profile, count in profiles}
@@ -168,10 +168,7 @@ def _one_release(profiles: list[tuple[DiscreteProfile, int]]) -> dict[tuple[Prof
 
 
 def pure_epsilon(uses: Uses) -> float:
-    """The sum of the epsilons at which delta is 0, the least float that is not below it.
-
-    Sampling of the records only hides more.
-    """
+    """The sum of the epsilons at which delta is 0, rounded up; sampling, which can only lower it, is ignored."""
     total = Fraction(0)
     for use, count in uses.items():
         each = exact_pure_epsilon(use.profile)
@@ -183,7 +180,7 @@ def pure_epsilon(uses: Uses) -> float:
 
 
 def exact_pure_epsilon(profile: Profile) -> Fraction | None:
-    """Where the delta of a profile reaches 0; None if it never does."""
+    """The epsilon at which the delta of a profile reaches 0; None if it never does."""
     if isinstance(profile, DiscreteProfile):
         return profile.exact_pure_epsilon
     found = float(getattr(profile, "pure_epsilon", math.inf))
@@ -197,7 +194,7 @@ def closed_form(steps: Steps) -> Profile | None:
 
 
 def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto") -> float:
-    """The answer to a question for the noise laws, never below the truth."""
+    """The answer to a question for noise drawn exactly from its laws, never below the truth."""
     method = _check.choice("method", method, METHODS)
     if not steps:
         return 0.0
@@ -224,7 +221,7 @@ def answer(steps: Steps, adjacency: str, question: Question, method: str = "auto
 
 
 def _by_renyi(steps: Steps, adjacency: str, question: Question) -> float:
-    """The answer of the best of dp-accounting's orders."""
+    """The answer by Rényi divergences, at the best of dp-accounting's orders."""
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     orders = tuple(map(float, rdp.RdpAccountant().orders))

@@ -1,11 +1,12 @@
 """Rényi divergences of compositions, rounded up; `privacy.renyi` has those of one release.
 
-They add up over independent releases.
+They add up over the releases of a composition.
 
-- Sampled Gaussian noise under add/remove: dp-accounting's (mironov2019renyi), with more than its rounding added.
-- Other sampled releases: sampling only hides more, so as without it.
-- What is merely stated as rho-concentrated (zCDP): alpha rho, by definition.
-- What is merely stated with a pure epsilon E: that of randomized response with E, which dominates it at every epsilon.
+- Sampled Gaussian noise under add/remove: from dp-accounting (mironov2019renyi), plus more than its rounding error.
+- Other sampled releases: that of the release without sampling, which is an upper bound.
+- A release that is only stated to be rho-concentrated (zCDP): alpha rho, by definition.
+- A release that is only stated to have a pure epsilon E: that of randomized response with E, which dominates it at
+  every epsilon.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ Orders = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Concentrated:
-    """The profile of what is known to be rho-zero-concentrated differentially private, and no more than that.
+    """The profile of a release of which only rho-zero-concentrated differential privacy is known.
 
-    Guarantee: the Rényi divergence is at most alpha rho at every order alpha > 1, in both directions. delta(epsilon) is
-    at least that of every such release, by the best of some orders.
+    Guarantee: if the Rényi divergence is at most alpha rho at every order alpha > 1, in both directions, then
+    delta(epsilon) is at least that of the release. It is the best bound over a grid of orders.
     Source: canonne2020discrete, Proposition 12.
     """
 
@@ -73,7 +74,7 @@ register("concentrated", Concentrated)
 
 
 def divergences(steps: Mapping[tuple[Profile, float], int], adjacency: str, orders: Orders) -> Array:
-    """The divergence of a composition at each order: of (profile, sampling rate), so many times each; rounded up."""
+    """The divergence of a composition at each order, rounded up; `steps` counts each (profile, sampling rate)."""
     total = np.zeros(len(orders))
     for (profile, rate), count in steps.items():
         total += count * np.array(_divergences(profile, 1.0 if adjacency == REPLACE else rate, orders))
@@ -98,7 +99,7 @@ def _randomized_response(epsilon: float, order: float) -> float:
 
 
 def _sampled_gaussian(mu: float, rate: float, orders: Orders) -> tuple[float, ...]:
-    """Of dp-accounting, with more than its rounding added."""
+    """The divergences from dp-accounting, plus more than their rounding error."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
@@ -110,7 +111,7 @@ def _sampled_gaussian(mu: float, rate: float, orders: Orders) -> tuple[float, ..
 
 
 def log_delta(order: Any, divergence: Any, epsilon: float) -> Any:
-    """log of the delta at an epsilon that follows from a divergence: (x - e^epsilon)_+ <= c x^order for all x.
+    """log of the delta that a divergence implies at an epsilon, from (x - e^epsilon)_+ <= c x^order for all x.
 
     Source: canonne2020discrete, Proposition 12.
     """
@@ -118,6 +119,6 @@ def log_delta(order: Any, divergence: Any, epsilon: float) -> Any:
 
 
 def largest_divergence(order: float, epsilon: float, delta: float) -> float:
-    """The largest divergence from which (epsilon, delta) follows, rounded down; it may be negative: then none is."""
+    """The largest divergence that implies (epsilon, delta), rounded down; negative if none does."""
     found = epsilon + (math.log(delta) - float(log_delta(order, 0.0, 0.0))) / (order - 1.0)
     return found - 1e-12 * (abs(found) + 1.0)

@@ -1,4 +1,4 @@
-"""What is known of a release by a statement alone, such as (epsilon, delta), as a profile."""
+"""Profiles of releases that are known only by a stated guarantee, such as (epsilon, delta)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _POINTS = 257
 
 @dataclass(frozen=True)
 class StatedCurve(Curve):
-    """A curve whose end (E, d) is used as well: the release is (E, d)-differentially private.
+    """A curve that ends at (E, d): the release is (E, d)-differentially private.
 
     So it is no worse than randomized response with E that reveals everything with probability d
-    (kairouz2017composition), which filters for pure noise take (`limits`).
+    (kairouz2017composition), and the filters for pure noise accept it (`limits`).
     """
 
     @property
@@ -39,8 +39,8 @@ register("stated-curve", StatedCurve)
 def by_budget(budget: Budget) -> StatedCurve:
     """The curve of the worst release with this epsilon and delta.
 
-    It is delta + (1 - delta)(e^epsilon - e^x)/(1 + e^epsilon) up to x = epsilon, and delta beyond. That is linear in
-    e^x, so two points have it exactly.
+    It is delta + (1 - delta)(e^epsilon - e^x)/(1 + e^epsilon) up to x = epsilon, and delta beyond. The first part is
+    linear in e^x, so two points determine it exactly.
     """
     epsilon, delta = budget.epsilon, budget.delta
     first = min(1.0, (delta + (1.0 - delta) * math.tanh(epsilon / 2.0)) * _UP)
@@ -48,7 +48,7 @@ def by_budget(budget: Budget) -> StatedCurve:
 
 
 def laplace(epsilon: float) -> StatedCurve:
-    """Laplace noise with this pure epsilon: delta(x) = 1 - e^((x - epsilon)/2), bounded by chords between points."""
+    """The curve of Laplace noise with this pure epsilon, delta(x) = 1 - e^((x - epsilon)/2), by chords from above."""
     points = np.linspace(0.0, epsilon, _POINTS)
     deltas = -np.expm1((points - epsilon) / 2.0) * _UP
     deltas[-1] = 0.0

@@ -1,4 +1,4 @@
-"""Audits: draws outputs of a mechanism on two neighbouring inputs and bounds how private it can be."""
+"""Audits: draw outputs of a mechanism on two neighbouring inputs, and bound its epsilon and delta from below."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matrixdp._check import Array
 from matrixdp.audit import bounds, statistics
 from matrixdp.audit.result import METHODS, AuditResult
 from matrixdp.audit.statistics import Lesson, Statistic
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.distributions import Gaussian, NoiseLaw, generator
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy.certificate import certify
@@ -27,11 +27,11 @@ Progress = Callable[[int, int], object]
 SAMPLES = 10_000
 CONFIDENCE = 1 - 1e-6
 _LEAST_SAMPLES = 20
-# Outputs are drawn and scored in blocks of at most so many, and so many entries.
+# Outputs are drawn and scored in blocks of at most this many outputs, and entries of outputs.
 _BLOCK, _BLOCK_ENTRIES = 500, 2**20
-# More outputs to learn from would cost memory and time and gain little.
+# The most outputs, and entries of outputs, to fit statistics to: more would cost memory and time and gain little.
 _LESSON, _LESSON_ENTRIES = 5_000, 2**23
-# The scatter of more coordinates would take longer than drawing them.
+# The scatter matrix of more coordinates would take longer than drawing them.
 _MOST_COORDINATES = 400
 
 
@@ -49,28 +49,28 @@ def audit(
 ) -> AuditResult:
     """Tests a claimed (epsilon, delta) of any mechanism on one pair of neighbours.
 
-    At most a quarter of the outputs is used to fit the statistics, a quarter to choose the statistic and the events.
-    The bounds are computed from the rest alone.
+    At most a quarter of the outputs is used to fit the statistics, and a quarter to choose the statistic and the
+    events. The bounds are computed only from the rest.
 
     Args:
         release_fn: the mechanism; called with an input, it returns numbers or an array of them, of one shape, with
             fresh randomness every time.
-        value: an input; of an array, each call gets a copy.
-        neighbour: another input that the claim's adjacency calls a neighbour of the first.
+        value: an input; if it is an array, each call gets a copy.
+        neighbour: another input, a neighbour of the first under the claim's adjacency.
         epsilon: the claimed epsilon, 0 or above.
-        delta: the claimed delta, 0 or above; 0 for a pure claim.
+        delta: the claimed delta, at least 0 and below 1; 0 for a pure claim.
         samples: how many outputs to draw for each input.
-        confidence: the probability that the bounds hold.
-        statistic: "linear", "radial", "learned", or "auto", which tries them all; or a function from a stack of
-            outputs (one more axis in front) to one number each.
+        confidence: the probability with which the bounds hold.
+        statistic: "linear", "radial", "learned", or "auto", which tries them all; or a function that maps a stack of
+            outputs (with one more axis in front) to one number per output.
         progress: called with the number of outputs drawn so far and the number in all.
 
     Guarantee: if release_fn keeps the claim, it is rejected with probability at most 1 - confidence, whatever the
         mechanism, the statistic and the number of samples.
 
-    Power: at (1, 0.1) Gaussian noise that is 10 % too small takes 60,000 samples to reject, at (1, 0.01) 500,000, and
-        at a delta of 1e-6 more than can be drawn; `audit_law` detects it there. A mechanism whose delta is 0.2 where
-        1e-7 is claimed takes a few thousand.
+    Power: Gaussian noise that is 10 % too small takes 60,000 samples to reject at (1, 0.1), and 500,000 at (1, 0.01).
+        At a delta of 1e-6 it takes more than can be drawn; `audit_law` detects it there. A mechanism whose delta is 0.2
+        where 1e-7 is claimed takes a few thousand.
 
     Source: jagielski2020auditing; clopper1934use.
 
@@ -106,26 +106,27 @@ def audit_law(
     rng: np.random.Generator | None = None,
     progress: Progress | None = None,
 ) -> AuditResult:
-    """Tests whether noise, as it is drawn, keeps a budget for the worst difference that its certificate names.
+    """Tests whether noise, as it is drawn, keeps a budget for the witness of its certificate.
 
-    The outputs are judged by the likelihood ratio, the best statistic there is if the noise follows its law (for a law
-    from outside the package, by statistics that are learned from some of the outputs). The method "gaussian" finds the
-    best linear statistic whatever the noise, if the value has at most 400 entries.
+    The outputs are judged by the likelihood ratio, the best statistic if the noise follows its law. For a law from
+    outside the package, statistics are learned from some of the outputs. The method "gaussian" uses the best linear
+    statistic for the covariance that the noise really has, if the value has at most 400 entries and at most half as
+    many entries as samples; otherwise the likelihood ratio.
 
     Args:
-        law: the noise; its certificate names the difference, its density the statistic, and its samples decide.
+        law: the noise law, which determines the witness and the likelihood ratio.
         sensitivity: what a neighbour can change.
         budget: the claim.
         samples: how many outputs to draw for each input.
-        confidence: the probability that the bounds hold.
+        confidence: the probability with which the bounds hold.
         method: "clopper-pearson" assumes nothing; "gaussian" assumes that Gaussian noise is added to the input, and
             then detects noise that is a few percent too small, at any delta; "auto" is the second for a Gaussian law.
-        release_fn: another mechanism that is said to add this noise to its input; by default `law.sample` draws it.
-        rng: a numpy Generator, for reproducible studies, and faster; by default the entropy that releases draw from.
+        release_fn: another mechanism that should add this noise to its input; by default `law.sample` draws it.
+        rng: a numpy Generator, reproducible and faster; by default the secure entropy that releases use.
         progress: called with the number of outputs drawn so far and the number in all.
 
-    Guarantee: if the samples keep the budget, they are rejected with probability at most 1 - confidence; with the
-        method "gaussian" only if what it assumes is true.
+    Guarantee: if the noise keeps the budget, it is rejected with probability at most 1 - confidence; with the method
+        "gaussian" only if its assumption is true.
 
     Source: dong2022gaussian, Corollary 2.13, from mu to (epsilon, delta); nasr2023tight.
 
@@ -138,8 +139,7 @@ def audit_law(
         >>> audit_law(noise, Frobenius(1.0), budget, samples=2000, rng=np.random.default_rng(0)).verdict
         'not rejected'
     """
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+    checked_budget(budget)
     confidence, samples = _confidence(confidence), _samples(samples)
     if _check.choice("method", method, ["auto", *METHODS]) == "gaussian" and not isinstance(law, Gaussian):
         raise InvalidInput(f"method 'gaussian' is for Gaussian noise, got {type(law).__name__}; use 'clopper-pearson'")
@@ -173,12 +173,12 @@ def audit_scores(
     """Tests a claimed (epsilon, delta) from scores that were computed elsewhere, such as those of planted records.
 
     Args:
-        value_scores: one score for each independent output on one input.
-        neighbour_scores: the same for its neighbour, as many.
+        value_scores: one score per independent output on one input.
+        neighbour_scores: equally many scores of outputs on its neighbour.
         epsilon: the claimed epsilon, 0 or above.
-        delta: the claimed delta, 0 or above.
-        confidence: the probability that the bounds hold.
-        rng: shuffles the scores, so that their order does not matter.
+        delta: the claimed delta, at least 0 and below 1.
+        confidence: the probability with which the bounds hold.
+        rng: a numpy Generator that shuffles the scores, so that their order does not matter.
 
     Guarantee: as for `audit`, if the statistic was not fitted to the same outputs.
 
@@ -215,7 +215,7 @@ def _judge(
 
 
 class _Outputs:
-    """Draws outputs on two inputs, block by block, and keeps no more of them than it must."""
+    """Draws outputs on two inputs, block by block, and keeps only what is needed."""
 
     def __init__(
         self, release_fn: Callable[[Any], Any], inputs: tuple[Any, Any], samples: int, progress: Progress | None
@@ -232,7 +232,7 @@ class _Outputs:
         self.shape = self._outputs(inputs[0], 1).shape[1:]
 
     def lesson(self) -> tuple[Array, Array]:
-        """Outputs to learn from, at most a quarter of all."""
+        """Outputs to fit statistics to, at most a quarter of all."""
         entries = max(1, math.prod(self.shape))
         count = max(2, min(self.samples // 4, _LESSON, _LESSON_ENTRIES // entries))
         on_value, on_neighbour = (np.concatenate(list(self._blocks(given, count))) for given in self.inputs)
@@ -250,7 +250,7 @@ class _Outputs:
         return {name: (sides[0][name], sides[1][name]) for name in learnt}
 
     def scatter(self, read: Callable[[Array], Array]) -> Array:
-        """The sum of (x - mean)(x - mean)^T over the noise x of all outputs, in the coordinates given."""
+        """The sum of (x - mean)(x - mean)^T over the noise x of all outputs, in the given coordinates."""
         total: Any = 0.0
         squares: Any = 0.0
         pools = ThreadpoolController()
@@ -274,7 +274,7 @@ class _Outputs:
             block = self._outputs(given, min(size, count - start))
             if block.shape[1:] != self.shape:
                 raise InvalidInput(
-                    f"release_fn returned shapes {self.shape} and {block.shape[1:]}; it must keep to one"
+                    f"release_fn returned shapes {self.shape} and {block.shape[1:]}; it must return one shape"
                 )
             self.drawn += len(block)
             if self.progress is not None:
@@ -293,7 +293,7 @@ class _Outputs:
         except (TypeError, ValueError):
             raise InvalidInput(
                 f"release_fn must return numbers, in arrays of one shape, got {_check.kind(drawn[0])}; "
-                "of a matrixdp release, return its .value"
+                "for a matrixdp release, return its .value"
             ) from None
         if not (outputs.size > 0 and np.all(np.isfinite(outputs))):
             raise InvalidInput("release_fn must return finite numbers, got none, or NaN or infinity; map those first")

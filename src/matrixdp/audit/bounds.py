@@ -1,9 +1,9 @@
 """From scores to lower bounds on epsilon and delta.
 
-For any set S of outputs, (epsilon, delta)-privacy says P(S) <= e^epsilon Q(S) + delta, where P and Q are the laws of
-the output on two neighbours, either way round. So a lower confidence bound on P(S) and an upper one on Q(S) bound
-epsilon at a delta, and delta at an epsilon, from below. S may be chosen in any way, but not by the outputs that are
-then counted in it.
+Let P and Q be the laws of the output on two neighbours, in either order. (epsilon, delta)-privacy says that
+P(S) <= e^epsilon Q(S) + delta for every set S of outputs. So a lower confidence bound on P(S) and an upper one on Q(S)
+bound epsilon at a delta, and delta at an epsilon, from below. S may be chosen in any way that does not depend on the
+outputs that are then counted in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scores = Mapping[str, tuple[Array, Array]]
 
 Counted = npt.NDArray[np.intp]
 
-# Thresholds tried from either end, at ranks that grow by a constant factor, so that tails are searched finely.
+# Thresholds tried from each end, at ranks that grow by a constant factor, so that the tails are searched finely.
 _THRESHOLDS = 300
 # Above this epsilon, no number of samples gives a bound on delta.
 _LARGEST_EPSILON = 700.0
@@ -67,8 +67,8 @@ class Event:
     Attributes:
         statistic: the name of the statistic that gives the scores.
         threshold: the score that divides the outputs.
-        above: whether the event is the scores above the threshold, or those at and below it.
-        favours: the input that makes it likely: 0 for the value, 1 for its neighbour.
+        above: True for scores above the threshold, False for those at or below it.
+        favours: the input that makes the event likely: 0 for the value, 1 for its neighbour.
     """
 
     statistic: str
@@ -77,7 +77,7 @@ class Event:
     favours: int
 
     def bounds(self, scores: Scores, level: float) -> tuple[Array, Array]:
-        """P(S) from below and Q(S) from above, each of which fails with probability at most `level`."""
+        """A lower bound on P(S) and an upper bound on Q(S), each of which fails with probability at most `level`."""
         both = scores[self.statistic]
         above = [np.asarray(np.count_nonzero(one > self.threshold)) for one in both]
         return _rates(above, [len(one) for one in both], self.above, self.favours, level)
@@ -97,8 +97,8 @@ def _rates(
 def choose_events(scores: Scores, epsilon: float, delta: float, level: float) -> tuple[Event, Event]:
     """The event that gives the largest bound on epsilon, and the one that gives the largest bound on delta.
 
-    The confidence bounds themselves are maximised, so an event in a tail with hardly any outputs, which looks good by
-    chance, is not chosen.
+    The confidence bounds themselves are maximised, so that an event in a tail with hardly any outputs is not chosen by
+    chance.
     """
     best: list[tuple[float, Event]] = []
     for name, both in scores.items():
@@ -117,7 +117,7 @@ def choose_events(scores: Scores, epsilon: float, delta: float, level: float) ->
 
 
 def _thresholds(scores: Array) -> Array:
-    """Observed scores at ranks that thin out from both ends to the middle."""
+    """Observed scores at ranks that are dense at both ends and sparse in the middle."""
     ranks = np.unique(np.round(np.geomspace(1, len(scores), _THRESHOLDS))).astype(np.intp)
     ordered = np.sort(scores)
     return np.unique(np.concatenate([ordered[ranks - 1], ordered[-ranks]]))
@@ -128,8 +128,8 @@ def bounds_from_events(
 ) -> tuple[float, float, str]:
     """Lower bounds on epsilon and on delta that hold together, and the statistic that gave the first.
 
-    Guarantee: both bounds lie at or below the truth, except with probability 2 * level for every event (each needs two
-    probabilities), over scores which the events must not have been chosen by.
+    Guarantee: neither bound is above the truth, except with probability 2 * level per event, as each event needs two
+    probabilities. The events must not have been chosen by these scores.
 
     Source: jagielski2020auditing for the bound on epsilon.
     """
@@ -143,16 +143,16 @@ def bounds_from_events(
 def mu_from_scatter(scatter: Array, draws: int, difference: Array, weights: Array, confidence: float) -> float:
     """A lower bound on mu from draws of Gaussian noise, whatever its mean and covariance.
 
-    The scatter W of N draws in k coordinates, the sum of (x - mean)(x - mean)^T, is Wishart distributed with N - 1
-    degrees of freedom, so that (v^T S^-1 v) / (v^T W^-1 v) is chi-square distributed with N - k, and mu^2 is the
-    numerator for the difference v. Where W is singular, the noise is measured along the weights only.
+    The scatter W of N draws in k coordinates is the sum of (x - mean)(x - mean)^T, and S their covariance. W is Wishart
+    distributed with N - 1 degrees of freedom, so (v^T S^-1 v) / (v^T W^-1 v) is chi-square distributed with N - k. For
+    the difference v, the numerator is mu^2. Where W is singular, the noise is measured along the weights only.
 
-    Guarantee: at most the truth with probability `confidence`, exactly, if the draws are independent, alike and normal,
-    and are added to the value; nothing otherwise.
+    Guarantee: at most the truth with probability exactly `confidence`, if the draws are independent, identically
+    distributed and normal, and are added to the value; nothing otherwise.
 
     Source: muirhead1982aspects, Theorem 3.2.12; nasr2023tight for auditing through mu.
-    Deviates: (1) nasr2023tight bounds mu by the error rates at a threshold. Here the difference is known, so that only
-        the noise is to be measured, and some thousand draws fix mu to a few percent at any delta.
+    Deviates: (1) nasr2023tight bounds mu by the error rates at a threshold. Here the difference is known, so only the
+        noise must be measured, and a few thousand draws determine mu to a few percent at any delta.
     """
     try:
         white = np.linalg.solve(np.linalg.cholesky(scatter), difference)
@@ -166,7 +166,7 @@ def mu_from_scatter(scatter: Array, draws: int, difference: Array, weights: Arra
 
 
 def gaussian_bounds(mu: float, epsilon: float, delta: float) -> tuple[float, float]:
-    """Lower bounds on epsilon and on delta from one on mu."""
+    """Lower bounds on epsilon and on delta from a lower bound on mu."""
     if mu == math.inf:
         return math.inf, 1.0
     profile = GaussianProfile(mu)

@@ -17,17 +17,17 @@ METHODS = {
 class AuditResult:
     """A claim, and the lower bounds that samples put on the truth.
 
-    Guarantee: if the mechanism keeps the claim, it is rejected with probability at most 1 - confidence; both bounds
-    lie at or below the truth with probability at least `confidence`, together. A claim that is not rejected is not
-    proven: these samples did not refute it.
+    Guarantee: a true claim is rejected with probability at most 1 - confidence; with probability at least `confidence`,
+    neither bound is above the truth. With the method "gaussian", only if the noise is Gaussian. A claim that is not
+    rejected is not proven: these samples did not refute it.
 
     Attributes:
         epsilon, delta: the claim.
         epsilon_lower: a lower bound on the least epsilon that holds at the claimed delta.
         delta_lower: a lower bound on the least delta that holds at the claimed epsilon.
-        statistic: what the outputs were judged by.
-        samples: outputs drawn for each of the two inputs.
-        confidence: the probability that the bounds hold.
+        statistic: the statistic by which the outputs were judged.
+        samples: the number of outputs for each of the two inputs.
+        confidence: the probability with which the bounds hold, at least.
         method: "clopper-pearson", which assumes nothing, or "gaussian", which assumes Gaussian noise.
 
     Example:
@@ -50,7 +50,7 @@ class AuditResult:
 
     @property
     def rejected(self) -> bool:
-        """Whether the claim is refuted."""
+        """Whether the claim is rejected."""
         return self.epsilon_lower > self.epsilon or self.delta_lower > self.delta
 
     @property

@@ -1,8 +1,8 @@
 """Test statistics: each turns a stack of outputs into one score per output.
 
-The best of all is the likelihood ratio, where the law of the noise is known. Where it is not, `linear` looks along the
-difference of the inputs, `radial` compares the distances to them, and `learned` is fitted to outputs that are not used
-again. The sign of a score does not matter: events in both directions are tried.
+If the law of the noise is known, the likelihood ratio is the best. If it is not, `linear` projects on the difference of
+the inputs, `radial` compares the distances to them, and `learned` is fitted to outputs that are not used again. The
+sign of a score does not matter: events in both directions are tried.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from matrixdp.errors import InvalidInput
 
 Statistic = Callable[[Array], Array]
 
-# With more entries than this, `learned` sees summaries of an output and not its entries.
+# With more entries than this, `learned` uses summaries of an output, not its entries.
 _MOST_FEATURES = 500
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """Outputs to learn from, one per row, and where outputs on each input are centred."""
+    """Outputs to fit statistics to, one per row, and the centres of the outputs on each input."""
 
     on_value: Array
     on_neighbour: Array
@@ -41,7 +41,7 @@ class Lesson:
 
     @classmethod
     def of(cls, value: Any, neighbour: Any, outputs: tuple[Array, Array]) -> Lesson:
-        """Outputs of the inputs' shape are centred at the inputs, all others at their means."""
+        """Outputs to whose shape the inputs broadcast are centred at the inputs, all others at their means."""
         shape = outputs[0].shape[1:]
         rows = _rows(outputs[0]), _rows(outputs[1])
         try:
@@ -59,7 +59,7 @@ def _rows(outputs: Array) -> Array:
 
 
 def linear(lesson: Lesson) -> Statistic:
-    """The projection on the difference of the inputs, each entry in units of its variance as estimated."""
+    """The projection on the difference of the inputs, with each entry divided by its estimated variance."""
     variances = (np.var(lesson.on_value, axis=0) + np.var(lesson.on_neighbour, axis=0)) / 2
     # entries without noise get a large weight, but a finite one
     floor = 1e-9 * float(np.max(variances)) or 1.0
@@ -94,7 +94,7 @@ def learned(lesson: Lesson) -> Statistic:
     model = make_pipeline(StandardScaler(), LogisticRegression())
     labels = np.repeat([0, 1], [len(lesson.on_value), len(lesson.on_neighbour)])
     with warnings.catch_warnings(), threadpool_limits(1):
-        # a fit that stops early still gives scores, which are judged by other outputs
+        # a fit that stops early still gives valid scores: the bounds come from other outputs
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(features(np.concatenate([lesson.on_value, lesson.on_neighbour])), labels)
     return lambda outputs: np.asarray(model.decision_function(features(outputs)))
@@ -105,7 +105,7 @@ LEARNT: dict[str, Callable[[Lesson], Statistic]] = {"linear": linear, "radial": 
 
 @singledispatch
 def likelihood_ratio(law: NoiseLaw, difference: Array) -> Statistic:
-    """The log of the ratio of the densities at 0 and at the difference, up to an increasing map."""
+    """The ratio of the densities of an output with centres at 0 and at the difference, up to a monotone map."""
     raise InvalidInput(f"the density of {type(law).__name__} is not known; use audit() with another statistic")
 
 
@@ -150,12 +150,12 @@ def _(law: Product, difference: Array) -> Statistic:
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Linear coordinates of outputs in which Gaussian noise is measured.
+    """Linear coordinates of outputs, in which Gaussian noise is measured.
 
     Attributes:
-        name: what the outputs are judged by in them.
-        read: from a stack of outputs to their coordinates, one output per row.
-        weights: the likelihood ratio in these coordinates.
+        name: the statistic that is computed from them, in words.
+        read: maps a stack of outputs to their coordinates, one output per row.
+        weights: the likelihood ratio as a linear function of these coordinates.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Coordinates:
 
 
 def coordinates(law: Gaussian, difference: Array, most: int) -> Coordinates:
-    """All entries, if there are at most so many, so that noise of a wrong shape shows; else the likelihood ratio."""
+    """All entries, if there are at most `most`, so that a wrong covariance is detected; else the likelihood ratio."""
     weights = _weights(law, difference)
     if isinstance(law.covariance, FullCovariance):
         places = np.arange(weights.size)

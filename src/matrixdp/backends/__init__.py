@@ -1,6 +1,6 @@
-"""Backends for numpy, PyTorch and Dask: each checks a value, puts it on the grid and adds noise; it decides nothing.
+"""Backends for numpy, PyTorch and Dask: each checks a value, rounds it to the grid and adds noise.
 
-Each backend module has the functions of `Backend`; the pipeline takes the one for the value.
+Each backend module has the functions of `Backend`; the pipeline picks the one for the type of the value.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from matrixdp.sensitivity import Sensitivity
 
 
 class Backend(Protocol):
-    """What the pipeline asks of a backend."""
+    """The functions that the pipeline needs from a backend."""
 
     def checked(self, value: Any, sensitivity: Sensitivity) -> Any:
-        """The value in the form that is drawn on; finite, and symmetric where the set says so."""
+        """The value in the form to which noise is added; finite where it is in memory, and symmetric for RankOne."""
 
     def prepared(
         self, value: Any, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None, original: Any
     ) -> Callable[[], Any]:
-        """Does all of a draw that can fail, and gives the one call that draws; called before anything is spent.
+        """Does everything that can fail, and returns the call that draws; used before anything is spent.
 
         Args:
             value: as `checked` gave it.
@@ -35,5 +35,5 @@ class Backend(Protocol):
 
         Raises:
             InvalidInput: if the value is too large for the grid, or the law cannot be drawn there.
-            MatrixDPError: if what draws the noise cannot be loaded.
+            MatrixDPError: if the code that draws the noise cannot be loaded.
         """

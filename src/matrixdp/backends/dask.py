@@ -1,9 +1,9 @@
 """Dask arrays, which may be larger than any machine: noise block by block, on the workers.
 
-One release has one key, drawn here; each block of the matrix gets a key of its own, derived from it and from the
-block's index, and only that one travels, inside the block's task. So a block that is computed again, because a worker
-was lost or because someone asks twice, carries the same noise, and no worker can remove the noise of another's blocks.
-Two releases share nothing.
+Each release has one key, drawn in this process. Each block has its own key, derived from that key and the block's
+index; only the block's key is sent, inside its task. So a block that is computed again, because a worker was lost or
+the result is computed twice, has the same noise. No worker can remove the noise of blocks that it did not compute.
+Releases share no keys.
 
 The same noise on other values would reveal their difference. So the array must have the same values whenever it is
 computed: if its files or tasks may change, `persist()` it before the release.
@@ -39,7 +39,7 @@ from matrixdp.secure.kernels import Floats, add_noise
 from matrixdp.sensitivity import RankOne, Sensitivity
 
 Independent = Isotropic | Diagonal | Kronecker
-"""Noise that can be drawn block by block, if the factors of the last are diagonal."""
+"""Covariances whose noise can be drawn block by block; of Kronecker ones, those with diagonal factors."""
 
 
 class BlockKey:
@@ -52,7 +52,7 @@ class BlockKey:
         self._secret = secret
 
     def open(self) -> Key:
-        """The key, new each time, so that the block can be drawn again."""
+        """A fresh copy of the key each time, so that the block can be drawn again."""
         return Key.from_bytes(self._secret)
 
     def __repr__(self) -> str:
@@ -84,19 +84,19 @@ def checked(value: Any, sensitivity: Sensitivity) -> Any:
 def prepared(
     value: Any, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None, original: Any = None
 ) -> Callable[[], Any]:
-    """The noisy array as tasks; nothing is drawn before it is computed. See `Backend`.
+    """The noisy array as a graph of tasks; noise is drawn when it is computed. See `Backend`.
 
     Guarantee: that of the certificate, for everything that is ever computed from the result. Whoever can read the
         memory of the client, the scheduler or a worker, or the connections between them, is outside this guarantee.
 
-    A block whose values are not finite, or do not fit the grid, is refused on computing. The release has failed then,
-    and stays spent.
+    A block whose values are not finite, or do not fit the grid, is refused when it is computed. The release then fails,
+    and its budget stays spent.
     """
     if rng is not None:
         raise InvalidInput("rng cannot be given for a Dask array: its noise is drawn on the workers, from secure keys")
     if isinstance(law, Product):
         source = numpy.discrete_sampler(law, drawing)
-        noisy_steps = add_discrete_block_noise(value, law.step, source, Key())
+        noisy_steps = _block_by_block(value, Key(), noisy_discrete_block, lambda place: (law.step, source))
         return lambda: noisy_steps
     if not (isinstance(law, Gaussian) and _independent(law.covariance) and drawing.grid is not None):
         raise InvalidInput(
@@ -121,15 +121,10 @@ def add_block_noise(values: Any, covariance: Independent, grid: Grid, key: Key) 
     return _block_by_block(values, key, noisy_block, lambda place: (*_scale(covariance, place), grid))
 
 
-def add_discrete_block_noise(values: Any, step: float, source: Sampler, key: Key) -> Any:
-    """The same with discrete noise, on values that are floored to the grid."""
-    return _block_by_block(values, key, noisy_discrete_block, lambda place: (step, source))
-
-
 def _block_by_block(
     values: Any, key: Key, draw: Callable[..., Floats], arguments: Callable[[tuple[slice, ...]], tuple[Any, ...]]
 ) -> Any:
-    """One task per block: draw(block, *arguments(place), key of the block, index, shape)."""
+    """One task per block: draw(block, *arguments(place), the block's key, index, shape)."""
     name = f"released-{secrets.token_hex(16)}"
     tasks = {}
     indices = itertools.product(*map(range, values.numblocks))
@@ -147,48 +142,45 @@ def noisy_block(
     block: Any, std: float, factors: list[Array], grid: Grid, key: BlockKey, index: Shape, shape: Shape
 ) -> Floats:
     """One block with noise of standard deviation std times all factors; runs on a worker."""
-    values = _values(block, index, shape)
-    if not values.size > 0:
-        return values
-    white = values
-    with np.errstate(over="ignore"):  # what overflows here is refused next, and single precision may end at infinity
+
+    def drawn(white: Floats) -> Floats:
         for factor in factors:
             white = white / factor
-        try:
-            noisy = add_noise(white, std, grid, key.open(), threads=1)
-        except InvalidInput:
-            raise _refused(index) from None
+        noisy = add_noise(white, std, grid, key.open(), threads=1)
         for factor in factors:
             noisy *= factor
-        return noisy.astype(values.dtype, copy=False)
+        return noisy
+
+    return _noisy(block, index, shape, drawn)
 
 
 def noisy_discrete_block(block: Any, step: float, source: Sampler, key: BlockKey, index: Shape, shape: Shape) -> Floats:
     """One block, floored to the grid, with discrete noise; runs on a worker."""
-    values = _values(block, index, shape)
-    if not values.size > 0:
-        return values
-    try:
-        noisy = discrete.add_noise(values, step, source, key.open(), threads=1, out=np.empty(values.shape))
-    except InvalidInput:
-        raise _refused(index) from None
-    return noisy.astype(values.dtype, copy=False)
+
+    def drawn(values: Floats) -> Floats:
+        return discrete.add_noise(values, step, source, key.open(), threads=1, out=np.empty(values.shape))
+
+    return _noisy(block, index, shape, drawn)
 
 
-def _values(block: Any, index: Shape, shape: Shape) -> Floats:
-    """The floats of a block, which must have the shape that was declared."""
+def _noisy(block: Any, index: Shape, shape: Shape, drawn: Callable[[Floats], Floats]) -> Floats:
+    """Applies `drawn` to the floats of a block, which must have the declared shape."""
     if np.shape(block) != shape:
         raise InvalidInput(f"block {index} of value: has shape {np.shape(block)} where {shape} was declared")
     plain = type(block) is np.ndarray and block.dtype in (np.float32, np.float64)
-    return block if plain else _check.finite(f"block {index} of value", block)
-
-
-def _refused(index: Shape) -> InvalidInput:
-    return InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent")
+    values = block if plain else _check.finite(f"block {index} of value", block)
+    if not values.size > 0:
+        return values
+    with np.errstate(over="ignore"):  # values that overflow are refused; noisy values may overflow in single precision
+        try:
+            noisy = drawn(values)
+        except InvalidInput:
+            raise InvalidInput(f"block {index} of value: not finite, or {TOO_LARGE}. The release stays spent") from None
+        return noisy.astype(values.dtype, copy=False)
 
 
 def _dtype(values: Any) -> np.dtype[Any]:
-    """The type of the noisy blocks."""
+    """The dtype of the noisy blocks."""
     return np.dtype(values.dtype if values.dtype in (np.float32, np.float64) else np.float64)
 
 
@@ -197,9 +189,9 @@ def _independent(covariance: Covariance) -> TypeGuard[Independent]:
 
 
 def _scale(covariance: Independent, place: tuple[slice, ...]) -> tuple[float, list[Array]]:
-    """The standard deviations of the entries in one place: a number, and factors of it that differ from place to place.
+    """The standard deviations of the entries in one place, as a number and arrays of factors.
 
-    The factors are those of `covariance.whiten`, in its order, so that a block is rounded as on one machine.
+    The factors are those of `covariance.whiten`, in the same order, so that a block is rounded as on one machine.
     """
     if isinstance(covariance, Isotropic):
         return covariance.std, []

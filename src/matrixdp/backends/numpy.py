@@ -1,4 +1,4 @@
-"""Arrays in main memory."""
+"""The backend for arrays in main memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOO_LARGE = (
 
 
 def checked(value: Any, sensitivity: Sensitivity) -> Array:
-    """A finite array; symmetric where the set says so, for symmetric noise hides only that."""
+    """A finite array; for RankOne symmetric, since symmetric noise hides only symmetric changes."""
     array = _check.finite("value", value, ndim=None, copy=False)
     if isinstance(sensitivity, RankOne):
         sensitivity.fits(array.shape)
@@ -40,7 +40,7 @@ def checked(value: Any, sensitivity: Sensitivity) -> Array:
 
 
 def symmetric(array: Array) -> Array:
-    """The symmetric part of a matrix that is symmetric but for rounding.
+    """The symmetric part of a matrix that is symmetric up to rounding.
 
     In double precision: averaging in single precision would move entries by more than the grid accounts for.
     """
@@ -52,7 +52,7 @@ def symmetric(array: Array) -> Array:
 
 
 def prepare(law: NoiseLaw, drawing: Drawing, dtype: npt.DTypeLike = np.float64) -> None:
-    """Imports, compiles and builds all that drawing on this machine's processors needs, before anything is spent."""
+    """Imports, compiles and builds all that drawing on the CPU needs, before anything is spent."""
     if drawing.grid is not None and isinstance(law, Gaussian):
         from matrixdp.secure import kernels  # numba, when it is needed
 
@@ -63,7 +63,7 @@ def prepare(law: NoiseLaw, drawing: Drawing, dtype: npt.DTypeLike = np.float64) 
 def prepared(
     value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None, original: Any = None
 ) -> Callable[[], Array]:
-    """Does all of a draw that can fail, and gives the one call that draws; see `Backend`."""
+    """Does everything that can fail, and returns the call that draws; see `Backend`."""
     grid, added = drawing.grid, added_law(law)
     if added is not None and rng is None:
         return lambda: added.add_noise(law, value)
@@ -89,13 +89,13 @@ def prepared(
 
 
 def _output(value: Array, original: Any) -> Array:
-    """Where the result goes: the value itself if it is a converted copy, which only this release holds; or new."""
+    """The array for the result: the value itself if it is a copy made for this release, else a new array."""
     copied = isinstance(original, np.ndarray) and not np.may_share_memory(value, original)
     return value if copied else np.empty(value.shape)
 
 
 def _prepared_discrete(value: Array, law: Product, drawing: Drawing, noisy: Array) -> Callable[[], Array]:
-    """Whole multiples of the step."""
+    """As `prepared`, for discrete noise."""
     from matrixdp.secure import discrete, kernels
 
     source = discrete_sampler(law, drawing)
@@ -105,16 +105,16 @@ def _prepared_discrete(value: Array, law: Product, drawing: Drawing, noisy: Arra
 
 
 def discrete_sampler(law: Product, drawing: Drawing) -> Sampler:
-    """What draws a law of independent discrete noise; its tables are built, and its kernels compiled."""
+    """The sampler of a law of independent discrete noise, with its tables built and its kernels compiled."""
     from matrixdp.secure import discrete  # numba, when it is needed
 
-    source = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(drawing.exact))
+    source = discrete.Sampler(law.exponent, law.scale_in_steps, exact=bool(drawing.exact))
     discrete.add_noise(np.zeros(1), law.step, source, out=np.empty(1))
     return source
 
 
 def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None = None) -> Array:
-    """The value with one draw of the noise; the caller has made sure that it fits the grid."""
+    """The value with one draw of the noise; the caller has checked that it fits the grid."""
     if isinstance(law, Product) or added_law(law) is not None:
         return prepared(value, law, drawing, rng)()
     if drawing.grid is None or not isinstance(law, Gaussian):
@@ -124,7 +124,7 @@ def draw(value: Array, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator
 
 
 def _whitened(value: Array, covariance: Covariance) -> tuple[float, Array]:
-    """The standard deviation of the noise on the grid, and the coordinates that it is added to."""
+    """The standard deviation of the grid noise, and the coordinates to which it is added."""
     value = value.reshape(covariance.shape)
     if isinstance(covariance, Isotropic):
         return covariance.std, value

@@ -1,4 +1,4 @@
-"""PyTorch tensors: noise is added where they lie, on the processor or on a CUDA device."""
+"""The backend for PyTorch tensors: on a CUDA device most Gaussian noise is drawn there, all other noise on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def checked(value: Tensor, sensitivity: Sensitivity) -> Tensor:
-    """A tensor without its gradient; float32 or float64, finite, symmetric where it must be."""
+    """A detached copy of the tensor: float32 or float64, finite, and for RankOne symmetric."""
     tensor = value.detach().clone()
     if tensor.dtype not in FLOATS:
         raise InvalidInput(f"value must be a float32 or float64 tensor, got {tensor.dtype}; convert it first")
@@ -43,7 +43,7 @@ def checked(value: Tensor, sensitivity: Sensitivity) -> Tensor:
 def prepared(
     value: Tensor, law: NoiseLaw, drawing: Drawing, rng: np.random.Generator | None, original: Tensor
 ) -> Callable[[], Tensor]:
-    """Does all of a draw that can fail, and gives the one call that draws; see `Backend`."""
+    """Does everything that can fail, and returns the call that draws; see `Backend`."""
     if rng is None and value.is_cuda and isinstance(law, Gaussian) and drawing.grid is not None:
         factor = factor_of(law.covariance, value.device)
         if factor is not None:
@@ -54,28 +54,25 @@ def prepared(
 
 
 def _prepared_on_device(value: Tensor, factor: Factor, drawing: Drawing, grid: Grid) -> Callable[[], Tensor]:
-    flat = value.reshape(-1)
-    white, std = (flat.contiguous(), factor.std) if isinstance(factor, _Scaled) and factor.same else (None, 1.0)
-    if white is None:
-        white = factor.whiten(flat.to(torch.float64)).contiguous()
+    flat, same = value.reshape(-1), _one_std(factor)
+    white = (factor.whiten(flat.to(torch.float64)) if same is None else flat).contiguous()
+    std = 1.0 if same is None else same
     longest = drawing.largest_norm if drawing.float_safe else None
-    if longest is not None and not float(white.norm()) <= longest:
-        raise InvalidInput(TOO_LARGE)
-    if not float(white.abs().max()) / float(std) / grid.step < LIMIT:
+    too_long = longest is not None and not float(white.norm()) <= longest
+    if too_long or not float(white.abs().max()) / std / grid.step < LIMIT:
         raise InvalidInput(TOO_LARGE)
     add_grid_noise(white.new_zeros(1), 1.0, grid)  # compiles the kernel, before anything is spent
     noisy = torch.empty_like(white)
 
     def draw() -> Tensor:
-        add_grid_noise(white, float(std), grid, noisy)
-        result = noisy if isinstance(factor, _Scaled) and factor.same else factor.color(noisy)
-        return result.reshape(value.shape)
+        add_grid_noise(white, std, grid, noisy)
+        return (factor.color(noisy) if same is None else noisy).reshape(value.shape)
 
     return draw
 
 
 def draw(value: Tensor, law: NoiseLaw, drawing: Drawing) -> Tensor:
-    """The tensor with one draw of the noise; the caller has made sure that it fits the grid."""
+    """The tensor with one draw of the noise; the caller has checked that it fits the grid."""
     factor = factor_of(law.covariance, value.device) if value.is_cuda and isinstance(law, Gaussian) else None
     if factor is None or drawing.grid is None:
         return like(numpy.draw(to_array(value), law, drawing), value)
@@ -111,14 +108,18 @@ class _Scaled:
     """Independent noise: one standard deviation, or one for each entry."""
 
     def __init__(self, std: Any, device: torch.device) -> None:
-        self.same = isinstance(std, float)
-        self.std = std if self.same else torch.tensor(std, dtype=torch.float64, device=device)
+        self.std = std if isinstance(std, float) else torch.tensor(std, dtype=torch.float64, device=device)
 
     def whiten(self, values: Tensor) -> Tensor:
         return values / self.std
 
     def color(self, white: Tensor) -> Tensor:
         return white * self.std
+
+
+def _one_std(factor: Factor) -> float | None:
+    """The standard deviation of i.i.d. noise, which is drawn in one pass; None for other noise."""
+    return factor.std if isinstance(factor, _Scaled) and isinstance(factor.std, float) else None
 
 
 class _Turned:
@@ -142,7 +143,7 @@ def _side(spectrum: Spectrum, device: torch.device) -> tuple[Any, Any]:
 
 
 class _InParts:
-    """Several of these, one after the other."""
+    """Several factors, each on its part of the vector."""
 
     def __init__(self, parts: Sequence[Factor], places: Sequence[slice]) -> None:
         self.parts = list(zip(parts, places, strict=True))
@@ -155,7 +156,7 @@ class _InParts:
 
 
 def factor_of(covariance: Covariance, device: torch.device) -> Factor | None:
-    """A factor of the covariance on a device; None for one that is drawn in main memory."""
+    """A factor of the covariance on a device; None for a covariance that is drawn in main memory."""
     if isinstance(covariance, Isotropic):
         return _Scaled(covariance.std, device)
     if isinstance(covariance, FullCovariance) and covariance.independent:
@@ -169,9 +170,19 @@ def factor_of(covariance: Covariance, device: torch.device) -> Factor | None:
     return None
 
 
-def add_grid_noise(flat: Tensor, std: float, grid: Grid, out: Tensor | None = None, key: Key | None = None) -> None:
-    """Puts a contiguous vector on the grid and adds noise, from a fresh key by default; in place without `out`."""
-    target = flat if out is None else out
+def add_grid_noise(
+    flat: Tensor,
+    std: float,
+    grid: Grid,
+    out: Tensor | None = None,
+    key: Key | None = None,
+    drawn: Tensor | None = None,
+) -> None:
+    """Rounds a contiguous vector to the grid and adds noise, from a fresh key by default; in place without `out`.
+
+    `drawn` receives the noise alone, bit for bit what the key gives on zeros.
+    """
+    target, key = flat if out is None else out, Key() if key is None else key
     if flat.is_cuda:
         try:
             from matrixdp.secure import cuda
@@ -180,17 +191,22 @@ def add_grid_noise(flat: Tensor, std: float, grid: Grid, out: Tensor | None = No
                 f"noise cannot be drawn on the CUDA device, because its kernel cannot be imported ({reason}); install "
                 "triton, or move the tensor to the processor first"
             ) from None
+        again = Key.from_bytes(key.expose())
         cuda.add_noise(flat, std, grid, key, out=target)
+        if drawn is not None:
+            cuda.add_noise(drawn.zero_(), std, grid, again)
         return
     from matrixdp.secure import kernels  # numba, when it is needed
 
-    kernels.add_noise(flat.numpy(), std, grid, key, out=target.numpy())
+    noise = None if drawn is None else drawn.numpy()
+    kernels.add_noise(flat.numpy(), std, grid, key, out=target.numpy(), drawn=noise)
 
 
 def add_noise(flat: Tensor, factor: Factor, grid: Grid) -> None:
     """Adds coloured grid noise to a contiguous vector, in place; in one pass where the noise is i.i.d."""
-    if isinstance(factor, _Scaled) and factor.same:
-        add_grid_noise(flat, float(factor.std), grid)
+    same = _one_std(factor)
+    if same is not None:
+        add_grid_noise(flat, same, grid)
         return
     white = factor.whiten(flat.to(torch.float64)).contiguous()
     add_grid_noise(white, 1.0, grid)

@@ -1,6 +1,6 @@
-"""The command line. One file per command; a new one is its file and its line in COMMANDS.
+"""The command line, with one file per command; a new command needs its file and an entry in COMMANDS.
 
-Another distribution adds commands by entry points in the group `matrixdp.commands`, and noise laws and mechanisms by
+Other distributions add commands by entry points in the group `matrixdp.commands`, and noise laws and mechanisms by
 modules in the group `matrixdp.plugins`, which register them when they are imported.
 """
 
@@ -31,7 +31,7 @@ COMMANDS = (demo, compare, calibrate, domain, release, verify, audit, explore)
 
 
 class _Commands(TyperGroup):
-    """Turns every error that matrixdp raises on purpose into one line and exit code 2, and warnings into lines.
+    """Prints every error that matrixdp raises on purpose as one line, with exit code 2, and warnings as lines.
 
     Of other errors only type and place are printed, with exit code 1: their text may quote a record.
     """

@@ -8,10 +8,11 @@ import typer
 
 from matrixdp.cli.specs import FORMS
 
+Mechanism = Annotated[str, typer.Argument(metavar="MECHANISM", help="A mechanism's name, or auto for the least error.")]
 Shape = Annotated[str, typer.Option(help="Shape of the value to release: 89x89, 100 for a vector, 12x24x7, or scalar.")]
 Sensitivity = Annotated[str, typer.Option(help=f"What one record can change: {FORMS}.")]
 Epsilon = Annotated[float, typer.Option(help="The epsilon of the budget, above 0.")]
-Delta = Annotated[float, typer.Option(help="The delta of the budget, between 0 and 1; well below 1/records.")]
+Delta = Annotated[float, typer.Option(help="The delta of the budget: 0, or well below 1/records.")]
 Adjacency = Annotated[
     str | None,
     typer.Option(

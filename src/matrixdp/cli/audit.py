@@ -1,4 +1,4 @@
-"""`matrixdp audit`: tests a mechanism's claim by samples."""
+"""`matrixdp audit`: tests a mechanism's claim statistically, on drawn outputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from matrixdp.cli import arguments, show, specs
 
 
 def audit(
-    mechanism: Annotated[
-        str, typer.Argument(metavar="MECHANISM", help="A mechanism's name, or auto for the least error.")
-    ],
+    mechanism: arguments.Mechanism,
     shape: arguments.Shape,
     sensitivity: arguments.Sensitivity,
     epsilon: arguments.Epsilon,
@@ -37,17 +35,17 @@ def audit(
     """
     from rich.progress import Progress
 
+    from matrixdp._rounding import rounded_up
     from matrixdp.audit import audit_law
     from matrixdp.budget import Budget
 
     differences, budget = specs.sensitivity(sensitivity, adjacency), Budget(epsilon, delta)
     certificate = specs.certificate(mechanism, shape, differences, budget, option)
-    law = certificate.law
     console = show.console()
     with Progress(console=console, transient=True, disable=json or not console.is_terminal) as bar:
         task = bar.add_task("drawing", total=None)
         result = audit_law(
-            law,
+            certificate.law,
             differences,
             budget,
             samples=samples,
@@ -60,8 +58,8 @@ def audit(
         show.document({"mechanism": mechanism, "certificate": exact, **result.to_dict()})
     else:
         show.text(f"Audit of {certificate.source}")
-        least = f"{exact['delta']:.4g}" if exact["delta"] >= 1e-300 else "below 1e-300"
-        truth = f"epsilon {exact['epsilon']:.4g} at delta {delta:g}, delta {least} at epsilon {epsilon:g}"
+        least = rounded_up(exact["delta"]) if exact["delta"] >= 1e-300 else "below 1e-300"
+        truth = f"epsilon {rounded_up(exact['epsilon'])} at delta {delta:g}, delta {least} at epsilon {epsilon:g}"
         claim, *found, verdict = result.lines()
         about = "" if certificate.mu is not None else ", for the ideal law"
         bound = about if certificate.exact else f"{about} (an upper bound)"

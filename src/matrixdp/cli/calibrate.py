@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from matrixdp.cli import arguments, show, specs
 
@@ -13,9 +11,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    mechanism: Annotated[
-        str, typer.Argument(metavar="MECHANISM", help="A mechanism's name, or auto for the least error.")
-    ],
+    mechanism: arguments.Mechanism,
     shape: arguments.Shape,
     sensitivity: arguments.Sensitivity,
     epsilon: arguments.Epsilon,
@@ -28,6 +24,7 @@ def calibrate(
 
     Example: matrixdp calibrate analytic --shape 6x248 --sensitivity frobenius:2.449 --epsilon 1 --delta 1e-6
     """
+    from matrixdp._rounding import rounded_up
     from matrixdp.budget import Budget
     from matrixdp.privacy.certificate import between
     from matrixdp.privacy.drawing import has_safe_sampler
@@ -57,14 +54,14 @@ def calibrate(
         show.text(f"95 % of the noise lies within +-{between(*half)}")
     show.text(certificate)
     if not kept:
-        true_delta = certificate.delta(epsilon)
-        show.text(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta:.3g}.", "red")
+        true_delta = rounded_up(certificate.delta(epsilon), 3)
+        show.text(f"This noise does not keep {budget}: at that epsilon its delta is {true_delta}.", "red")
     elif not safe:
         show.text("`matrixdp release` refuses this noise: it is not floating-point-safe.", "red")
 
 
 def _half_width(noise: NoiseLaw) -> tuple[float, float] | None:
-    """The least and the largest half-width of an interval that covers an entry's noise in 95 %, if it is known."""
+    """The least and the largest half-width of intervals that cover an entry's noise with 95 %, or None if not known."""
     import numpy as np
 
     from matrixdp.errors import NotApplicable

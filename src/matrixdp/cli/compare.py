@@ -18,7 +18,7 @@ def compare(
     mechanism: Annotated[
         list[str] | None, typer.Option(help="Compare only this one. Repeatable.", show_default="all")
     ] = None,
-    copies: Annotated[int, typer.Option(help="Price so many releases of each together.")] = 10,
+    copies: Annotated[int, typer.Option(help="Also compose this many releases of each.")] = 10,
     option: arguments.Options = None,
     json: arguments.Json = False,
 ) -> None:

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from matrixdp.cli import files
 from matrixdp.errors import InvalidInput
+
+DATABASES = (".db", ".sqlite", ".sqlite3", ".duckdb")
 
 
 def domain(
@@ -17,7 +20,7 @@ def domain(
     header: Annotated[
         bool, typer.Option("--header", help="The first line of the text holds names of columns, and no record.")
     ] = False,
-    separator: Annotated[str, typer.Option(help="What separates cells of text.")] = ",",
+    separator: Annotated[str, typer.Option(help="The separator of cells, for text.")] = ",",
     sql: Annotated[str | None, typer.Option(help="The SELECT whose columns are meant, for a database.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "--out", help="Write it to this new file.", show_default="print it")
@@ -25,7 +28,7 @@ def domain(
 ) -> None:
     """Draft a domain (TOML) from the names of columns and the types that a schema declares, never from values.
 
-    It marks everything that a person must fill in from public knowledge: values in the data must not decide it.
+    It marks what a person must fill in from public knowledge, without looking at the values in the data.
 
     Example: matrixdp domain patients.csv --header --out domain.toml
     """
@@ -35,13 +38,7 @@ def domain(
     if output is None:
         typer.echo(text)
         return
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise InvalidInput(f"output {str(output)!r} exists already and is not replaced; choose another name") from None
-    except OSError as reason:
-        raise InvalidInput(f"output {str(output)!r} cannot be written ({reason.strerror})") from None
+    files.write_new(output, text)
     typer.echo(f"Written: {output}; fill it in from public knowledge before it is used")
 
 
@@ -52,6 +49,10 @@ def _columns(source: str, header: bool, separator: str, sql: str | None) -> dict
 
     if sql is not None:
         return tables.sql(source, sql).declared()
+    if "://" in source or Path(source).suffix.lower() in DATABASES:
+        raise InvalidInput("a database needs --sql, the SELECT whose columns are meant, as in 'SELECT * FROM visits'")
+    if not Path(source).is_file():
+        raise InvalidInput(f"source: there is no file {source}")
     if Path(source).suffix.lower() == ".parquet":
         found = tables.source_of(source)
         assert isinstance(found, Parquet)
@@ -59,6 +60,11 @@ def _columns(source: str, header: bool, separator: str, sql: str | None) -> dict
     if not header:
         raise InvalidInput(
             "the first line of a text may be a record, which must not be copied into a draft; say --header if it holds "
-            "the names of the columns, or --sql with a SELECT for a database"
+            "the names of the columns"
         )
-    return dict.fromkeys(tables.csv_file(source, separator=separator).names)
+    names = tables.csv_file(source, separator=separator).names
+    if any(
+        letter < " " or "\ud800" <= letter <= "\udfff" for name in names for letter in name
+    ):  # bytes that are not text
+        raise InvalidInput(f"the first line of {source} is not UTF-8 text with names of columns; is it a CSV file?")
+    return dict.fromkeys(names)

@@ -1,4 +1,4 @@
-"""Writes a released matrix together with its certificate, or neither; whatever can fail does so before the release."""
+"""Writes a released matrix together with its certificate, or neither; reserves names and space before the release."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.records import digest
 from matrixdp.privacy.verification import beside as arrays_path
 
-# Bytes of an entry in each format, from above: CSV has up to 24 characters and a separator; Parquet may write an entry
+# The most bytes of an entry in each format: CSV has up to 24 characters and a separator; Parquet may write an entry
 # into a dictionary, with an index to it, and 4096 bytes more for each column and for the file.
 FORMATS = {".csv": 25, ".npy": 8, ".parquet": 16}
 _MORE = 4096
@@ -50,6 +50,17 @@ def check_free(output: Path) -> None:
             ) from None
 
 
+def write_new(output: Path, text: str) -> None:
+    """Writes text to a file that does not exist yet."""
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise _taken(output) from None
+    except OSError as reason:
+        raise InvalidInput(f"output {str(output)!r} cannot be written ({reason.strerror})") from None
+
+
 def _names(output: Path) -> tuple[Path, Path, Path]:
     """The released matrix, its certificate, and the arrays of a certificate that has large ones."""
     beside = certificate_path(output)
@@ -58,7 +69,7 @@ def _names(output: Path) -> tuple[Path, Path, Path]:
 
 @dataclass(frozen=True)
 class Content:
-    """How a released value is written: the most bytes that it takes, and what writes it."""
+    """How a released value is written: the most bytes that it takes, and the function that writes it."""
 
     size: int
     write: Callable[[BinaryIO, Any], None]
@@ -66,15 +77,15 @@ class Content:
 
 @contextmanager
 def reserved(output: Path, certificate: Certificate | Composition, content: Content | None = None) -> Iterator[Place]:
-    """Reserves the names and the space of a matrix and its certificate, until it has been published or has failed.
+    """Reserves the names and the space of a matrix and its certificate, until they are published or the release fails.
 
     The names are reserved by empty files, which only one of several writers can create; the space by drafts of full
     size in a folder next to them. So a lost race, a folder that cannot be written to and a full disk are found here,
     before a release is charged. Hard links are not needed.
 
     Args:
-        output: where the matrix goes.
-        certificate: what it will guarantee.
+        output: the file of the matrix.
+        certificate: the certificate of the release.
         content: how the value is written; as a matrix by default.
 
     Raises:
@@ -125,7 +136,7 @@ class Place:
     def publish(self, value: Any) -> Any:
         """Writes the matrix and its certificate, to which it adds the matrix's file name and SHA-256.
 
-        All are drafted and then renamed, the matrix last: a matrix never exists without its certificate.
+        All files are drafted and then renamed, the matrix last: a matrix never exists without its certificate.
 
         Returns:
             The certificate as written.
@@ -210,7 +221,7 @@ def _fill(draft: Path, size: int) -> None:
 
 @contextmanager
 def _rewritten(draft: Path) -> Iterator[BinaryIO]:
-    """The draft, to be written from its start; what is left of the zeros is cut off."""
+    """The draft, to be written from its start; the remaining zeros are cut off."""
     with draft.open("r+b") as file:
         yield file
         file.truncate()
@@ -219,7 +230,7 @@ def _rewritten(draft: Path) -> Iterator[BinaryIO]:
 
 
 def _write_matrix(file: BinaryIO, suffix: str, value: Array) -> None:
-    """Every digit is kept; a vector becomes one column."""
+    """Writes a matrix with all digits; a vector becomes one column."""
     if suffix == ".npy":
         np.save(file, value)
     elif suffix == ".csv":

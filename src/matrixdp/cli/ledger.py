@@ -12,14 +12,16 @@ import typer
 
 from matrixdp import _check
 from matrixdp.adjacency import checked
-from matrixdp.cli import arguments, show, specs
+from matrixdp.cli import arguments, files, show, specs
 from matrixdp.cli.specs import FORMS
-from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp.errors import InvalidInput
 
 if TYPE_CHECKING:
     from matrixdp._check import Shape
     from matrixdp.accounting.ledger.entries import Change, Entry
     from matrixdp.accounting.ledger.ledger import Ledger
+    from matrixdp.accounting.ledger.left import Left, Remaining
+    from matrixdp.budget import Budget
     from matrixdp.privacy.certificate import Certificate
     from matrixdp.sensitivity import Sensitivity
 
@@ -90,19 +92,18 @@ def display(
                 "budget": {"epsilon": opened.budget.epsilon, "delta": opened.budget.delta},
                 "adjacency": opened.adjacency,
                 "spent": spent,
-                "remaining": {"mu": remaining.mu, "epsilon": remaining.epsilon},
+                "remaining": {"mu": remaining.mu, "epsilon": remaining.epsilon, "pure": remaining.pure},
                 "entries": [entry.to_dict() for entry in entries],
             }
         )
         return
-    from matrixdp._rounding import rounded_down, rounded_up
+    from matrixdp._rounding import rounded_up
 
     show.text(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}")
     # rounded to the private side: what was spent up, what is left down
     number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
     show.text(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}")
-    gaussian = f"Gaussian release: mu {rounded_down(remaining.mu)}, which is" if opened.budget.delta > 0 else "release:"
-    show.text(f"Left for one {gaussian} epsilon {rounded_down(remaining.epsilon)}")
+    show.text(f"Left for one release: {room(remaining, opened.budget)}")
     for entry in entries:
         show.text(described(entry))
 
@@ -131,7 +132,7 @@ def spend(
     unit: Annotated[str, typer.Option(help="Whom the guarantee protects: record, user, ...")] = "record",
     key: Annotated[
         str | None,
-        typer.Option(help="An idempotency key: the same spend is charged once, however often.", show_default="none"),
+        typer.Option(help="An idempotency key: the same spend is charged once.", show_default="none"),
     ] = None,
 ) -> None:
     """Record a spend that was, or will be, made elsewhere: by its mu, rho, epsilon and delta, or certificate.
@@ -191,7 +192,7 @@ def plan(
     given = [_planned(text, adjacency or opened.adjacency) for text in release]
     with show.working("planning"):
         planned = opened.plan([each for _, each in given], weight or None, [shape for shape, _ in given])
-    write_new(out, planned.to_json() + "\n")
+    files.write_new(out, planned.to_json() + "\n")
     show.text(planned)
     show.text(f"Written: {out}")
 
@@ -204,7 +205,10 @@ def verify(
     ] = None,
     dataset: arguments.Dataset = None,
 ) -> None:
-    """Check that no entry was changed, moved or removed."""
+    """Check the chain of hashes: no entry was changed, moved or removed, as far as the chain shows.
+
+    Without --head, entries that were removed at the end, or rewritten with all hashes after them, are not found.
+    """
     with show.working("verifying"):
         found = opened_at(place, dataset).verify(head)
     show.text(f"The chain is whole. Head: {found}")
@@ -224,7 +228,8 @@ def export(
     if out is None:
         typer.echo(lines, nl=False)
     else:
-        write_new(out, lines)
+        files.write_new(out, lines)
+        show.text(f"Written: {out}")
 
 
 def _planned(text: str, adjacency: str | None) -> tuple[Shape, Sensitivity]:
@@ -235,17 +240,18 @@ def _planned(text: str, adjacency: str | None) -> tuple[Shape, Sensitivity]:
     return specs.shape(shape.strip()), specs.sensitivity(change.strip(), adjacency)
 
 
-def write_new(out: Path, text: str) -> None:
-    """Writes a file that does not exist yet."""
-    try:
-        with out.open("x", encoding="utf-8") as target:
-            target.write(text)
-    except OSError as reason:
-        raise MatrixDPError(f"out {str(out)!r} could not be written ({reason}); choose another name") from None
+def room(left: Remaining | Left, budget: Budget) -> str:
+    """What is left for one more release, rounded down: Gaussian noise, or a release with delta = 0."""
+    from matrixdp._rounding import rounded_down
+
+    if budget.delta == 0:
+        return f"epsilon {rounded_down(left.epsilon)}"
+    pure = f"; or epsilon {rounded_down(left.pure)} with delta 0" if left.pure > 1e-6 else ""
+    return f"Gaussian noise of mu {rounded_down(left.mu)}, which is epsilon {rounded_down(left.epsilon)}{pure}"
 
 
 def described(entry: Entry | Change) -> str:
-    """An entry in lines of at most 80 characters: what it was for, what it guarantees, and what that rests on."""
+    """An entry in lines of at most 80 characters: what it was for, what it guarantees, and by which mechanism."""
     from matrixdp.accounting.ledger.entries import Change
 
     first = f"{entry.number:>4}  {entry.time[:10]}  {entry.note}"
@@ -266,7 +272,7 @@ def described(entry: Entry | Change) -> str:
 
 
 def _charged(entry: Entry) -> str:
-    """What the filters were charged, where the guarantee does not say it: pure epsilon, or Gaussian noise."""
+    """What the filters were charged, if the guarantee does not say it: pure epsilon, or mu of Gaussian noise."""
     from matrixdp._rounding import rounded_up
     from matrixdp.accounting.methods import pure_epsilon
 
@@ -281,7 +287,7 @@ def _charged(entry: Entry) -> str:
 
 
 def _read(path: Path | None) -> Certificate:
-    """The certificate in a file, if it is true."""
+    """The certificate in a file; raises InvalidInput unless it verifies."""
     from matrixdp.privacy.certificate import Certificate
 
     assert path is not None
@@ -291,5 +297,5 @@ def _read(path: Path | None) -> Certificate:
         raise InvalidInput(f"certificate {str(path)!r} cannot be read ({type(reason).__name__})") from None
     verification = found.verify()
     if not verification:
-        raise InvalidInput(f"certificate {str(path)!r} is not true: {verification.findings[0]}")
+        raise InvalidInput(f"certificate {str(path)!r} does not verify: {verification.findings[0]}")
     return found

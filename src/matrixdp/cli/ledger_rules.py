@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from matrixdp.cli import arguments, show
-from matrixdp.cli.ledger import Note, Place, described, ledger, opened_at, write_new
+from matrixdp.cli import arguments, files, show
+from matrixdp.cli.ledger import Note, Place, described, ledger, opened_at, room
 from matrixdp.errors import InvalidInput
 
 __all__ = ["ledger"]
@@ -81,7 +81,7 @@ def reserve(
 def give_back(
     place: Place, name: Name, note: Note = "", dataset: arguments.Dataset = None, analyst: arguments.Analyst = None
 ) -> None:
-    """Give back what is left of a reservation: what was never drawn."""
+    """Give back what is left of a reservation: the releases that were never drawn."""
     number = opened_at(place, dataset, analyst=analyst).give_back(name, note)
     show.text(f"Given back: {number} of {name}")
 
@@ -102,6 +102,8 @@ def history(
         return
     for event in chosen:
         show.text(described(event))
+    if not chosen:
+        show.text("No entries." if analyst is None else f"No entries of {analyst}.")
 
 
 @ledger.command()
@@ -120,7 +122,7 @@ def left(
     """
     from dataclasses import asdict
 
-    from matrixdp._rounding import rounded_down, rounded_up
+    from matrixdp._rounding import rounded_up
     from matrixdp.adjacency import ADD_REMOVE, checked
     from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 
@@ -137,7 +139,7 @@ def left(
         budget = f"{row.budget}{f' per {row.per}' if row.per else ''}"
         line = (
             f"{row.name}: {budget}; spent{since}: epsilon {rounded_up(row.spent)}{kept}; left: "
-            f"mu {rounded_down(row.mu)}, which is epsilon {rounded_down(row.epsilon)}{number}"
+            f"{room(row, row.budget)}{number}"
         )
         show.text(line)
 
@@ -146,19 +148,27 @@ def left(
 def statement(
     place: Place,
     year: Annotated[int | None, typer.Option(help="The year (UTC).", show_default="all years")] = None,
-    format: Annotated[str, typer.Option(help="markdown, html or json.")] = "markdown",
+    format: Annotated[
+        str | None, typer.Option(help="markdown, html or json.", show_default="as --out ends; markdown")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A new file for it.", show_default="standard output")] = None,
     dataset: arguments.Dataset = None,
 ) -> None:
     """Write one page in plain language: what was released, to whom it applies, the exact total, and the risk.
 
-    Example: matrixdp ledger statement budget.db --year 2026 --format html --out 2026.html
+    Example: matrixdp ledger statement budget.db --year 2026 --out 2026.html
     """
-    text = opened_at(place, dataset).statement(year, format)
+    from matrixdp import _check
+
+    kinds = {".html": "html", ".json": "json"}
+    kind = format or ("markdown" if out is None else kinds.get(out.suffix, "markdown"))
+    _check.choice("--format", kind, ("markdown", "html", "json"))
+    text = opened_at(place, dataset).statement(year, kind)
     if out is None:
         typer.echo(text, nl=False)
     else:
-        write_new(out, text)
+        files.write_new(out, text)
+        show.text(f"Written: {out}")
 
 
 @ledger.command()

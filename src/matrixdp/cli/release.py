@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matrixdp.budget import Budget
     from matrixdp.planning import Plan
 
-# From this delta on, a warning says what delta means: it may have been taken for a significance level.
+# From this delta on, a warning says what delta means: it may have been mistaken for a significance level.
 LARGE_DELTA = 1e-3
 QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity")
 
@@ -30,14 +30,14 @@ def release(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="Records, one per row: CSV, NPY, Parquet, or a folder of it; with --domain also a database, or - for "
-            "CSV from a pipe.",
+            help="Records, one per row: CSV, NPY, Parquet, or a folder of Parquet files; with --domain also a "
+            "database, or - for CSV from a pipe.",
         ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "--out", help="Where it goes (.csv, .npy, .parquet); the certificate lies next to it."
+            "--output", "--out", help="A new file (.csv, .npy, .parquet); the certificate is written next to it."
         ),
     ],
     query: Annotated[
@@ -46,7 +46,7 @@ def release(
     epsilon: Annotated[float | None, typer.Option(help="The epsilon to keep, above 0.", show_default=False)] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="The delta to keep, between 0 and 1; well below 1/records.", show_default=False),
+        typer.Option(help="The delta to keep: 0, or well below 1/records.", show_default=False),
     ] = None,
     plan: Annotated[
         Path | None,
@@ -57,7 +57,7 @@ def release(
     ] = None,
     shared: Annotated[
         int | None,
-        typer.Option(help="Share --epsilon and --delta among so many releases; needs --ledger.", show_default="none"),
+        typer.Option(help="Share --epsilon and --delta among this many releases; needs --ledger.", show_default="none"),
     ] = None,
     like: Annotated[
         str | None,
@@ -102,13 +102,13 @@ def release(
         str | None,
         typer.Option(
             help="Tables of counts together: a,b;c,d for tables by a and b and by c and d, or a number for all tables "
-            "of up to so many columns."
+            "of up to that many columns."
         ),
     ] = None,
     mean: Annotated[str | None, typer.Option(help="The mean of this column, in groups with --by.")] = None,
     total: Annotated[str | None, typer.Option("--sum", help="The sum of this column, in groups with --by.")] = None,
     weights: Annotated[
-        str | None, typer.Option(help="With --marginals: what tables count, such as region,sex=2;age=0.5.")
+        str | None, typer.Option(help="With --marginals: weights of the tables' errors, such as region,sex=2;age=0.5.")
     ] = None,
     quantiles: Annotated[str | None, typer.Option(help="Quantiles of a column: age:0.25,0.5,0.75.")] = None,
     bins: Annotated[
@@ -127,7 +127,7 @@ def release(
     unit: Annotated[str | None, typer.Option(help="The column of ids whose owners are protected.")] = None,
     contributions: Annotated[int | None, typer.Option(help="How many rows of a unit count.")] = None,
     sql: Annotated[str | None, typer.Option(help="The SELECT whose rows are used, for a database.")] = None,
-    separator: Annotated[str | None, typer.Option(help="What separates cells of text.", show_default=",")] = None,
+    separator: Annotated[str | None, typer.Option(help="The separator of cells, for text.", show_default=",")] = None,
     statement: Annotated[Path | None, typer.Option(help="Also write one page in plain language (.html, .md).")] = None,
     figure: Annotated[Path | None, typer.Option(help="Also draw the table (.png).")] = None,
     json: arguments.Json = False,
@@ -188,10 +188,10 @@ def release(
         unused = [name for name in chosen if name != "adjacency"]
         unused += [name for name, value in (("query", query), ("scheduler", scheduler)) if value is not None]
         if unused:
-            raise InvalidInput(f"a table with --domain has no use for {', '.join(map(_flag, unused))}")
+            raise InvalidInput(f"a table with --domain does not take {', '.join(map(_flag, unused))}")
         from matrixdp.cli.tables import release_table
 
-        certificate, also = release_table(
+        certificate, also, notes = release_table(
             records, domain, output, budget_for, account, mechanism, chosen_options, adjacency=adjacency, **wanted
         )
     else:
@@ -208,11 +208,13 @@ def release(
             )
         with files.reserved(output, prepared.certificate) as place:
             certificate = place.publish(prepared.release(account, note=query).value)
-        also = []
+        also, notes = [], []
     if json:
         show.document(certificate.to_dict())
         return
     show.text(certificate)
+    for note in notes:
+        show.text(note)
     written = ", ".join(str(path) for path in (output, files.certificate_path(output), *also))
     show.text(f"Written: {written}")
 
@@ -231,6 +233,8 @@ def _budget(
             return Plan.from_json(plan.read_bytes())
         except OSError as reason:
             raise InvalidInput(f"plan {str(plan)!r} cannot be read ({type(reason).__name__})") from None
+        except InvalidInput as reason:
+            raise InvalidInput(f"plan {str(plan)!r} was not written by `matrixdp ledger plan`: {reason}") from None
     if epsilon is None or delta is None:
         raise InvalidInput("give --epsilon and --delta, or a --plan")
     if shared is None:
@@ -242,20 +246,25 @@ def _budget(
 
 
 def _part(plan: Plan, answer: Any) -> Budget:
-    """The part of a plan for such an answer; equal parts are counted by the ledger."""
-    shape, sensitivity = answer.shape, answer.sensitivity
+    """The part of a plan that fits an answer; of equal parts the ledger counts how many were used."""
+    from matrixdp.privacy.records import encode
+
+    shape, sensitivity, fitting = answer.shape, answer.sensitivity, []
     for part in plan:
         planned = part.sensitivity
         alike = type(planned) is type(sensitivity) and planned.adjacency == sensitivity.adjacency
         if alike and part.noise.shape == shape and planned.extent(shape) == sensitivity.extent(shape):
-            return part
+            fitting.append(part)
+    if fitting:  # bounds in another order have the same extent
+        wanted = encode(sensitivity)
+        return next((part for part in fitting if encode(part.sensitivity) == wanted), fitting[0])
     raise InvalidInput(
         f"the plan has no release of shape {'x'.join(map(str, shape))} where {sensitivity} ({sensitivity.adjacency})"
     )
 
 
 def _cluster(scheduler: str | None) -> AbstractContextManager[object]:
-    """A client of the scheduler, closed at the end; without a scheduler, nothing."""
+    """A client of the scheduler, closed at the end; without a scheduler, a null context."""
     if scheduler is None:
         return nullcontext()
     _extras.require("distributed", "distributed")

@@ -21,7 +21,7 @@ PIPE_WIDTH = 120
 
 
 def document(content: Any) -> None:
-    """Prints JSON and nothing else; null stands for a number that is not finite, as when no epsilon holds."""
+    """Prints JSON and nothing else; a number that is not finite becomes null, such as an epsilon where none holds."""
     typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 
@@ -42,7 +42,7 @@ def console() -> Any:
 
 
 def text(content: Any, style: str | None = None) -> None:
-    """Prints lines that fit the terminal or COLUMNS; into a pipe or a file they go as they are."""
+    """Prints lines wrapped to the terminal or COLUMNS; in a pipe or a file they are not wrapped."""
     target = console()
     fits = target.is_terminal or os.environ.get("COLUMNS")
     shown = wrapped(str(content), target.width) if fits else str(content)
@@ -51,7 +51,7 @@ def text(content: Any, style: str | None = None) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner on standard error with the time that has passed, if that is a terminal; it knows no number of rows."""
+    """A spinner on standard error with the elapsed time, if that is a terminal; it shows no number of rows."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -63,7 +63,7 @@ def working(what: str) -> Iterator[None]:
 
 
 def error(message: str) -> None:
-    """Prints it in red on standard error: one line, but on a terminal as many as it needs."""
+    """Prints an error in red on standard error: one line, wrapped on a terminal."""
     _line("error", message, "red")
 
 

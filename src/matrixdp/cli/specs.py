@@ -48,6 +48,9 @@ SETS: dict[str, tuple[Callable[..., Sensitivity], tuple[str, ...]]] = {
 }
 """The kinds of sensitivity sets, and what may follow the colon."""
 
+MOST_ENTRIES = 10**9
+"""The most entries of a shape: some mechanisms need memory for every row and column."""
+
 FORMS = ", ".join(f"{kind}:{' or '.join(forms)}" for kind, (_, forms) in SETS.items())
 
 
@@ -58,7 +61,10 @@ def shape(text: str) -> Shape:
     sides = text.lower().split("x")
     if not all(side.strip().isdecimal() for side in sides):
         raise InvalidInput(f"shape must look like 89x89, 100 for a vector, 12x24x7, or scalar, got {text!r}")
-    return tuple(int(side) for side in sides)
+    found = tuple(int(side) for side in sides)
+    if math.prod(found) > MOST_ENTRIES:
+        raise InvalidInput(f"shape must have at most {MOST_ENTRIES:.0e} entries here, got {text!r}")
+    return found
 
 
 def sensitivity(text: str, adjacency: str | None = None) -> Sensitivity:
@@ -94,7 +100,7 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def mechanism_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Options of mechanisms, and nothing else that a function may take by name."""
+    """Options of mechanisms; any other name is refused, as it could be another argument of the function called."""
     from matrixdp.mechanisms import RECIPES
 
     found = options(pairs)

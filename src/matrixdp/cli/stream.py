@@ -17,7 +17,7 @@ State = Annotated[
     Path, typer.Argument(metavar="STATE", help="The file of the stream; keep it secret.", show_default=False)
 ]
 Ledger = Annotated[str | None, typer.Option(help="Charge the whole stream to this ledger, once.", show_default="none")]
-Moved = Annotated[bool, typer.Option("--moved", help="STATE was moved here, and the original is gone for good.")]
+Moved = Annotated[bool, typer.Option("--moved", help="STATE was moved here, and the original no longer exists.")]
 
 stream = typer.Typer(no_args_is_help=True, help="Release a total or a window every day, with state in a file.")
 
@@ -84,7 +84,10 @@ def add(
         typer.Option(help="The number of the day, from 1; a job that may run twice gives it.", show_default="the next"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="A new .npy or .csv file for the answer.", show_default="standard output")
+        Path | None,
+        typer.Option(
+            "--output", "--out", help="A new .npy or .csv file for the answer.", show_default="standard output"
+        ),
     ] = None,
     ledger: Ledger = None,
     dataset: arguments.Dataset = None,

@@ -1,4 +1,4 @@
-"""`matrixdp release --domain`: a labelled table of people's data, with error bars, and what goes with it."""
+"""`matrixdp release --domain`: a labelled table of people's data, with error bars, statement and figure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from matrixdp.cli import files, show, specs
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, MatrixDPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matrixdp.tables.logistic import LogisticAnswer
     from matrixdp.tables.outputs import Labelled
 
-# More than the bytes of a number and a separator, in CSV and in Parquet, and of what Parquet adds for a column.
+# Upper bounds on the bytes of a number and a separator, in CSV and in Parquet, and on what Parquet adds for a column.
 _NUMBER, _COLUMN = 26, 4096
 
 
@@ -52,11 +52,11 @@ def release_table(
     separator: str | None = None,
     statement: Path | None = None,
     figure: Path | None = None,
-) -> tuple[Certificate | Composition, list[Path]]:
-    """Releases a table and writes it; all that can fail does so before the ledger is charged.
+) -> tuple[Certificate | Composition, list[Path], list[str]]:
+    """Releases a table and writes it; arguments, names and space are checked before the ledger is charged.
 
     Returns:
-        The certificate as written, and the other files.
+        The certificate as written, the other files, and notes on how to read the numbers.
     """
     from matrixdp.tables import Domain, Table
 
@@ -79,9 +79,10 @@ def release_table(
         if value is not None and not set(goes_with) & set(asked):
             raise InvalidInput(f"--{name} goes with --{' or --'.join(goes_with)}")
         more |= {} if value is None else {name: value}
-    also = {path: suffixes for path, suffixes in ((statement, (".html", ".md")), (figure, (".png",))) if path}
-    for path, suffixes in also.items():
-        _check_free(path, suffixes)
+    also = {"statement": statement, "figure": figure}
+    for name, path in also.items():
+        if path is not None:
+            _check_free(name, path)
     if figure is not None:
         from matrixdp import plots
     table = Table(
@@ -98,18 +99,39 @@ def release_table(
             answer: TableAnswer | LogisticAnswer = _ASKED[name](table, text, groups, **more)
         else:
             answer = table.cell_states() if by is None else table.counts(*groups)
+        if figure is not None:
+            _check_figure(answer)
         prepared = answer.prepare(budget_for(answer), mechanism, **options)
     content = files.Content(_size(answer), lambda file, out: _write(file, output.suffix, out))
     with files.reserved(output, prepared.prepared.certificate, content) as place:
         out = prepared.release(account, note=answer.query["name"] if answer.query else "")
         certificate = place.publish(out)
-    if also:
-        out = out.certified(certificate)
-    if statement is not None:
-        statement.write_text(out.statement("html" if statement.suffix == ".html" else "markdown"), encoding="utf-8")
-    if figure is not None:
-        plots.save(out.plot(), figure)
-    return certificate, list(also)
+    out = out.certified(certificate)
+    try:
+        if statement is not None:
+            statement.write_text(out.statement("html" if statement.suffix == ".html" else "markdown"), encoding="utf-8")
+        if figure is not None:
+            plots.save(out.plot(), figure)
+    except (OSError, MatrixDPError) as reason:
+        raise InvalidInput(
+            f"{str(output)!r} and its certificate were released and charged, but not all of --statement and --figure "
+            f"could be written ({getattr(reason, 'strerror', None) or reason}); do not release again for that"
+        ) from None
+    return certificate, [path for path in also.values() if path is not None], _notes(out, bins)
+
+
+def _notes(out: Labelled, bins: str | None) -> list[str]:
+    """Notes on the numbers, computed from them and from public parameters."""
+    from matrixdp.secure.quantile_search import MOST_BINS
+    from matrixdp.tables.statement import FITTED, NOT_RELIABLE, are_reliable
+
+    fitted = out.query["name"] in FITTED
+    notes = [NOT_RELIABLE] if fitted and not are_reliable(out.parts()) else []
+    if out.query["name"] == "quantiles" and bins is None:
+        ((name, column),) = out.query["parameters"]["columns"]
+        if column.low.is_integer() and column.high.is_integer() and column.high - column.low < MOST_BINS:
+            notes.append(f"If {name} holds whole numbers alone, use --bins whole, which gives whole numbers.")
+    return notes
 
 
 def _marginals(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
@@ -130,19 +152,17 @@ def _weights(text: str) -> dict[tuple[str, ...], float]:
     return found
 
 
-def _mean(table: Table, text: str, by: list[str]) -> TableAnswer:
-    return table.means(text.strip(), by)
-
-
-def _sum(table: Table, text: str, by: list[str]) -> TableAnswer:
-    return table.sums(text.strip(), by)
-
-
 def _bins(text: str) -> Any:
     """A number of bins, the word whole, or edges."""
     if text.strip() == "whole":
         return "whole"
-    return int(text) if text.strip().isdecimal() else specs.edges(text)
+    if text.strip().isdecimal():
+        return int(text)
+    if not {",", ":"} & set(text):
+        raise InvalidInput(
+            f"--bins must be a number of bins, the word whole, or edges (start:stop:count, or a list), got {text!r}"
+        )
+    return specs.edges(text)
 
 
 def _quantiles(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
@@ -156,16 +176,8 @@ def _quantiles(table: Table, text: str, by: list[str], **more: Any) -> TableAnsw
     return table.quantiles(column.strip(), wanted, **more)
 
 
-def _regression(table: Table, text: str, by: list[str], **more: Any) -> TableAnswer:
-    return table.regression(*_formula("regress", text), **more)
-
-
-def _classification(table: Table, text: str, by: list[str], **more: Any) -> LogisticAnswer:
-    return table.logistic_regression(*_formula("classify", text), **more)
-
-
 def _formula(option: str, text: str) -> tuple[str, list[str]]:
-    """A column and those that explain it."""
+    """The target and the features of a formula such as cost~age+sex."""
     target, _, features = text.partition("~")
     if not target or not features:
         raise InvalidInput(f"--{option} must be a column and those that explain it, such as cost~age+sex")
@@ -174,12 +186,13 @@ def _formula(option: str, text: str) -> tuple[str, list[str]]:
 
 _ASKED: dict[str, Callable[..., TableAnswer | LogisticAnswer]] = {
     "marginals": _marginals,
-    "mean": _mean,
-    "sum": _sum,
+    "mean": lambda table, text, by: table.means(text.strip(), by),
+    "sum": lambda table, text, by: table.sums(text.strip(), by),
     "quantiles": _quantiles,
-    "regress": _regression,
-    "classify": _classification,
+    "regress": lambda table, text, by, **more: table.regression(*_formula("regress", text), **more),
+    "classify": lambda table, text, by, **more: table.logistic_regression(*_formula("classify", text), **more),
 }
+"""The query of each option: a function of the table, the option's text, the columns of --by, and further options."""
 
 
 def _listed(text: str) -> list[str]:
@@ -196,17 +209,31 @@ def _source(records: str, sql: str | None, separator: str | None) -> Any:
     return records if separator is None else tables.csv_file(records, separator=separator)
 
 
-def _check_free(path: Path, suffixes: tuple[str, ...]) -> None:
+def _check_free(name: str, path: Path) -> None:
+    suffixes = {"statement": (".html", ".md"), "figure": (".png",)}[name]
     if path.suffix not in suffixes:
-        raise InvalidInput(f"{str(path)!r} must end in {' or '.join(suffixes)}")
+        raise InvalidInput(f"--{name} must end in {' or '.join(suffixes)}, got {str(path)!r}")
     if not path.parent.is_dir():
-        raise InvalidInput(f"{str(path)!r} must lie in a folder that exists; create the folder first")
+        raise InvalidInput(f"--{name} {str(path)!r} must lie in a folder that exists; create the folder first")
     if path.exists() or path.is_symlink():
-        raise InvalidInput(f"{str(path)!r} exists already and is not replaced; choose another name")
+        raise InvalidInput(f"--{name} {str(path)!r} exists already and is not replaced; choose another name")
+
+
+def _check_figure(answer: TableAnswer | LogisticAnswer) -> None:
+    """Raises InvalidInput, before anything is charged, if there is more than a figure can show."""
+    from matrixdp.tables.figures import sizes_of
+    from matrixdp.tables.table_marginals import MarginalsAnswer
+
+    labels = dict(answer.axes)
+    tables = answer.tables if isinstance(answer, MarginalsAnswer) else (tuple(labels),)
+    try:
+        sizes_of([tuple((name, labels[name]) for name in table) for table in tables])
+    except InvalidInput as reason:
+        raise InvalidInput(f"--figure: {reason}; or leave --figure out. Nothing was released") from None
 
 
 def _size(answer: TableAnswer | LogisticAnswer) -> int:
-    """Bytes of the table in its file, from above; in CSV a label may be quoted, and every quote in it doubled."""
+    """The most bytes of the table in its file; in CSV a label may be quoted, and every quote in it doubled."""
     label = sum(max(len(label.encode()) for label in labels) * 2 + 16 for _, labels in answer.axes)
     header = sum(len(name.encode()) * 2 + 16 for name, _ in answer.axes)
     return answer.cells * (label + 5 * _NUMBER) + header + _COLUMN * (len(answer.axes) + 6)

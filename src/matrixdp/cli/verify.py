@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,4 +60,8 @@ def _verification(file: Path, value: Path | None) -> Verification:
         return verify_export(text.decode("utf-8", errors="replace").splitlines())
     composed = parsed(text)["matrixdp"] == "composition"
     found = Composition.from_json(text) if composed else Certificate.load(file)
-    return found.verify() if value is None else with_value(found.verify(), found.released, value.read_bytes())
+    verification = found.verify()
+    if value is not None:
+        return with_value(verification, found.released, value.read_bytes())
+    note = ("The released file was not compared: --value FILE does so.",) if found.released else ()
+    return replace(verification, remarks=(*verification.remarks, *note))

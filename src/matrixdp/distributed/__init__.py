@@ -1,4 +1,4 @@
-"""Records and matrices larger than memory, on Dask: the calls of one machine, on Dask collections and Parquet folders.
+"""Records and matrices larger than memory, on Dask: the usual queries, on Dask collections and Parquet folders.
 
     from matrixdp import Budget, distributed
 
@@ -9,8 +9,8 @@
     out = distributed.release(*answer, Budget(1.0, 1e-6), ledger=ledger)
     dask.array.to_zarr(out.value, "released.zarr")                      # noise drawn on the workers
 
-Queries run at once, on the active `distributed.Client` or, without one, on threads of this process. docs/scale.md says
-what they cost and what has to be trusted.
+Queries run immediately (`identity` when its result is computed), on the active `distributed.Client` or, without one, on
+threads of this process. docs/scale.md says what they cost and who has to be trusted.
 """
 
 from matrixdp import _extras

@@ -1,8 +1,7 @@
 """Records in partitions: blocks of a Dask array, partitions of a Dask DataFrame, row groups of a Parquet folder.
 
-A partition has a place, which errors name: for Parquet the file and the row group, because that is what can be repaired
-or replaced. A row group is read in batches, so that the memory of a worker does not depend on how large a writer made
-it.
+Errors name the place of a partition: for Parquet the file and the row group, because these can be repaired or replaced.
+A row group is read in batches, so that a worker's memory does not depend on the size of row groups.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ BATCH_ENTRIES = 1 << 22
 """Entries of a row group that are read at a time: 16 MiB of float32."""
 
 PIECE_ENTRIES = 1 << 19
-"""Entries that a query sees at a time: 4 MiB, which stay in the cache from loading to adding."""
+"""Entries that a query processes at a time: 4 MiB of float64, which stay in the cache from loading to adding."""
 
 LEAST_ROWS = 512
-"""Records in a piece at least, so that adding up the sums of pieces costs little beside the sums themselves. Pieces
+"""The fewest records in a full piece, so that adding up the sums of pieces costs little compared with the sums. Pieces
 hold this times a power of two: full blocks of `matrixdp.queries.exact_sums`."""
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Some records in a Parquet file, still to be read."""
+    """A row group of a Parquet file, not yet read."""
 
     path: Path
     number: int
@@ -48,7 +47,7 @@ class RowGroup:
     chosen: tuple[str, ...]
     """The columns to read."""
     stamp: tuple[int, int]
-    """Size and time of change of the file."""
+    """Size and modification time of the file."""
 
     @property
     def place(self) -> str:
@@ -56,7 +55,7 @@ class RowGroup:
         return f"{self.path}, row group {self.number}"
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
-        """Reads the records, some at a time."""
+        """Reads the records in batches; refuses a file that was changed since the query was made."""
         from pyarrow import ArrowException
 
         size = max(1, BATCH_ENTRIES // len(self.chosen))
@@ -66,7 +65,7 @@ class RowGroup:
                 raise InvalidInput(f"{self.place}: the file was changed since the query was made; run the query again")
             with _open(self.path) as file:
                 _check_names(_columns_of(file), self.names, self.place)
-                # One thread: the scheduler has already given every core a task of its own.
+                # One thread, because the scheduler already runs one task per core.
                 options = {"row_groups": [self.number], "columns": list(self.chosen), "use_threads": False}
                 for batch in file.iter_batches(size, **options):
                     count += batch.num_rows
@@ -84,7 +83,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Some records: where they are, a Dask task or row group that gives them, and how many, unless that is unknown."""
+    """Some records: their place, the Dask task or row group that yields them, and how many, None if unknown."""
 
     place: str
     content: Any
@@ -99,12 +98,12 @@ class Partitions:
     columns: tuple[Any, ...]
 
     def zeros(self) -> Array:
-        """One record of zeros; apart from its value, a query's answer on it is that on any records."""
+        """One record of zeros, on which a query gives the same sensitivity as on any records."""
         return np.zeros((1, len(self.columns)))
 
 
 def pieces(content: Any, place: str, columns: tuple[Any, ...]) -> Iterator[Any]:
-    """The records of a partition, as arrays or data frames with these columns, none empty; runs on a worker."""
+    """The records of a partition in non-empty pieces, arrays or data frames with these columns; runs on a worker."""
     if isinstance(content, RowGroup):
         first = 0
         for batch in content.batches():
@@ -131,7 +130,7 @@ def _cut(records: Any, values: Any) -> Iterator[Any]:
 
 
 def _of_batch(batch: pyarrow.RecordBatch, first: int) -> Iterator[Any]:
-    """The same of records that lie column by column, straight from their buffers; `first`: where they start."""
+    """The same for a batch stored by columns, without copying a column; `first` is the position of its first record."""
     columns = [column for column in map(_floats, batch.columns) if column is not None]
     if len(columns) == batch.num_columns:
         for place in _places(batch.num_rows, len(columns)):
@@ -147,14 +146,14 @@ def _of_batch(batch: pyarrow.RecordBatch, first: int) -> Iterator[Any]:
 
 
 def _floats(column: pyarrow.Array) -> Floats | None:
-    """A column of floats without holes, not copied."""
+    """A column of floats without nulls, not copied; None for other columns."""
     from pyarrow.types import is_floating
 
     return column.to_numpy() if is_floating(column.type) and not column.null_count else None
 
 
 def _places(rows: int, columns: int) -> Iterator[slice]:
-    """The places of the pieces."""
+    """The rows of each piece, as slices."""
     height = LEAST_ROWS << max(PIECE_ENTRIES // (LEAST_ROWS * columns), 1).bit_length() - 1
     return (slice(first, min(first + height, rows)) for first in range(0, rows, height))
 
@@ -163,8 +162,8 @@ def partitions(records: Any, columns: Any = None) -> Partitions:
     """The partitions of the records, with only the chosen columns.
 
     Args:
-        records: a Dask array with a record in each row (one dimension means one column), a Dask DataFrame or Series,
-            or the path of a Parquet file or of a folder of Parquet files, which every worker must be able to read.
+        records: a Dask array with one record per row (one dimension means one column), a Dask DataFrame or Series, or
+            the path of a Parquet file or of a folder of them. Every worker must be able to read the files.
         columns: which columns to use, by name or by position from 0; all by default.
 
     Raises:
@@ -189,7 +188,7 @@ def _of_frame(frame: Any, columns: Any) -> Partitions:
 
 
 def _counted(columns: Any) -> str:
-    """How a place says that its columns are counted among the chosen ones."""
+    """A note for errors: column positions count the chosen columns only."""
     return "" if columns is None else ", chosen columns"
 
 
@@ -200,7 +199,7 @@ def _of_array(records: Any, columns: Any) -> Partitions:
             f"{type(records).__name__}; use matrixdp.queries for what fits into memory"
         )
     if records.ndim not in (1, 2):
-        raise InvalidInput(f"records must have a record in each row, got {records.ndim} dimensions")
+        raise InvalidInput(f"records must have one record per row, got {records.ndim} dimensions")
     array = records[:, None] if records.ndim == 1 else records
     if not isinstance(array.shape[1], (int, np.integer)):
         raise InvalidInput("records must have a known number of columns; call compute_chunk_sizes() on them first")
@@ -214,7 +213,7 @@ def _of_array(records: Any, columns: Any) -> Partitions:
 
 
 def _row_groups(path: Path, columns: Any = None) -> list[RowGroup]:
-    """The row groups of a file or folder that hold records, in the order of the files' names; reads footers only."""
+    """The non-empty row groups of a file or folder, in the order of file names; reads footers only."""
     from pyarrow import ArrowException
 
     groups: list[RowGroup] = []
@@ -223,10 +222,8 @@ def _row_groups(path: Path, columns: Any = None) -> list[RowGroup]:
     for file_path in _files(path):
         try:
             with _open(file_path) as file:
-                found, rows = (
-                    _columns_of(file),
-                    [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)],
-                )
+                found = _columns_of(file)
+                rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         except (ArrowException, OSError) as error:
             kind = type(error).__name__
             raise InvalidInput(f"records: {file_path} is not a Parquet file that can be read ({kind})") from None
@@ -261,7 +258,7 @@ def _files(path: Path) -> list[Path]:
     nested = [file for file in files if file.parent != path.resolve()]
     if nested:
         raise InvalidInput(
-            f"records: {len(nested)} files lie in folders inside {path}, and the names of such folders may be columns; "
+            f"records: {len(nested)} files are in folders inside {path}, and the names of such folders may be columns; "
             "give one folder of files, or use dask.dataframe.read_parquet"
         )
     if not files:
@@ -282,7 +279,7 @@ def _columns_of(file: Any) -> tuple[str, ...]:
 
 
 def _picked(names: Any, columns: Any) -> list[int]:
-    """The positions of the chosen columns: what `load` picks from a record of positions."""
+    """The positions of the chosen columns, by applying `load` to a record of positions."""
     import pandas
 
     if not names:

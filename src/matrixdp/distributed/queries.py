@@ -1,10 +1,10 @@
 """Queries on partitioned records: one pass, on the workers.
 
-Each of these queries is a sum over the records, up to a public factor. A worker clips the records of its partition and
-adds them up as integers, with the code of `matrixdp.queries`, and the partial sums are added up in a tree. Integers add
-up exactly, so the answer is that of one machine to the last bit, whatever the partitions (see
-`matrixdp.queries.exact_sums`). What a neighbour can change depends on the arguments alone, so the query is asked for
-it with one record of zeros.
+Each query but `identity` is computed from sums over the records. A worker clips the records of its partition and adds
+them up as integers, with the code of `matrixdp.queries`, and the partial sums are added up in a tree. Integer sums are
+exact, so the answer equals that of one machine to the last bit, whatever the partitions (see
+`matrixdp.queries.exact_sums`). The sensitivity depends on the arguments alone (under replace also on the number of
+records, which is public), so it is computed from one record of zeros.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from matrixdp.queries.moments import change_in_covariance, covariance_query
 from matrixdp.queries.records import read
 
 FAN_IN = 8
-"""Partial values that one task adds up."""
+"""The number of partial sums that one task adds up."""
 
 Query = Callable[..., Answer]
 Part = tuple[int, Any]  # how many records, and the sum over them: Integers, an array of counts, or None without records
@@ -136,7 +136,7 @@ def covariance(
     center: Any = None,
     size: int | None = None,
 ) -> Answer:
-    """The covariance, about a public center or their own mean: `matrixdp.queries.covariance`, on `partitions`.
+    """The covariance of the clipped records, about a public center or their mean: `matrixdp.queries.covariance`.
 
     Example:
         >>> import dask.array
@@ -171,7 +171,7 @@ def _moments(records: Any, ball: Ball, center: Array | None = None) -> Integers:
 
 @takes_relation
 def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str = ADD_REMOVE) -> Answer:
-    """How many records fall into each cell of a grid: `matrixdp.queries.histogram`, on `partitions`.
+    """The number of records in each cell of a grid: `matrixdp.queries.histogram`, on `partitions`.
 
     Example:
         >>> import dask.array
@@ -188,7 +188,7 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
 
 
 def _counts(records: Any, query: Query) -> Array:
-    return query(records).value  # whole numbers, which floats add up exactly
+    return query(records).value  # whole numbers, whose sums are exact in floats
 
 
 @takes_relation
@@ -204,10 +204,10 @@ def identity(
 ) -> Answer:
     """The matrix of records, clipped: `matrixdp.queries.identity`, as a Dask array with one block per partition.
 
-    Nothing is read before the array is computed, but for the lengths of the partitions of a Dask DataFrame.
+    Before the array is computed, only lengths of partitions that are not known yet are computed, as for a DataFrame.
 
-    Guarantee: that of `matrixdp.queries.identity`, provided that the lengths of the partitions are public too: they are
-        the blocks of the result.
+    Guarantee: that of `matrixdp.queries.identity`, provided that the lengths of the partitions are public too: the
+        blocks of the result reveal them.
 
     Example:
         >>> import dask.array
@@ -279,7 +279,7 @@ def _partial(content: Any, place: str, columns: tuple[Any, ...], add_up: Callabl
 
 
 def _sum_up(parts: Iterable[Part]) -> Part:
-    """The parts added up."""
+    """The sum of parts, with the total number of records."""
     count, total = 0, None
     for more, part in parts:
         count += more
@@ -288,7 +288,7 @@ def _sum_up(parts: Iterable[Part]) -> Part:
 
 
 def _at(place: str, function: Callable[[Any], Any], piece: Any) -> Any:
-    """The function applied to a piece; its errors name the partition, and like those of `load` never quote a cell."""
+    """Applies the function to a piece; its errors name the partition, and like those of `load` never quote a cell."""
     try:
         return function(piece)
     except InvalidInput as error:

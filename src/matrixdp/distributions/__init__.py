@@ -1,4 +1,4 @@
-"""What noise is: covariances and noise laws. They describe noise and draw single samples; they claim nothing."""
+"""Noise laws and covariances. They describe noise and draw single samples; they claim nothing about privacy."""
 
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.gaussian import Gaussian

@@ -26,7 +26,7 @@ class NoiseLaw(ABC):
     """
 
     source: str
-    """Who proposed it, for the certificate: a mechanism's name and theorem."""
+    """Where the law comes from, for the certificate: a mechanism's name and theorem."""
 
     note: str
     """A further remark for the certificate."""
@@ -56,10 +56,10 @@ class NoiseLaw(ABC):
 
     @property
     def root_mean_square(self) -> float:
-        """The root of the mean variance over all entries; `standard_error` has that of each."""
+        """The root of the mean variance over all entries; `standard_error` has the std of each entry."""
         return math.sqrt(self.expected_squared_error() / math.prod(self.shape))
 
-    # --- error bars; a law from outside the package has those that it overrides ---
+    # --- error bars; a law from outside the package supports those that it overrides ---
 
     @property
     def standard_error(self) -> Array:
@@ -70,7 +70,7 @@ class NoiseLaw(ABC):
     def standard_error_range(self) -> tuple[float, float]:
         """The least and the largest standard error of an entry."""
         found = self.standard_error
-        found = found[tuple(slice(None) if stride else 0 for stride in found.strides)]  # what repeats is looked at once
+        found = found[tuple(slice(None) if stride else 0 for stride in found.strides)]  # broadcast axes need one look
         return float(np.min(found)), float(np.max(found))
 
     def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
@@ -80,12 +80,12 @@ class NoiseLaw(ABC):
     def half_width(self, level: float = 0.95, *, simultaneous: bool = False) -> Array:
         """How far the noise may move each entry with this probability: half the width of an interval.
 
-        It is for the noise alone. The interval of a release adds how far its value was moved to reach a grid.
+        It covers the noise alone. The interval of a release adds the distance that its value was rounded to the grid.
         """
         return np.broadcast_to(self.margin(level, simultaneous=simultaneous).size, self.shape)
 
     def linear(self, weights: Any) -> LinearNoise:
-        """The noise of linear functions W vec(Z); a row of weights, or an array of the value's shape, for each."""
+        """The noise W vec(Z) of linear functions, each given by a row of weights or an array of the value's shape."""
         checked = as_weights(weights, self.shape)
         return LinearNoise(self, checked, self.linear_covariance(checked))
 

@@ -18,7 +18,7 @@ from matrixdp.distributions.margins import Margin, error_rate, sidak
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.grid import Grid
 
-# Levels of the grid on which a law is drawn when no release says how fine it has to be: steps of 2^-28.
+# Levels of the grid where no release determines how fine it must be: steps of 2^-28 standard deviations.
 LEVELS = 4
 
 
@@ -28,10 +28,10 @@ class Gaussian(NoiseLaw):
 
     Attributes:
         covariance: of the entries of a vector or a matrix.
-        source: who proposed it.
-        note: what else a certificate should say.
-        value_shape: the shape of the value, where it is not that of the covariance: its entries, in the same order, are
-            those of the vector or matrix.
+        source: where the law comes from.
+        note: a further remark for the certificate.
+        value_shape: the shape of the value, if it differs from that of the covariance; the entries are the same, in the
+            same order.
 
     Example:
         >>> from matrixdp import Frobenius, certify
@@ -114,12 +114,12 @@ class Gaussian(NoiseLaw):
         return self.covariance.describe()
 
     def stream(self, chunk_rows: int, values: Any = None) -> Iterator[Array]:
-        """Draws the noise some rows at a time, in constant memory, from one fresh key that no block uses twice.
+        """Draws the noise some rows at a time, in constant memory; each chunk has a key derived from one fresh key.
 
         Args:
-            chunk_rows: rows of a chunk.
-            values: what the noise is added to: anything of this shape that gives arrays for slices of rows, such as a
-                memory map. The noise alone by default.
+            chunk_rows: rows per chunk.
+            values: what the noise is added to: anything of this shape that returns arrays for slices of rows, such as a
+                memory map. By default the noise alone is drawn.
 
         Returns:
             An iterator over the noisy chunks, on a grid of 2^-28 standard deviations.
@@ -144,7 +144,7 @@ class Gaussian(NoiseLaw):
 
 
 def normal_quantile(alpha: float) -> float:
-    """The number that the size of a standard normal variable passes with probability alpha."""
+    """The number that the absolute value of a standard normal variable exceeds with probability alpha."""
     return -float(scipy.special.ndtri(alpha / 2)) * (1 + 1e-14)
 
 

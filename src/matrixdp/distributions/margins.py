@@ -1,12 +1,12 @@
-"""How large noise may be: margins that it stays inside with a given probability, also for linear functions of it.
+"""Margins that noise, or linear functions of it, stay within with a given probability.
 
 A margin of level `1 - alpha` is a number m, entry by entry, with P(|Z_i| <= m_i) >= 1 - alpha. For all n at once:
 
 - Gaussian noise, and independent entries: each has the level (1 - alpha)^(1/n). Any Gaussian vector with mean zero is
-  at least as likely to lie in a box about 0 as independent entries are (sidak1967rectangular).
+  at least as likely to lie in a box about 0 as independent entries of the same variances (sidak1967rectangular).
 - otherwise each has the level 1 - alpha/n (Bonferroni).
 
-Alpha is made smaller by a billionth of itself, which covers rounding here and the total-variation error of samplers.
+Alpha is reduced by a billionth of itself, which covers rounding here and the total-variation error of samplers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPARE = 1e-9
 
 
 class Margin(NamedTuple):
-    """Margins of entries or functions, or one for all of them, and the probability that they attain, from below."""
+    """Margins of entries or functions, or one for all, and a lower bound on the probability that they attain."""
 
     size: Any
     level: float
@@ -43,12 +43,12 @@ def error_rate(level: Any) -> float:
 
 
 def sidak(alpha: float, count: int) -> float:
-    """What each of so many independent events may fail with, if all together may fail with alpha."""
+    """The failure probability of each of `count` independent events, if any of them fails with probability alpha."""
     return -math.expm1(math.log1p(-alpha) / count)
 
 
 def attained(level: float, computed: float) -> float:
-    """A probability from below, given that it is at least the level that was asked for."""
+    """A lower bound on a computed probability that is known to be at least the requested level."""
     return max(float(level), computed - 1e-12)
 
 
@@ -76,7 +76,7 @@ class LinearNoise:
         return self.law.linear_margin(self.weights, level, simultaneous=simultaneous)
 
     def half_width(self, level: float = 0.95, *, simultaneous: bool = False) -> Array:
-        """How far the noise in each function may lie from 0, with this probability."""
+        """The margin of each function at this probability: half the width of its interval."""
         return np.asarray(self.margin(level, simultaneous=simultaneous).size)
 
 

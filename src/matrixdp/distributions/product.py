@@ -31,8 +31,8 @@ class Product(NoiseLaw):
         step: g, the step of the grid.
         exponent: t, from 1 to 2.
         scale: s, in the units of the value. The quotient s/g, rounded to a float, defines the law.
-        source: who proposed it.
-        note: what else a certificate should say.
+        source: where the law comes from.
+        note: a further remark for the certificate.
 
     Example:
         >>> from matrixdp import Counts, certify
@@ -60,12 +60,12 @@ class Product(NoiseLaw):
 
     @property
     def scale_in_steps(self) -> float:
-        """The scale in steps of the grid, s/g: with the exponent, what the law of the whole numbers depends on."""
+        """The scale in steps of the grid, s/g; with the exponent it determines the law of K."""
         return self.scale / self.step
 
     @property
     def variance(self) -> float:
-        """Of every entry, in the units of the value."""
+        """The variance of every entry, in the squared units of the value."""
         return self.step**2 * steps_variance(self.exponent, self.scale_in_steps)
 
     def expected_squared_error(self, weights: Any = None) -> float:
@@ -79,7 +79,7 @@ class Product(NoiseLaw):
         return np.broadcast_to(math.sqrt(self.variance), self.shape)
 
     def margin(self, level: float = 0.95, *, simultaneous: bool = False) -> Margin:
-        """A whole number of steps, so that the level attained is at least the one asked for, and often more."""
+        """A whole number of steps, so the level attained is at least the one requested, and often higher."""
         entries = math.prod(self.shape) if simultaneous else 1
         steps, beyond = sums.quantile(self.exponent, self.scale_in_steps, sidak(error_rate(level), entries))
         return Margin(self.step * steps, attained(level, math.exp(entries * math.log1p(-beyond))))
@@ -88,7 +88,7 @@ class Product(NoiseLaw):
         return np.asarray(self.variance * (weights @ weights.T))
 
     def linear_margin(self, weights: Array, level: float, *, simultaneous: bool) -> Margin:
-        """By convolution (`sums`); for several at once by Bonferroni, for they depend on each other."""
+        """By convolution (`sums`); for several at once by Bonferroni, because they are dependent."""
         alpha = error_rate(level) / (len(weights) if simultaneous else 1)
         found = [sums.margin(self.exponent, self.scale_in_steps, row, alpha) for row in weights]
         steps, beyond = np.transpose(found)
@@ -126,7 +126,7 @@ def checked_exponent(exponent: Any) -> float:
 
 
 def checked_scale(exponent: float, scale_in_steps: Any) -> float:
-    """The scale in steps, in the range of what can be drawn."""
+    """The scale in steps, which must be in the range that can be drawn."""
     scale, largest = _check.positive("scale_in_steps", scale_in_steps), largest_scale(exponent)
     if not LEAST_SCALE <= scale <= largest:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""What a search for quantiles in a histogram gives: cuts picked by the exponential mechanism, and noisy counts."""
+"""Private quantiles of a histogram: cuts picked by the exponential mechanism, and noisy counts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from matrixdp.secure.quantile_search import MOST_BINS
 
 @dataclass(frozen=True, eq=False)
 class QuantileSearch(NoiseLaw):
-    """How quantiles are found in a histogram; see `matrixdp.secure.quantile_search`. It is not additive noise.
+    """A private search for quantiles in a histogram; see `matrixdp.secure.quantile_search`. It is not additive noise.
 
     Attributes:
-        shape: of the histogram, one axis; or of several, one in each row, with the same search in each.
+        shape: of one histogram, with one axis; or of several, one per row, each with the same search.
         probabilities: which quantiles, increasing.
         rate: of each level: a cut with one more record of error is e^-rate as likely, for the median.
         scale: of the discrete Laplace noise on the counts around the cuts.
-        source: who proposed it.
-        note: what else a certificate should say.
+        source: where the law comes from.
+        note: a further remark for the certificate.
 
     Example:
         >>> from matrixdp.distributions import QuantileSearch
@@ -53,7 +53,7 @@ class QuantileSearch(NoiseLaw):
 
     @property
     def levels(self) -> int:
-        """How many searches a record takes part in, in each histogram."""
+        """How many searches one record affects, per histogram."""
         return len(self.probabilities).bit_length()
 
     def expected_squared_error(self, weights: Any = None) -> float:
@@ -66,8 +66,9 @@ class QuantileSearch(NoiseLaw):
 
     def describe(self) -> str:
         many = f"{len(self.probabilities)} quantile{'s' if len(self.probabilities) > 1 else ''}"
+        levels = f"{self.levels} level{'s' if self.levels > 1 else ''}"
         many += f" in each of {self.shape[0]} histograms" if len(self.shape) == 2 else ""
         return (
-            f"exponential mechanism for {many}, {self.levels} levels of {self.rate:.6g}, and counts with discrete "
-            f"Laplace noise, scale {self.scale:.6g}"
+            f"exponential mechanism for {many}, {levels} of {self.rate:.6g}, and counts with discrete Laplace noise, "
+            f"scale {self.scale:.6g}"
         )

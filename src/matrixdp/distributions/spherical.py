@@ -70,15 +70,15 @@ class Spherical(NoiseLaw):
         return Margin(np.linalg.norm(weights, axis=1) * self._coordinate(alpha), float(level))
 
     def _coordinate(self, alpha: float) -> float:
-        """The number that the size of one coordinate passes with probability alpha, to 1e-9 from above.
+        """The number that the absolute value of one coordinate exceeds with probability alpha, to 1e-9 from above.
 
         The square of a coordinate of a uniform direction has the law Beta(1/2, (M - 1)/2). The upper tail of the radius
-        is e^-t with t exponential, so that it is integrated over with all its digits.
+        is e^-t with t exponential; integrating over t keeps full relative accuracy.
         """
         power, others = self.k / self.p, (math.prod(self.shape) - 1) / 2
 
         def beyond(height: float) -> float:
-            """The probability that a coordinate passes this many scales."""
+            """The probability that the absolute value of a coordinate exceeds this many scales."""
             tail = float(scipy.special.gammaincc(power, height**self.p))
             if not (tail > 0 and others):
                 return tail
@@ -116,7 +116,7 @@ class Spherical(NoiseLaw):
 
 
 def radius_moment(k: float, p: float, scale: float, order: float) -> float:
-    """E rho^order = c^order Gamma((k + order)/p) / Gamma(k/p); order 2 is the expected squared error of a release.
+    """E rho^order = scale^order Gamma((k + order)/p) / Gamma(k/p); order 2 is the expected squared error of a release.
 
     Example:
         >>> from matrixdp.distributions import radius_moment
@@ -128,7 +128,7 @@ def radius_moment(k: float, p: float, scale: float, order: float) -> float:
 
 
 def stirling_error(a: float) -> float:
-    """log Gamma(a) less Stirling's formula, without cancellation at large a."""
+    """log Gamma(a) minus Stirling's formula, without cancellation at large a."""
     if a < 16.0:
         return math.lgamma(a) - ((a - 0.5) * math.log(a) - a + 0.5 * math.log(2.0 * math.pi))
     inverse = 1.0 / (a * a)
@@ -142,9 +142,9 @@ def log_gamma_ratio(a: float, step: float) -> float:
 
 
 def secure_gamma(shape: float) -> float:
-    """A gamma variable from the operating system's entropy, as a quantile that is fine in both tails.
+    """A gamma variable from the operating system's entropy, by inversion that is accurate in both tails.
 
-    A float below 1/2 with all its digits, whatever its size, is taken from the lower or the upper end.
+    A uniform float below 1/2, with 53 significant bits at any size, is the probability of the lower or upper tail.
     """
     exponent = 2
     while not (word := secrets.randbits(64)):

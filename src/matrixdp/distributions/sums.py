@@ -5,13 +5,12 @@ K is symmetric on the whole numbers, P(K = j) prop. to exp(-(|j|/scale)^t), and 
 
 1. *Lattice.* Let w_j = c n_j + r_j and K_j = h L_j + d_j with whole n_j and L_j, halves of h rounded away from 0. Then
    T = c h sum n_j L_j + c sum n_j d_j + sum r_j K_j. Weights that are whole multiples of one number have r_j = 0, and
-   where the sum is not too long for it, h = 1 and d_j = 0: nothing but the first sum is left, and the margin is exact.
-   Otherwise the second and third get a hundredth of alpha each:
+   if the transform need not be too long, h = 1 and d_j = 0. Then only the first sum is left, and the margin is exact.
+   Otherwise the second and third sum get a hundredth of alpha each:
    |d_j| <= h/2, symmetric and independent, so P(|sum n_j d_j| > b) <= 2 exp(-2 b^2 / sum (n_j h)^2) (Hoeffding).
 2. *Convolution.* The law of the first sum modulo N has the discrete Fourier transform prod_j Phi(n_j t mod N). What
-   wraps around lies beyond N/2, and bound 3 says how seldom (what wraps is covered as if it were not there, and takes
-   a ten thousandth of alpha). Rounding each value of Phi by u moves a sum of probabilities by at most the sum over t of
-   (number of weights) u |transform|.
+   wraps around lies beyond N/2; its probability is bounded by 3 and takes a ten-thousandth of alpha. Rounding each
+   value of Phi by u changes a sum of probabilities by at most the sum over t of (number of weights) u |transform|.
 3. *Bound.* M(x) = E exp(x K) - 1 is a power series in x^2 with coefficients at least 0, so M(x) <= (x/y)^2 M(y) for
    |x| <= y. With w the largest |w_j|, and any x > 0,
    P(|T| > m) <= 2 exp(-x m / w + M(x) sum w_j^2 / w^2).
@@ -29,8 +28,8 @@ import scipy
 from matrixdp._check import Array
 
 _DEPTH, _DEEPER = 60.0, 400.0  # terms below e^-60 change no digit of a sum; of E exp(xK), below e^-400
-_LEVELS = 64, 4096  # weights that have no common divisor are rounded to so many, at least and at most
-_LONGEST, _WORK = 1 << 22, 1 << 25  # points of a transform, and points times different weights
+_LEVELS = 64, 4096  # the least and the most levels to which weights without a common divisor are rounded
+_LONGEST, _WORK = 1 << 22, 1 << 25  # points of a transform, and points times the number of different weights
 _SHARE = 0.01  # of alpha, for each rounding
 _WRAPPED = 1e-4  # of alpha, for what wraps around
 _ROUNDING = 2.0**-46  # of one value of Phi
@@ -64,7 +63,7 @@ def margin(exponent: float, scale: float, weights: Array, alpha: float) -> tuple
 
 
 def _convolved(exponent: float, scale: float, sizes: Array, alpha: float) -> tuple[float, float] | None:
-    """By 1 and 2; None if the transform is too long or too inexact for it."""
+    """As `margin`, by 1 and 2; None if the transform would be too long or too inexact."""
     unit = _common_divisor(sizes) or float(np.max(sizes)) / _levels(exponent, scale, sizes, alpha)
     whole = np.rint(sizes / unit)
     rest = sizes - unit * whole
@@ -97,7 +96,7 @@ def _convolved(exponent: float, scale: float, sizes: Array, alpha: float) -> tup
 
 
 def _common_divisor(sizes: Array) -> float | None:
-    """A number of which all sizes are small whole multiples, if one is found."""
+    """A number of which all sizes are small whole multiples; None if none is found."""
     least = float(np.min(sizes))
     for divisor in range(1, 17):
         quotients = sizes * (divisor / least)
@@ -107,7 +106,7 @@ def _common_divisor(sizes: Array) -> float | None:
 
 
 def _levels(exponent: float, scale: float, sizes: Array, alpha: float) -> int:
-    """To how many levels weights without a common divisor are rounded: as many as the work allows."""
+    """The number of levels to which weights without a common divisor are rounded, limited by the work."""
     reach = 2 * _bounded(exponent, scale, sizes, _WRAPPED * alpha) / float(np.max(sizes))
     most = math.sqrt(_WORK / reach)  # there are no more groups than levels, and none than weights
     return int(min(max(_WORK / (reach * min(sizes.size, most)), _LEVELS[0]), _LEVELS[1]))
@@ -158,14 +157,12 @@ def _bounded(exponent: float, scale: float, sizes: Array, alpha: float) -> float
 
 @lru_cache(maxsize=32)
 def _moments(exponent: float, scale: float) -> tuple[Array, Array]:
-    """Some x, and E exp(xK) - 1 there."""
+    """Some points x, and E exp(xK) - 1 at each."""
     if exponent == 1.0:
         rate = 1 / scale
         points = np.concatenate([np.geomspace(1e-7, 0.5, 60), 1 - np.geomspace(0.45, 1e-6, 60)]) * rate
-        lost = -np.expm1(-rate)
-        return points, 4 * math.exp(-rate) * np.sinh(points / 2) ** 2 / (
-            lost**2 - 4 * math.exp(-rate) * np.sinh(points / 2) ** 2
-        )
+        grown = 4 * math.exp(-rate) * np.sinh(points / 2) ** 2
+        return points, grown / (np.expm1(-rate) ** 2 - grown)
     last = scale * _DEEPER ** (1 / exponent)
     points = np.geomspace(1e-7 / scale, 0.75 * _DEEPER / last, 48)
     sizes = np.arange(1.0, math.ceil(last) + 1)

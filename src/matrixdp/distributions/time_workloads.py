@@ -1,13 +1,13 @@
-"""What is computed from the steps of a stream: linear workloads A, lower triangular, for no answer uses later steps.
+"""Linear workloads A on the steps of a stream, lower triangular because no answer uses later steps.
 
 A workload is written as
 
     "prefix"            running sums, the default of everything over time
     "window:7"          sums over the last 7 steps
-    "decay:0.9"         running sums in which a step counts 0.9 times as much at each later one
-    "momentum:0.9"      what heavy-ball momentum makes of running sums: the iterates of SGD with momentum
+    "decay:0.9"         running sums in which the weight of a step is multiplied by 0.9 at each later one
+    "momentum:0.9"      running sums with heavy-ball momentum: the iterates of SGD with momentum
     [a_0, a_1, ...]     answer t is a_0 x_t + a_1 x_(t-1) + ..., coefficients beyond the last are 0
-    a matrix            one row per answer and one column per step; zero above the diagonal, not on it
+    a matrix            one row per answer and one column per step; zero above the diagonal, nonzero on it
 
 and `schedule(rates, momentum)` gives the matrix of training with a learning rate per step. A workload acts along the
 rows of a value, on every column alike.
@@ -15,6 +15,7 @@ rows of a value, on every column alike.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,10 @@ NAMED = ("prefix", "window:STEPS", "decay:FACTOR", "momentum:FACTOR")
 
 
 def coefficients(workload: Any, steps: int) -> Array:
-    """A workload on so many steps: its coefficients (one per step), or its matrix.
+    """The workload on this many steps: its coefficients (one per step), or its matrix.
 
     Raises:
-        InvalidInput: if it is none of the forms above, looks at later steps, or at nothing.
+        InvalidInput: if it has none of the forms above, uses later steps, or answer t does not use step t.
     """
     if isinstance(workload, str):
         return _named(workload, steps)
@@ -57,9 +58,9 @@ def _named(text: str, steps: int) -> Array:
     try:
         parameter = float(number)
     except ValueError:
-        parameter = np.nan
+        parameter = math.nan
     place = np.arange(float(steps))
-    if name == "window" and parameter >= 1 and parameter == int(parameter):
+    if name == "window" and parameter >= 1 and parameter.is_integer():
         return np.where(place < parameter, 1.0, 0.0)
     if name == "decay" and 0 <= parameter <= 1:
         return np.asarray(parameter**place)
@@ -72,7 +73,7 @@ def _named(text: str, steps: int) -> Array:
 
 
 def schedule(rates: Any, momentum: float = 0.0) -> Array:
-    """The workload of training with a learning rate per step: row t is how the iterate after step t uses each step.
+    """The workload of training with a learning rate per step: row t has the weights of the steps in iterate t.
 
     Args:
         rates: the learning rates, above 0, one per step.
@@ -111,7 +112,7 @@ def matrix(workload: Array) -> Array:
 
 
 def column_squares(workload: Array) -> Array:
-    """The squared norms of the columns of A: how much the answers together use each step."""
+    """The squared norms of the columns of A: the weight of each step in the summed squared error of all answers."""
     if workload.ndim == 2:
         return np.asarray(np.sum(np.square(workload), axis=0))
     return np.cumsum(np.square(workload))[::-1]

@@ -4,7 +4,7 @@
 
 Four views: mechanisms side by side, a plan with its error bars, a release, and the ledger. What a view computes is a
 plain function here (`comparing`, `planning`, `releasing`, `ledgers`); the page is a thin layer over them (`views`), and
-`access` decides who may talk to it.
+`access` controls who can reach it.
 """
 
 from matrixdp import _extras

@@ -1,14 +1,14 @@
-"""Who may talk to the page: a browser on this machine that was given the address with the token, and nobody else.
+"""Access to the page: only for a browser on this machine that was given the address with the token.
 
 Guarantee: a request is answered only if
-1. its Host is the address that the server is bound to, so that no other name can be made to point here;
-2. its Origin, if it has one, is that address; websockets and uploads must have one, so no other site can
-   make them;
-3. it has the cookie. The address with the token gives it, and is answered by a page that goes on without the token.
+1. its Host is the address that the server is bound to, so that no other host name can be pointed here (DNS rebinding);
+2. its Origin, if it has one, is that address; websockets and uploads must have one, so that no other site can make
+   them;
+3. it has the cookie. The address with the token sets it, and is answered by a page that leads on without the token.
 
 The cookie is HttpOnly and SameSite=Strict. Browsers send cookies to every port of a host, so its Path is a random
-folder, under which everything lies: other servers on this machine are not asked for that folder. All answers forbid the
-page to load from, connect to or be framed by any other place.
+folder that contains the whole page: browsers do not request that folder from other servers on this machine. All answers
+forbid the page to load from, connect to or be framed by any other origin.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ REFUSED = (
 
 
 class Access:
-    """An ASGI application that lets only its own browser through to another one.
+    """An ASGI application that passes only requests of its own browser to another application.
 
     Args:
-        inner: the application.
+        inner: the other application.
         port: the port of 127.0.0.1 that the server is bound to.
     """
 
@@ -45,7 +45,7 @@ class Access:
         self._host = f"127.0.0.1:{port}"
         self._token, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._folder = f"/{secrets.token_hex(16)}"
-        # No script in the page itself is run. Shiny puts two there, for busy indicators and for dates; none is needed.
+        # Inline scripts do not run. Shiny has two, for busy indicators and for dates; neither is needed.
         self._policy = (
             "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
             f"img-src 'self' data:; font-src 'self'; connect-src 'self' ws://{self._host}; form-action 'self'; "
@@ -96,10 +96,10 @@ class Access:
         return COOKIE in cookies and _equal(cookies[COOKIE].value, self._cookie)
 
     async def _admit(self, send: Send) -> None:
-        """Sets the cookie and goes on to the page.
+        """Sets the cookie and refreshes to the page.
 
-        It is a page of its own and no redirect: a browser that came from elsewhere would not send
-        a Strict cookie along.
+        It is a page and not an HTTP redirect: after one, a browser that came from another site would not send a Strict
+        cookie.
         """
         cookie = f"{COOKIE}={self._cookie}; Path={self._folder}/; HttpOnly; SameSite=Strict"
         text = (
@@ -116,7 +116,7 @@ class Access:
             await _answer(self._guarded(send), 403, [(b"content-type", b"text/plain; charset=utf-8")], REFUSED)
 
     def _guarded(self, send: Send) -> Send:
-        """The same, with what every answer says to the browser."""
+        """The same, with the security headers of every answer."""
         added = [
             (b"content-security-policy", self._policy.encode()),
             (b"referrer-policy", b"no-referrer"),

@@ -23,7 +23,7 @@ KINDS = {".csv": "text/csv", ".json": "application/json", ".html": "text/html", 
 
 @dataclass(frozen=True)
 class Given:
-    """What the forms hold at first: the paths of records, a domain and a ledger."""
+    """What the forms contain at first: the paths of records, a domain and a ledger."""
 
     records: str = ""
     domain: str = ""
@@ -31,9 +31,9 @@ class Given:
 
 
 def application(given: Given) -> Starlette:
-    """The page as an ASGI application, without any control of access: see `access`."""
+    """The page as an ASGI application, without access control: see `access`."""
     desk = Desk()
-    known: dict[Setting, Compared] = {}  # small: the sliders have few places
+    known: dict[Setting, Compared] = {}  # small: the sliders have few values
 
     def server(input: Inputs, output: Outputs, session: Session) -> None:
         compare.serve(input, known)

@@ -1,6 +1,6 @@
-"""Charts as SVG: colours and lines come from the page's style, so that they follow light and dark.
+"""Charts as SVG: colours and lines come from the page's style, so that they follow light and dark mode.
 
-Everything that a chart shows also stands in a table beside it; a chart has a name for those who cannot see it.
+Everything that a chart shows is also in a table beside it; a chart has a title for screen readers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ _numbers = count()
 
 def colour(mechanism: str) -> str:
     """The colour of a mechanism, the same in every chart and table."""
-    place = list(RECIPES).index(mechanism) if mechanism in RECIPES else 0
-    return f"var(--m{place % COLOURS})"
+    return f"var(--m{_place(mechanism) % COLOURS})"
 
 
 def dash(mechanism: str) -> str:
-    """The dashes of its line, by which mechanisms of one colour differ."""
-    place = list(RECIPES).index(mechanism) if mechanism in RECIPES else 0
-    return _DASHES[place // COLOURS % len(_DASHES)]
+    """The dashes of a mechanism's line, by which mechanisms of the same colour differ."""
+    return _DASHES[_place(mechanism) // COLOURS % len(_DASHES)]
+
+
+def _place(mechanism: str) -> int:
+    return list(RECIPES).index(mechanism) if mechanism in RECIPES else 0
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From numbers to places on the drawing, along one axis."""
+    """A map from numbers to coordinates of the drawing, along one axis."""
 
     low: float
     high: float
@@ -45,10 +47,10 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of a number; those outside lie at the ends."""
-        low, high, value = (math.log10(each) for each in (self.low, self.high, value)) if self.log else (
-            self.low, self.high, value
-        )  # fmt: skip
+        """The coordinate of a number; numbers outside the range are at its ends."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
         share = min(1.0, max(0.0, (value - low) / (high - low)))
         return self.start + share * (self.end - self.start)
 
@@ -60,7 +62,7 @@ def line_chart(
     title: str,
     names: tuple[str, str],
 ) -> str:
-    """Curves that fall, with the vertical axis in powers of ten, and one marked point.
+    """Decreasing curves on a logarithmic vertical axis, and one marked point.
 
     Args:
         lines: the mechanism, the x and the y of each curve.
@@ -91,7 +93,7 @@ def line_chart(
 
 
 def _above(points: Sequence[tuple[float, float]], floor: float) -> list[tuple[float, float]]:
-    """The points of a falling curve down to the floor, which it meets on the straight line of the drawing."""
+    """The points of a decreasing curve down to the floor, with the last one interpolated as drawn."""
     kept: list[tuple[float, float]] = []
     for x, y in points:
         if y > floor:
@@ -106,7 +108,7 @@ def _above(points: Sequence[tuple[float, float]], floor: float) -> list[tuple[fl
 
 
 def step_chart(heights: Sequence[float], limit: float, *, title: str, names: tuple[str, str]) -> str:
-    """Steps that rise, one per entry, below a limit."""
+    """Increasing steps, one per entry, and the line of a limit."""
     top = 1.08 * max(limit, *heights, 0.0)
     across, down = Scale(0, len(heights), LEFT, WIDTH - RIGHT), Scale(0, top, HEIGHT - BOTTOM, TOP)
     parts = [_grid_line(LEFT, down(y), WIDTH - RIGHT, down(y)) for y in ticks(top)]

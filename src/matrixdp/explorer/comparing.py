@@ -1,4 +1,4 @@
-"""The view Compare: the error and the true guarantee of every mechanism, and the profile of each."""
+"""The view Compare: the error, the true guarantee and the privacy profile of every mechanism."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from matrixdp.budget import Budget
-from matrixdp.comparison import KEEPS, Comparison, Row, compare
+from matrixdp.comparison import Comparison, compare
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.explorer.jobs import Tell, silent
 from matrixdp.explorer.snippets import Snippet, call, command, lines
@@ -22,7 +22,7 @@ SETS: dict[str, tuple[type[Sensitivity], str]] = {
     "onecolumn": (OneColumn, "one column, by its norm"),
     "rankone": (RankOne, "second moments of records, by their norm"),
 }
-"""The kinds of sets by their names on the command line, each with what it says."""
+"""The kinds of sets by their names on the command line, each with a description."""
 
 POINTS = 25
 """How many points of a profile are computed."""
@@ -78,7 +78,7 @@ class Setting:
         return build(self.number)  # type: ignore[call-arg]
 
     def snippet(self) -> Snippet:
-        """What gives the same table."""
+        """Code that gives the same table."""
         name = SETS[self.kind][0].__name__
         python = lines(
             "from matrixdp import Budget, compare",
@@ -98,7 +98,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Curve:
-    """The profile of one mechanism: delta for every epsilon."""
+    """The privacy profile of one mechanism: delta as a function of epsilon."""
 
     mechanism: str
     epsilons: tuple[float, ...]
@@ -107,14 +107,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Claim:
-    """What R1SMG claims, and what its noise gives.
+    """What R1SMG claims, and what its noise truly guarantees.
 
     Attributes:
         claimed: the budget.
         true_delta: at the budget's epsilon.
-        true_epsilon: at the budget's delta; infinite where none holds.
+        true_epsilon: at the budget's delta; infinite if none holds.
         error: its expected squared error.
-        least_error: that of the best mechanism that keeps the budget.
+        least_error: the error of the best mechanism that keeps the budget.
     """
 
     claimed: Budget
@@ -133,25 +133,21 @@ class Compared:
     curves: tuple[Curve, ...]
     claim: Claim | None
 
-    @property
-    def applicable(self) -> tuple[Row, ...]:
-        """The rows of mechanisms that have something to propose."""
-        return tuple(row for row in self.comparison if not row.note)
-
 
 def compared(setting: Setting, tell: Tell = silent) -> Compared:
     """Calibrates and certifies every mechanism, and then computes their profiles.
 
     Args:
         setting: what to compare.
-        tell: told how much is done, and the table when it is complete.
+        tell: called with the progress, and with the table once it is complete.
     """
     tell(0, 0)
     shape, sensitivity, budget = setting.shape, setting.sensitivity, setting.budget
     found = Compared(setting, compare(shape, sensitivity, budget), (), None)
     epsilons = tuple(2 * setting.epsilon * place / (POINTS - 1) for place in range(POINTS))
-    for place, row in enumerate(found.applicable):
-        tell(place, len(found.applicable), found)
+    rows = found.comparison.applicable
+    for place, row in enumerate(rows):
+        tell(place, len(rows), found)
         try:
             law = calibrate(row.mechanism, shape=shape, sensitivity=sensitivity, budget=budget)
             certificate = certify(law, sensitivity)
@@ -165,9 +161,8 @@ def compared(setting: Setting, tell: Tell = silent) -> Compared:
 
 def _claim(certificate: Certificate, comparison: Comparison) -> Claim:
     row = next(row for row in comparison if row.mechanism == REFUTED)
-    best = min((row.expected_squared_error for row in comparison if row.verdict in KEEPS), default=math.nan)
     try:
         true_epsilon = certificate.epsilon(comparison.budget.delta)
     except MatrixDPError:
         true_epsilon = math.inf
-    return Claim(comparison.budget, row.exact_delta, true_epsilon, row.expected_squared_error, best)
+    return Claim(comparison.budget, row.exact_delta, true_epsilon, row.expected_squared_error, comparison.least_error)

@@ -1,7 +1,7 @@
-"""Computations beside the page: each in a thread of its own, so that no view waits for another.
+"""Background computations of the page, each in its own thread, so that no view waits for another.
 
-What went wrong is a message without private data: that of an error which matrixdp raises on purpose, or else the type
-and place of the error, as its text may quote a record.
+Error messages contain no private data: they are those of errors that matrixdp raises on purpose, or else the type and
+place of the error, as its text may quote a record.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from matrixdp.errors import MatrixDPError
 
 T = TypeVar("T")
 Tell = Callable[..., None]
-"""Told how much is done, of how much, and optionally what is known so far."""
+"""Called with how much is done, of how much, and optionally the result so far."""
 
 
 def silent(done: int, total: int, partial: Any = None) -> None:
-    """Tells nobody."""
+    """Ignores the progress."""
 
 
 class Cancelled(MatrixDPError):
-    """Another computation has taken the place of this one."""
+    """Another computation has replaced this one."""
 
 
 class Job(Generic[T]):
     """A computation that was started. Every attribute may be read at any time, from any thread.
 
     Attributes:
-        result: what came out, or what is known so far; None before.
-        message: what went wrong; empty unless something did.
-        done: how much is done, of `total`, which is 0 where that is not known.
-        finished: whether it has ended, one way or the other.
+        result: the result, perhaps a partial one while it runs; None before.
+        message: the error message; empty unless it failed.
+        done: how much is done, of `total`, which is 0 if not known.
+        finished: whether it has ended, with a result or an error.
     """
 
     def __init__(self, function: Callable[[Tell], T]) -> None:
@@ -58,7 +58,7 @@ class Job(Generic[T]):
         return time.monotonic() - self._began
 
     def cancel(self) -> None:
-        """Stops it where it next tells how far it is; for computations that nobody waits for any longer."""
+        """Stops it when it next reports its progress; for computations whose result is no longer needed."""
         self._cancelled = True
 
     def wait(self, seconds: float = 600.0) -> None:

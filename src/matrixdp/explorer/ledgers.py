@@ -1,4 +1,4 @@
-"""The view Ledger: every spend, who made it, what is left over time, and whether the chain is whole."""
+"""The view Ledger: every spend, who made it, what was spent over time, and whether the chain is intact."""
 
 from __future__ import annotations
 
@@ -20,25 +20,13 @@ class Line:
     """One spend, as it is shown.
 
     Attributes:
-        number: of the entry.
-        time: when it was made.
-        note: what it was for.
-        analyst: who made it; empty if nobody said.
-        purpose: what it is for.
-        unit: whom it protects.
-        epsilon: what it has alone, at the budget's delta; for several releases, each of them.
-        releases: how many it is for.
-        spent: epsilon of all spends up to it, at the budget's delta.
+        entry: the entry in the ledger.
+        epsilon: of this spend alone, at the budget's delta; of each of its releases, if there are several.
+        spent: epsilon of all spends up to this one, at the budget's delta.
     """
 
-    number: int
-    time: str
-    note: str
-    analyst: str
-    purpose: str
-    unit: str
+    entry: Entry
     epsilon: float
-    releases: int
     spent: float
 
 
@@ -48,10 +36,10 @@ class Shown:
 
     Attributes:
         path: its file.
-        budget: what all spends together may use.
+        budget: the budget of all spends together.
         adjacency: which data sets are neighbours; empty if no spend has fixed that yet.
         spent: epsilon of all spends, at the budget's delta.
-        left_mu: what one more Gaussian release may have.
+        left_mu: the mu that one more Gaussian release may have.
         left_epsilon: the epsilon of such a release.
         lines: all spends, oldest first.
         analysts: epsilon of the spends of each analyst alone, with their number.
@@ -77,7 +65,7 @@ class Shown:
     kept: str | None = None
 
     def snippet(self) -> Snippet:
-        """What shows the same."""
+        """Code that shows the same."""
         path, named = without_password(self.path), {"dataset": self.dataset}
         python = lines(
             "from matrixdp import Ledger",
@@ -96,23 +84,23 @@ class Shown:
 
 
 def shown(path: str, kept: str | None = None, dataset: str | None = None, tell: Tell = silent) -> Shown:
-    """Reads a ledger and checks its chain, which must contain a hash that was kept, if there is one."""
+    """Reads a ledger and checks its chain, which must contain the hash that was kept, if one is given."""
     tell(0, 4)
     ledger = Ledger(path, dataset=dataset)
     entries, remaining = ledger.history(), ledger.remaining()
     tell(1, 4)
     spent = ledger.spent_over_time()
     tell(2, 4)
-    found = tuple(_line(entry, total, ledger.budget) for entry, total in zip(entries, spent, strict=True))
-    numbers = Counter(line.analyst for line in found)
+    delta = ledger.budget.delta
+    found = tuple(Line(entry, entry.profile.epsilon(delta), total) for entry, total in zip(entries, spent, strict=True))
+    numbers = Counter(entry.analyst or "" for entry in entries)
     analysts = {name: (numbers[name], epsilon) for name, epsilon in sorted(ledger.analysts().items())}
     tell(3, 4)
-    adjacency = str(ledger.adjacency or "")
     head = ledger.verify(kept)
     return Shown(
         path=path,
         budget=ledger.budget,
-        adjacency=adjacency,
+        adjacency=str(ledger.adjacency or ""),
         spent=ledger.spent(),
         left_mu=remaining.mu,
         left_epsilon=remaining.epsilon,
@@ -124,9 +112,3 @@ def shown(path: str, kept: str | None = None, dataset: str | None = None, tell: 
         dataset=dataset,
         kept=kept,
     )
-
-
-def _line(entry: Entry, spent: float, budget: Budget) -> Line:
-    words = (entry.analyst or "", entry.purpose or "", entry.unit)
-    alone = entry.profile.epsilon(budget.delta)
-    return Line(entry.number, entry.time, entry.note, *words, alone, entry.count, spent)

@@ -1,4 +1,4 @@
-"""The view Plan: statistics that are wanted, a budget divided among them, and their error bars before any is spent."""
+"""The view Plan: the statistics wanted, a budget divided among them, and their error bars before anything is spent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Request:
     Attributes:
         about: the table.
         statistics: what is wanted.
-        budget: for all of it together.
+        budget: for all statistics together.
         rows: a public guess of the number of rows.
     """
 
@@ -43,8 +43,8 @@ class Part:
 
     Attributes:
         statistic: what is wanted.
-        epsilon: what it has alone, at the budget's delta.
-        noise: which mechanism it is of.
+        epsilon: of this statistic alone, at the budget's delta.
+        noise: the mechanism of its noise.
         bars: the error bars.
     """
 
@@ -62,8 +62,8 @@ class Planned:
         request: what was asked for.
         parts: one per statistic.
         epsilon: of all of them together, at the budget's delta.
-        plan: the composition as JSON, where several were planned together.
-        snippet: what gives the same.
+        plan: the composition as JSON, if several were planned together.
+        snippet: code that gives the same plan.
     """
 
     request: Request
@@ -93,14 +93,14 @@ def planned(request: Request, tell: Tell = silent) -> Planned:
     bars = map(error_bars, request.statistics, answers, prepared)
     parts = tuple(map(Part, request.statistics, epsilons, noises, bars))
     together = epsilons[0]
-    if plan is not None:  # that it meets the budget is sharper than the epsilon found by bisection
+    if plan is not None:  # it meets the budget, which may be less than the epsilon found by bisection
         together = min(plan.composition.epsilon(request.budget.delta), request.budget.epsilon)
     snippet = _snippet(request, answers)
     return Planned(request, parts, together, "" if plan is None else plan.to_json(), snippet)
 
 
 def _plan(request: Request, answers: list[TableAnswer]) -> Plan | None:
-    """All releases together; None for a single one, which has the whole budget and its own kind of noise."""
+    """The plan of all releases together; None for a single one, which gets the whole budget."""
     if len(answers) == 1:
         return None
     if any(statistic.method == "marginals" for statistic in request.statistics):
@@ -111,7 +111,7 @@ def _plan(request: Request, answers: list[TableAnswer]) -> Plan | None:
 
 
 def _weights(request: Request, answers: list[TableAnswer]) -> list[float]:
-    """What is minimised: each statistic's mean squared error over the square of what a unit can change, by weight.
+    """Weights such that the plan minimises each statistic's mean squared error over its squared sensitivity, weighted.
 
     So equal weights mean equal error bars for tables of counts, whatever their sizes.
     """
@@ -137,7 +137,7 @@ def _snippet(request: Request, answers: list[TableAnswer]) -> Snippet:
     sizing = {"epsilon": repr(request.budget.epsilon), "delta": repr(request.budget.delta)}
     released = [
         command("release", "RECORDS.csv", domain=request.about.shown or request.about.domain, **request.about.words())
-        + f" {shell_options(statistic)}"
+        + f" {shlex.join(statistic.options)}"
         for statistic in request.statistics
     ]
     python = [
@@ -168,11 +168,6 @@ def _snippet(request: Request, answers: list[TableAnswer]) -> Snippet:
         *(f"{line} --plan {PLAN_FILE} --ledger budget.db --out table{n}.csv" for n, line in enumerate(released, 1)),
     ]
     return Snippet(lines(python), lines(commands))
-
-
-def shell_options(statistic: Statistic) -> str:
-    """The options of `matrixdp release` for a statistic, quoted."""
-    return shlex.join(statistic.options)
 
 
 def set_text(sensitivity: Sensitivity) -> str:

@@ -1,8 +1,8 @@
 """The view Release: what will be published and what it costs; then, once confirmed, the release itself.
 
-Every preview has a key. Confirming it twice, by a double click or after a reload, is confirming it once: `Desk` starts
-one release per key, and no noise is drawn for a key that the ledger knows. A release goes on where its page is closed.
-Its files stay with the desk, for every tab, until the program ends.
+Every preview has a key. Confirming it twice, by a double click or after a reload, has no further effect: `Desk` starts
+one release per key, and no noise is drawn for a key that the ledger knows. A release continues if its page is closed.
+Its files are kept in memory, for every tab, until the program ends.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Request:
         records: the file of the records.
         about: the table.
         statistic: what to release.
-        budget: what the release may use.
+        budget: the budget of the release.
         ledger: the ledger that it is charged to: a file, or the address of a database.
-        dataset: which data set it is from; may be empty, but for a database.
+        dataset: which data set it is from; may be empty, except for a database.
         analyst: who asks for it; may be empty.
         purpose: what it is for; may be empty.
         rows: a public guess of the number of rows, for error bars.
@@ -68,7 +68,7 @@ class Request:
         return {name: value for name, value in found.items() if value}
 
     def snippet(self) -> Snippet:
-        """What makes the same release."""
+        """Code that makes the same release."""
         sizing = {"epsilon": repr(self.budget.epsilon), "delta": repr(self.budget.delta)}
         about: dict[str, Any] = {"domain": self.about.shown or self.about.domain, **self.about.words()}
         ledger = without_password(self.ledger)
@@ -89,14 +89,14 @@ class Request:
 
 
 def note_of(statistic: Statistic) -> str:
-    """What the ledger remembers of a release: the name of its query, as on the command line."""
+    """The note of a release in the ledger: the name of its query, as on the command line."""
     names = {"cell_states": "cell-states", "marginals": "table-marginals"}
     return names.get(statistic.method, statistic.method)
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a release will be. Nothing of it depends on a record.
+    """What will be released and what it costs. Nothing in it depends on a record.
 
     Attributes:
         key: the idempotency key of the release.
@@ -104,9 +104,9 @@ class Preview:
         certificate: what it will guarantee.
         axes: the names and the labels of its axes.
         bars: its error bars.
-        budget: the ledger's.
-        spent: epsilon before it, at the ledger's delta.
-        spent_after: epsilon with it.
+        budget: the budget of the ledger.
+        spent: epsilon spent before it, at the ledger's delta.
+        spent_after: epsilon spent after it.
         left: what is left of the total, and of each quota of the analyst.
     """
 
@@ -127,7 +127,7 @@ class Preview:
 
 
 def preview(request: Request, tell: Tell = silent) -> Preview:
-    """Computes what a release will be, from the domain alone; the records are looked at for the names of columns."""
+    """Computes a preview from the domain alone; of the records only the names of the columns are read."""
     tell(0, 3)
     ledger = Ledger(request.ledger, **request.names)
     request.about.table(request.records)
@@ -136,7 +136,7 @@ def preview(request: Request, tell: Tell = silent) -> Preview:
     prepared = answer.prepare(request.budget)
     certificate = prepared.prepared.certificate
     if ledger.adjacency not in (None, certificate.adjacency):
-        raise InvalidInput(f"the ledger is for the adjacency {ledger.adjacency}, tables here for add/remove")
+        raise InvalidInput(f"the ledger has the adjacency {ledger.adjacency}, and tables here need add/remove")
     tell(2, 3)
     return Preview(
         key=secrets.token_hex(16),
@@ -174,7 +174,7 @@ class Outcome:
 class _Charge:
     """Charges a ledger under a key, once, and remembers the entry.
 
-    A key pays for one draw of noise. Where the ledger knows it, that noise may have been drawn: nothing is drawn again.
+    A key pays for one draw of noise. If the ledger knows the key, noise may have been drawn, and none is drawn again.
     """
 
     ledger: Ledger
@@ -191,8 +191,8 @@ class _Charge:
 def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     """Reads the records, charges the ledger under the key, draws the noise, and writes the files.
 
-    Everything that can fail does so before the charge, but for a figure or a page that cannot be drawn: the table and
-    its certificate are there without them.
+    What can fail is done before the charge, except for the figure and the statement: if one cannot be made, the table
+    and its certificate are released without it.
     """
     tell(0, 4)
     ledger = Ledger(request.ledger, **request.names)
@@ -200,7 +200,7 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     tell(1, 4)
     prepared = answer.prepare(request.budget)
     tell(2, 4)
-    unit = ((answer.query or {}).get("parameters") or {}).get("unit")
+    unit = prepared.prepared.certificate.unit
     charge = _Charge(ledger, {"key": key} if unit is None else {"key": key, "unit": unit})
     out = prepared.release(charge, note_of(request.statistic))
     tell(3, 4)
@@ -208,20 +208,15 @@ def released(request: Request, key: str, tell: Tell = silent) -> Outcome:
     out.to_csv(text)
     content = text.getvalue().encode()
     certificate = replace(out.certificate, released={"file": TABLE, "sha256": digest(content)})
-    files = {TABLE: content, **_certificate_files(certificate)}
-    files |= _pages(out.certified(certificate))
+    written_down, arrays = written(certificate)
+    files = {TABLE: content, "table.certificate.json": written_down.encode()}
+    files |= ({"table.certificate.json.npz": arrays} if arrays else {}) | _pages(out.certified(certificate))
     columns = {name: np.asarray(part).tolist() for name, part in out.columns(LEVEL).items()}
     return Outcome(request, certificate, columns, files, charge.entry)
 
 
-def _certificate_files(certificate: Certificate) -> dict[str, bytes]:
-    text, arrays = written(certificate)
-    found = {"table.certificate.json": text.encode()}
-    return found | ({"table.certificate.json.npz": arrays} if arrays else {})
-
-
 def _pages(out: Labelled) -> dict[str, bytes]:
-    """The statement and the figure, if they can be made: the table is paid for and comes out without them too."""
+    """The statement and the figure, if they can be made; the table, which is charged, is released without them too."""
 
     def statement() -> bytes:
         return out.statement("html").encode()
@@ -246,7 +241,7 @@ class Desk:
         self._lock = threading.Lock()
 
     def confirm(self, found: Preview) -> Job[Outcome]:
-        """Starts the release of a preview, or gives the one that was started."""
+        """Starts the release of a preview, or returns the one that was started."""
         request, key = found.request, found.key
         with self._lock:
             if key not in self._jobs:
@@ -254,7 +249,7 @@ class Desk:
             return self._jobs[key][1]
 
     def releases(self) -> dict[str, tuple[Request, Job[Outcome]]]:
-        """All of them by key, the latest first."""
+        """All releases by key, the latest first."""
         with self._lock:
             return dict(reversed(self._jobs.items()))
 

@@ -23,10 +23,10 @@ def serve(given: Given, *, port: int = 0, browser: bool = True, say: Callable[[s
     """Serves the page until it is interrupted.
 
     Args:
-        given: what the forms hold at first.
+        given: what the forms contain at first.
         port: of 127.0.0.1; 0 takes one that is free.
         browser: whether to open the page.
-        say: told the address.
+        say: called with the address.
 
     Raises:
         InvalidInput: if the port cannot be used.
@@ -57,7 +57,7 @@ def serve(given: Given, *, port: int = 0, browser: bool = True, say: Callable[[s
 
 
 def _open(address: str, stack: ExitStack) -> None:
-    """Opens the page by a file that only its owner can read: other users see the arguments of programs."""
+    """Opens the page through a file that only its owner can read, since other users can see arguments of programs."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="matrixdp-", ignore_cleanup_errors=True))
     page = Path(folder, "open.html")
     page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(address)}">', encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Snippet:
-    """The same thing twice.
+    """Code that does the same as a view.
 
     Attributes:
         python: a program.
@@ -38,7 +38,7 @@ def call(function: str, *arguments: Any, named: Mapping[str, Any] | None = None)
 
 
 def without_password(address: str) -> str:
-    """The address of a database as it may be shown; the driver finds passwords in its own file."""
+    """The address of a database without its password, to be shown; the driver can read passwords from its own file."""
     scheme, found, rest = address.partition("://")
     if not found:
         return address

@@ -1,17 +1,18 @@
-"""Statistics of a table as one line of text each, such as `counts by region, age`; in Python, and as options.
+"""Statistics of a table, one line of text each, such as `counts by region, age`, translated to Python and to options.
 
-The columns of a line are public names from the domain; they end at commas, as on the command line.
+The columns of a line are public names from the domain, separated by commas, as on the command line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
+from matrixdp.explorer.snippets import call
 from matrixdp.tables import Table, TableAnswer
 
 FORMS = {
@@ -63,8 +64,7 @@ class Statistic:
 
     def python(self) -> str:
         """The call in Python, on `table`."""
-        given = [repr(each) for each in self.arguments] + [f"{name}={value!r}" for name, value in self.named.items()]
-        return f"table.{self.method}({', '.join(given)})"
+        return call(f"table.{self.method}", *self.arguments, named=self.named)
 
 
 def statistic(line: str) -> Statistic:
@@ -85,7 +85,7 @@ def statistic(line: str) -> Statistic:
     if found is None:
         raise InvalidInput(f"a statistic must look like one of: {'; or '.join(FORMS.values())}. Got {text!r}")
     part = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
-    return Statistic(text, weight=weight, **_STATISTICS[part["kind"]](part))
+    return Statistic(text, weight=weight, **_asked(part))
 
 
 def statistics(text: str) -> tuple[Statistic, ...]:
@@ -100,56 +100,28 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def _counts(part: Mapping[str, str]) -> dict[str, Any]:
-    by = _listed(part["by"])
-    return {"method": "counts", "arguments": by, "options": ("--by", ",".join(by))}
-
-
-def _cell_states(part: Mapping[str, str]) -> dict[str, Any]:
-    return {"method": "cell_states", "arguments": (), "options": ("--cell-states",)}
-
-
-def _mean(part: Mapping[str, str]) -> dict[str, Any]:
-    by: Sequence[str] = _listed(part["by"]) if "by" in part else ()
+def _asked(part: Mapping[str, str]) -> dict[str, Any]:
+    """The method of a statistic, its arguments, and its options, from the parts of a line."""
+    kind, of, by = part["kind"], part.get("of", ""), _listed(part["by"]) if "by" in part else ()
     grouped = ("--by", ",".join(by)) if by else ()
-    arguments = (part["of"], list(by)) if by else (part["of"],)
-    return {"method": "means", "arguments": arguments, "options": ("--mean", part["of"], *grouped)}
-
-
-def _quantiles(part: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        wanted = [float(each) for each in part["at"].split(",")]
-    except ValueError:
-        raise InvalidInput(f"quantiles are at numbers between 0 and 1, got {part['at']!r}") from None
-    option = f"{part['of']}:{','.join(f'{each:g}' for each in wanted)}"
-    return {"method": "quantiles", "arguments": (part["of"], wanted), "options": ("--quantiles", option)}
-
-
-def _regression(part: Mapping[str, str]) -> dict[str, Any]:
-    on = _listed(part["by"])
-    options = ("--regress", f"{part['of']}~{'+'.join(on)}")
-    return {"method": "regression", "arguments": (part["of"], list(on)), "options": options}
-
-
-def _marginals(part: Mapping[str, str]) -> dict[str, Any]:
+    if kind == "counts":
+        return {"method": kind, "arguments": by, "options": grouped}
+    if kind == "cell states":
+        return {"method": "cell_states", "arguments": (), "options": ("--cell-states",)}
+    if kind == "mean":
+        return {"method": "means", "arguments": (of, list(by)) if by else (of,), "options": ("--mean", of, *grouped)}
+    if kind == "regression":
+        return {"method": kind, "arguments": (of, list(by)), "options": ("--regress", f"{of}~{'+'.join(by)}")}
+    if kind == "quantiles":
+        try:
+            wanted = [float(each) for each in part["at"].split(",")]
+        except ValueError:
+            raise InvalidInput(f"quantiles are at numbers between 0 and 1, got {part['at']!r}") from None
+        option = f"{of}:{','.join(f'{each:g}' for each in wanted)}"
+        return {"method": kind, "arguments": (of, wanted), "options": ("--quantiles", option)}
     if "up_to" in part:
-        up_to = part["up_to"]
-        return {
-            "method": "marginals",
-            "arguments": (),
-            "named": {"up_to": int(up_to)},
-            "options": ("--marginals", up_to),
-        }
+        named = {"up_to": int(part["up_to"])}
+        return {"method": kind, "arguments": (), "named": named, "options": ("--marginals", part["up_to"])}
     tables = tuple(_listed(table) for table in part["tables"].split(";"))
     option = ";".join(",".join(table) for table in tables)
-    return {"method": "marginals", "arguments": tables, "options": ("--marginals", option)}
-
-
-_STATISTICS = {
-    "counts": _counts,
-    "cell states": _cell_states,
-    "mean": _mean,
-    "quantiles": _quantiles,
-    "regression": _regression,
-    "marginals": _marginals,
-}
+    return {"method": kind, "arguments": tables, "options": ("--marginals", option)}

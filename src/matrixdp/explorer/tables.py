@@ -1,4 +1,4 @@
-"""A table as the page is told of it: its domain, whom it protects, and rows that stand in for private ones."""
+"""What is public about a table: its domain, whom it protects, and synthetic rows in place of private ones."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class About:
 
     Attributes:
         domain: the TOML file of its domain.
-        unit: the column of ids whose owners are protected; none protects each row.
+        unit: the column of ids whose owners are protected; None protects each row by itself.
         contributions: how many rows of a unit count.
-        shown: the name under which snippets have the domain; its own by default.
+        shown: the name of the domain's file in snippets; its path by default.
     """
 
     domain: Path
@@ -52,10 +52,10 @@ class About:
         )
 
     def made(self, rows: int) -> Table:
-        """A table of so many made rows, spread evenly over the domain by a fixed generator: nothing in it is private.
+        """A table of this many synthetic rows, uniform over the domain, from a fixed seed: nothing in it is private.
 
         It has the same sets, labels and noise as the private one. Errors of means, quantiles and regressions depend on
-        the rows, and are then those for such rows.
+        the rows; the private ones may have others.
         """
         if not 1 <= rows <= MOST_ROWS:
             raise InvalidInput(f"rows must be 1 to {MOST_ROWS}, a public guess of how many the table has; got {rows}")
@@ -83,7 +83,7 @@ class About:
 
 
 def _cells(column: Column, rows: int, rng: np.random.Generator) -> list[Any]:
-    """Cells that a column knows, each as likely as the others."""
+    """Random cells with values that the column knows, all equally likely."""
     if isinstance(column, Categorical):
         return [column.values[place] for place in rng.integers(len(column.values), size=rows)]
     if isinstance(column, Boolean):
@@ -97,7 +97,7 @@ def _cells(column: Column, rows: int, rng: np.random.Generator) -> list[Any]:
 
 @dataclass(frozen=True)
 class ErrorBars:
-    """How far the numbers of a release lie from those without noise.
+    """How far the numbers of a release may be from those without noise.
 
     Attributes:
         numbers: how many numbers are published.
@@ -113,17 +113,17 @@ class ErrorBars:
 
 
 def error_bars(statistic: Statistic, answer: TableAnswer, prepared: PreparedTable) -> ErrorBars:
-    """The error bars of a release of made rows, without noise where that is not needed to find them.
+    """The error bars of a release of synthetic rows; noise is drawn only if they depend on it.
 
     Args:
         statistic: what is released.
-        answer: its answer from made rows.
+        answer: its answer from synthetic rows.
         prepared: the same, prepared for a budget.
     """
     certificate: Certificate = prepared.prepared.certificate
     value = np.asarray(answer.value)
     release = Release(value.astype(float), certificate, certificate.law, on_grid=value.dtype.kind in "iu")
-    searched = isinstance(certificate.law, QuantileSearch)  # whose counts are those around what was found
+    searched = isinstance(certificate.law, QuantileSearch)  # it counts around the quantiles that it found
     columns = (prepared.release() if searched else prepared.outcome(release)).columns(LEVEL)
     halves = (np.asarray(columns["high"], dtype=float) - np.asarray(columns["low"], dtype=float)) / 2
     unit = "rows" if statistic.method in ("counts", "marginals") else "cells"

@@ -1,7 +1,7 @@
 """Federated learning with any noise law: horizontal (clients share the attributes) and vertical (they share records).
 
 The privacy logic does not depend on Flower and runs without it; the Flower apps are `matrixdp.federated.horizontal` and
-`matrixdp.federated.vertical`. `matrixdp.federated.central` is for any Flower strategy, with a server that is trusted.
+`matrixdp.federated.vertical`. `matrixdp.federated.central` works with any Flower strategy and needs a trusted server.
 """
 
 from matrixdp import _extras

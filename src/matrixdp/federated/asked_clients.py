@@ -1,7 +1,7 @@
-"""Who was asked in which round, in a file: written before anyone is asked, so that a server that dies forgets nobody.
+"""A file of the clients asked in each round, written before they are asked, so that a server crash loses none.
 
-A round that was asked but not finished has released nothing, and is begun again; those asked at either time count as
-asked in it. The file is a `streams.state.State`: mode 0600, refused when it is a copy or was put back.
+A round that was begun but not finished has released nothing, and is begun again; clients asked in either attempt count
+as asked in it. The file is a `streams.state.State`: mode 0600, refused when it is a copy or an older state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class AskedClients:
 
     Args:
         path: the file; it is created if there is none.
-        setting: what fixes the rounds; another one is refused.
-        origin: of the ledger that is charged; None without one. It must stay the same.
-        moved: the file was moved on purpose, and the original is gone for good.
+        setting: the settings of the rounds; a file with other settings is refused.
+        origin: the identity of the ledger that is charged, which must stay the same; None without a ledger.
+        moved: the file was moved on purpose, and the original no longer exists.
     """
 
     def __init__(self, path: Path, setting: Mapping[str, Any], origin: str | None, *, moved: bool = False) -> None:
@@ -33,17 +33,17 @@ class AskedClients:
         if known != text or charged != origin:
             raise InvalidInput(
                 f"the rounds in {path} were begun with other settings, another file of noise, or another ledger; use "
-                "those, or another state for rounds of their own"
+                "those, or another state for new rounds"
             )
 
     def rounds(self) -> list[list[int]]:
-        """Who was asked, round by round."""
+        """The clients asked, round by round."""
         with self._state.transaction() as connection:
             rows = connection.execute("SELECT fingerprint FROM days ORDER BY number").fetchall()
         return [json.loads(row) for (row,) in rows]
 
     def write(self, number: int, clients: Collection[int]) -> None:
-        """Adds those who are asked in a round, from 1."""
+        """Adds the clients asked in a round; rounds are numbered from 1."""
         with self._state.transaction() as connection:
             known = connection.execute("SELECT fingerprint FROM days WHERE number = ?", (number,)).fetchone()
             asked = {*clients, *(json.loads(known[0]) if known else ())}

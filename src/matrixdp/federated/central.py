@@ -5,14 +5,14 @@
     strategy = central.PrivateStrategy(FedAdam(), privacy, ledger=ledger)
     strategy.start(grid, initial_arrays, num_rounds=50, evaluate_fn=accuracy)      # in the main function of a ServerApp
 
-The wrapper chooses whom to ask, clips what they send, and adds noise to their mean; see `trusted_server` for what holds
-and who is trusted. The wrapped strategy sees one reply per round, the private mean, so whatever it does with it is
-post-processing. Its own choice of clients is not used, nor are weights and metrics of clients, which are private: use
-`evaluate_fn`, with public records.
+The wrapper chooses the clients of a round, clips their updates, and adds noise to the sum; see `trusted_server` for the
+guarantee and who is trusted. The wrapped strategy sees one reply per round, the private mean, so whatever it does with
+it is post-processing. Its own choice of clients is not used. Nor are weights and metrics of clients, which would reveal
+private data: use `evaluate_fn`, with public records.
 
-With unit "record", clients send gradients: `gradient_app` in place of the ClientApp, and as many rounds as steps. The
-private mean is then a step of size 1 against the mean gradient, from which FedAvgM(server_learning_rate=2.0) makes a
-step of SGD, and FedAdam one of Adam.
+With unit "record", clients send gradients: use `gradient_app` as the ClientApp, and one round per step. The private
+mean is then minus the noisy mean gradient: FedAvgM(server_learning_rate=2.0) makes it a step of SGD at rate 2, FedAdam
+one of Adam.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from matrixdp import _check
 from matrixdp._check import Array as Numbers
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.federated.central_privacy import CentralGuarantees, CentralPrivacy
 from matrixdp.federated.flower import (
     FAILED,
@@ -49,6 +49,7 @@ from matrixdp.federated.flower import (
     made_once,
     numbers,
     private_reply,
+    report_round,
 )
 from matrixdp.federated.gradient_client import GradientClient
 from matrixdp.federated.local_training import cross_entropy
@@ -66,8 +67,8 @@ class CentralRound:
         number: from 1.
         asked: the clients that were asked.
         updates: how many updates were used.
-        refused: why the others were not, by client.
-        clipped: the clients whose updates were too long, which the mod would have prevented.
+        refused: by client, why an update was not used.
+        clipped: the clients whose updates were too long; with the mod no update is.
     """
 
     number: int
@@ -86,16 +87,16 @@ class CentralRound:
 class PrivateStrategy(WrappedStrategy):
     """A Flower strategy that gets the private mean of each round in place of the clients' replies.
 
-    Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy makes of the means. It
-    must not ask clients itself, through the grid that it is given. An object is for one run.
+    Guarantee: that of `privacy`, for the models of all rounds, whatever the wrapped strategy computes from the means.
+    That strategy must not contact clients itself through the grid. Each object is for one run.
 
     Args:
-        strategy: of Flower, such as FedAvg or FedAdam, with fraction_train=1.
-        privacy: what was agreed.
+        strategy: a Flower strategy, such as FedAvg or FedAdam, with fraction_train=1.
+        privacy: the agreed settings.
         ledger: charged for all rounds, before the first client is asked.
-        note: what the ledger remembers; never data.
+        note: a note for the ledger; never data.
         series: the name of the run in the ledger, for a server that may be started again; see `TrustedServer`.
-        state: the same for separated rounds: a file, secret and on this machine.
+        state: the same for separated rounds: a secret file on this machine.
         wait: seconds to wait for new nodes to say which client they are.
         on_round: called with a CentralRound after every round.
     """
@@ -124,20 +125,30 @@ class PrivateStrategy(WrappedStrategy):
 
     @property
     def guarantees(self) -> CentralGuarantees:
-        """What all rounds guarantee together; known when the first has begun."""
+        """The guarantee of all rounds together; known once they have begun."""
         if self._server is None:
-            raise InvalidInput("the guarantees are known when the first round has begun")
+            raise InvalidInput("the guarantees are known when the rounds have begun")
         return self._server.guarantees
 
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *arguments: Any, **settings: Any
     ) -> Result:
-        """Runs the strategy, as Flower's own; refuses more rounds than were planned before anything is spent."""
+        """Runs the strategy, as Flower's `start`; refuses too many rounds before any client is asked."""
         if not _check.count("num_rounds", num_rounds) <= self.privacy.rounds:
             raise InvalidInput(f"num_rounds must be at most the {self.privacy.rounds} planned ones, got {num_rounds}")
         if self._server is not None:
             raise InvalidInput("this strategy was started before, and its rounds are paid for once; make another")
+        server = self._made(Layout(initial_arrays))
+        left = self.privacy.rounds - server.round
+        if not num_rounds <= left:  # now, not when they are used up, as the model of that run would be lost
+            raise BudgetExceeded(
+                f"num_rounds must be at most {left}, the rounds left of {self.privacy.rounds}, got {num_rounds}"
+            )
+        self._server = server
         return super().start(grid, initial_arrays, num_rounds, *arguments, **settings)
+
+    def _made(self, layout: Layout) -> TrustedServer:
+        return TrustedServer(self.privacy, layout.size, **self._charged)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -145,7 +156,7 @@ class PrivateStrategy(WrappedStrategy):
         """The messages of the wrapped strategy to the clients that are asked."""
         self._layout = Layout(arrays)
         if self._server is None:
-            self._server = TrustedServer(self.privacy, self._layout.size, **self._charged)
+            self._server = self._made(self._layout)
         self._token = config[ROUND] = f"{server_round}-{secrets.token_hex(16)}"
         made = {m.metadata.dst_node_id: m for m in self.strategy.configure_train(server_round, arrays, config, grid)}
         self._message = next(iter(made.values()), None)
@@ -155,7 +166,7 @@ class PrivateStrategy(WrappedStrategy):
         return [made[node] for node in self._asked]
 
     def _introduce(self, grid: Grid, nodes: set[int]) -> None:
-        """Asks nodes that are new which client they are; a client has one node, the last that has said so."""
+        """Asks new nodes which client they are; a client's node is the last one that named it."""
         new = nodes - set(self._nodes.values())
         content = RecordDict({"config": ConfigRecord({WHO: 1})})
         questions = [Message(content, node, MessageType.TRAIN, ttl=self._wait) for node in sorted(new)]
@@ -163,7 +174,7 @@ class PrivateStrategy(WrappedStrategy):
             try:
                 (metrics,) = reply.content.metric_records.values()
                 self._nodes[cast(int, metrics[CLIENT])] = reply.metadata.src_node_id
-            except Exception as error:  # one client must not end the run of all
+            except Exception as error:  # one client must not end the run for all
                 log(WARNING, "node %s is without the mod (%s)", reply.metadata.src_node_id, type(error).__name__)
 
     def aggregate_train(
@@ -188,7 +199,7 @@ class PrivateStrategy(WrappedStrategy):
         longest = self.privacy.largest * (1 + 1e-3) + 1e-5 * self._layout.norm
         clipped = tuple(client for client in used if _check.norm(updates[client]) > longest)
         done = CentralRound(server_round, tuple(self._asked.values()), len(used), refused, clipped)
-        self._tell(done, refused, "client", self._on_round)
+        report_round(done, refused, "client", self._on_round)
         content = private_reply(self.strategy, self._layout.moved(mean))
         return self._moved(server_round, [Message(content, reply_to=self._message)])
 
@@ -216,7 +227,7 @@ def gradient_app(
     Args:
         model: makes the network. The server sends its parameters as one array, "parameters" (`tensors.flat`).
         data: the inputs and labels of the client with this number, which is its `partition-id`.
-        privacy: what was agreed, with unit "record".
+        privacy: the agreed settings, with unit "record".
         loss: (outputs, labels) -> one value per record.
     """
 
@@ -234,11 +245,11 @@ def gradient_app(
 
 
 def clipping_mod(privacy: CentralPrivacy) -> Mod:
-    """A mod for a ClientApp: it clips the update, says which client this is, and sends nothing else of the reply.
+    """A mod for a ClientApp: it clips the update, adds the client's number, and drops the rest of the reply.
 
-    With unit "record", the app itself has clipped, and the arrays are sent as they are. Otherwise the server clips
-    again, and does not rely on it. The client's number is `partition-id` in its own settings (--node-config). Errors
-    are sent without their text, and only training is answered: metrics are private.
+    With unit "record", the app itself clips, and the arrays are sent unchanged. With unit "client" the server clips
+    again, and does not rely on the mod. The client's number is `partition-id` in its own settings (--node-config).
+    Errors are sent without their text, and metrics are not sent, because they would reveal private data.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

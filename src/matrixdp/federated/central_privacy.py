@@ -1,4 +1,4 @@
-"""What clients and a trusted server agree on, in public, and what it guarantees; `trusted_server` says why."""
+"""The public settings of clients and a trusted server, and their guarantee; `trusted_server` has the proof."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.noise import line
 from matrixdp.learn.layers.rounding import gamma, sum_error
 from matrixdp.sensitivity import Participation
 
 _UNIT = 2.0**-53
-_SLACK = 1 + 1e-6  # more than rounding adds to the norm of an honest sum
+_SLACK = 1 + 1e-6  # exceeds what rounding adds to the norm of an honest sum
 _CHANGE: dict[str, str] = {
     ADD_REMOVE: "one {unit} added or removed",
     ZERO_OUT: "the updates of one {unit} replaced by zero",
@@ -29,7 +29,7 @@ _TRUSTED = {
 
 @dataclass(frozen=True)
 class CentralGuarantees:
-    """The epsilon of all published models together, for one unit of privacy: a client with all its records, or one."""
+    """The epsilon of all published models together, per unit of privacy: a client with all its records, or a record."""
 
     epsilon: float
     delta: float
@@ -52,9 +52,9 @@ class CentralGuarantees:
 class CentralPrivacy:
     """The privacy of rounds at a trusted server; all of it is public. The unit of privacy is a client, or a record.
 
-    Guarantee: for a client, or for a record of a client that does as it should: the models of all rounds together keep
-    the budget, adjacency add/remove, or zero-out with `separation`, against everyone but the server. What holds and why
-    is at the top of `trusted_server`.
+    Guarantee: the models of all rounds together keep the budget for each client, or each record of an honest client,
+    against everyone but the server and the network. The adjacency is add/remove, or zero-out with `separation`. The
+    proof is at the top of `trusted_server`.
     Source: mcmahan2018learning, algorithm 1, with a fixed denominator, for sampled rounds; denisov2022improved and
         choquette2023amplified for separated ones; abadi2016deep, algorithm 1, for records.
     Deviates: (1) one clip for the whole update; (2) equal weights, as the number of records of a client is private; (3)
@@ -63,14 +63,14 @@ class CentralPrivacy:
     Args:
         budget: for all rounds together.
         rounds: the number of rounds.
-        clients: how many clients there are at most, numbered from 0.
+        clients: the largest number of clients, numbered from 0.
         clip: the largest norm of a client's update, or of a record's gradient; longer ones are shortened.
         unit: "client" or "record".
-        records: with unit "record", how many records a client has at most.
+        records: with unit "record", the largest number of records of a client.
         sampling_rate: the probability with which a round asks a client, or a client takes a record.
-        separation: the least number of rounds from one to the next in which the same client is asked; noise is then
-            correlated over the rounds, and there is no sampling.
-        times: with `separation`, how often a client is asked at most; by default as often as it fits.
+        separation: the least distance between two rounds that ask the same client; noise is then correlated over the
+            rounds, and there is no sampling.
+        times: with `separation`, the most rounds that ask one client; by default as many as `separation` allows.
         mechanism: with `separation`, "auto" or the name of a mechanism over time, such as "banded" or "toeplitz".
 
     Example:
@@ -93,8 +93,7 @@ class CentralPrivacy:
     mechanism: str = "auto"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
+        checked_budget(self.budget)
         _check.count("rounds", self.rounds)
         _check.count("clients", self.clients)
         _check.length("clip", self.clip)
@@ -122,19 +121,19 @@ class CentralPrivacy:
 
     @property
     def cohort(self) -> float:
-        """The denominator: how many units a round has on the average, or at most where rounds are separated."""
+        """The denominator of the mean: the expected number of units per round; in separated rounds the largest."""
         if self.separation is None:
             return self.sampling_rate * self.clients * (self.records or 1)
         return -(-self.clients // self.separation)
 
     @property
     def largest(self) -> float:
-        """The largest norm of what a client adds to the sum of a round."""
+        """The largest norm of a client's contribution to the sum of a round."""
         return self.clip if self.records is None else self.clip * self.records * _SLACK
 
     @property
     def radius(self) -> float:
-        """How far one unit moves the sum of a round as computed."""
+        """The l2 sensitivity of the computed sum of a round to one unit, rounding included."""
         own = 1.0 if self.records is None else 1 + 2 * sum_error(self.records)
         return self.clip * own + 2 * self.clients * gamma(self.clients + 1, _UNIT) * self.largest
 
@@ -148,7 +147,7 @@ class CentralPrivacy:
         return Participation(self.radius, separation=self.separation, times=times, adjacency=ZERO_OUT)
 
     def clipped(self, update: Array) -> Array:
-        """An update, of finite numbers, inside the ball, in double precision; the sum of a client as it is."""
+        """A finite update clipped to the ball, in double precision; with unit "record", a client's sum unchanged."""
         values = np.asarray(update, dtype=np.float64)
         if self.unit == "record":
             return values

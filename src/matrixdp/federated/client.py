@@ -2,10 +2,10 @@
 
 There are two units of privacy, each with its own kind of uploads:
 
-- `ClientLevel`: the client's whole data set is replaced. The update of the local epochs is clipped to a known box or
-  ball; noise calibrated to that set hides the client as a whole, and with it each of its records.
-- `RecordLevel`: one record of the client changes. Local training by DP-SGD gives this, and its result may be sent as it
-  is; it guarantees nothing for the client as a whole. Its noise may be correlated over the client's own steps.
+- `ClientLevel`: neighbours differ in the whole dataset of a client. The update of the local epochs is clipped to a
+  known box or ball. Noise calibrated to that set hides the client as a whole, and with it each of its records.
+- `RecordLevel`: neighbours differ in one record of a client. The client trains by DP-SGD and sends the result without
+  further noise; there is no guarantee for the client as a whole. Noise may be correlated over the client's own steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from matrixdp import _check
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT
-from matrixdp.budget import Budget
-from matrixdp.errors import InvalidInput
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.federated.local_training import LocalTraining
 from matrixdp.federated.noise import line
 from matrixdp.federated.participant import Arrays, Charge, Declined, Participant, Stored
@@ -65,18 +64,18 @@ class Guarantees:
 
 
 class Upload(Protocol):
-    """How one client makes its uploads: the charge of each, and the work before and after it is paid."""
+    """How one client makes its uploads: the charge of each, and the work before and after the spend."""
 
     guarantees: Guarantees
 
     def charge(self, run: str, number: int) -> Charge:
-        """The charge of one upload; the same again where one charge pays for several."""
+        """The charge of one upload; the same charge again where it covers several."""
 
     def compute(self, parameters: Tensor, state: Arrays) -> Tensor:
-        """The work before the spend, from the global model; whether it fails must not depend on the records."""
+        """The work before the spend, from the global model; it must not fail in a way that depends on the records."""
 
     def draw(self, value: Tensor) -> tuple[Tensor, Arrays]:
-        """The upload, from the result of `compute`, and the state that the next one needs, which is never sent."""
+        """The upload, from the result of `compute`, and the state for the next upload, which is never sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +88,8 @@ class UploadPrivacy(ABC):
         clip: the bound on what is clipped: the update (client-level) or the gradient of a record (record-level).
         norm: "linf" bounds every entry by `clip`, "l2" the Euclidean norm.
         mechanism: the mechanism's name.
-        by_layer: draw noise for each parameter tensor as a matrix of its own (weights as outputs x rest), instead of
-            for all parameters as one vector.
+        by_layer: draw noise for each parameter tensor as a separate matrix (weights as outputs x rest), instead of for
+            all parameters as one vector.
         options: options of the mechanism.
     """
 
@@ -103,8 +102,7 @@ class UploadPrivacy(ABC):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(self.budget).__name__}")
+        checked_budget(self.budget)
         _check.count("rounds", self.rounds)
         _check.length("clip", self.clip)
         _check.choice("norm", self.norm, ("linf", "l2"))
@@ -112,14 +110,14 @@ class UploadPrivacy(ABC):
     @property
     @abstractmethod
     def adjacency(self) -> str:
-        """What neighbours are."""
+        """The adjacency of the guarantee."""
 
     def _ball(self, radius: float) -> Entrywise | Frobenius:
         return (Entrywise if self.norm == "linf" else Frobenius)(radius, adjacency=self.adjacency)
 
     @abstractmethod
     def check(self, model: nn.Module) -> None:
-        """Raises what is wrong with these settings, or with such a model, whatever the records are."""
+        """Raises an error if these settings, or such a model, cannot work for any records."""
 
     @abstractmethod
     def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
@@ -135,7 +133,7 @@ class Client:
         model: the network; the server must have the same.
         inputs: the client's records; refused if they are not finite.
         labels: one per record.
-        training: what the client does with them in a round.
+        training: the local training of a round.
         privacy: ClientLevel or RecordLevel.
         folder: the client's own folder, with its ledger and last replies.
 

@@ -27,12 +27,12 @@ from matrixdp.sensitivity import Sensitivity
 class ClientLevel(UploadPrivacy):
     """Uploads that hide the client as a whole; the settings are those of `UploadPrivacy`, and `size`.
 
-    Guarantee: client-level, adjacency replace: all uploads of a client together keep the budget, for any two data
-    sets of that client; hence record-level with the same numbers, as replacing a record replaces the data set.
-    Copies of its records at other clients are covered by the guarantees of those clients alone.
+    Guarantee: client-level, adjacency replace: all uploads of a client together keep the budget, for any two datasets
+    of that client. It holds at record-level with the same numbers, as replacing a record replaces the dataset.
+    Copies of its records at other clients are covered only by the guarantees of those clients.
     Source: yang2023matrix, section 8.2, type I: clipping of the accumulated update by its l-infinity norm.
     Deviates: (1) exact composition over the rounds instead of a theorem for any mechanism, and no amplification by
-        sampling, as local batches hide nothing of a whole data set; (2) noise of any law in the registry.
+        sampling, as sampling local batches does not hide a whole dataset; (2) noise of any law in the registry.
 
     Args:
         size: "exact" sizes Gaussian noise by its certificate; "published" as the mechanism's theorem states, which may
@@ -64,12 +64,12 @@ class ClientLevel(UploadPrivacy):
 
     @property
     def adjacency(self) -> str:
-        """The whole data set of a client is replaced."""
+        """Replace: the whole dataset of a client is replaced."""
         return REPLACE
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """The differences between the clipped updates of two data sets."""
+        """The differences between the clipped updates of two datasets."""
         return self._ball(2 * self.clip)
 
     def noise(self, model: nn.Module) -> ParameterNoise:
@@ -83,7 +83,7 @@ class ClientLevel(UploadPrivacy):
         """
         check_model(model)
         shapes = [tuple(p.shape) for p in trainable(model)]
-        # bounds on the entries compose over the layers; one norm of the whole update is shared by them
+        # with linf each layer has its own box, so the layers compose; an l2 norm is shared by all layers
         parts = len(shapes) if self.by_layer and self.norm == "linf" else 1
         each = budget_of_each(self.budget, self.rounds * parts)
         norm = self.clip * (math.sqrt(sum(p.numel() for p in trainable(model))) if self.norm == "linf" else 1.0)
@@ -96,7 +96,7 @@ class ClientLevel(UploadPrivacy):
         return noise
 
     def clipped(self, update: Tensor) -> Tensor:
-        """The update inside its box or ball, whatever it was: entries that are not numbers become zero."""
+        """The update clipped to its box or ball; NaN becomes zero, and with l2 any update that is not finite."""
         if self.norm == "linf":
             return torch.nan_to_num(update, nan=0.0).clamp(-self.clip, self.clip)
         largest = self.clip * (1 - 1e-6)  # the share exceeds what rounding to single precision adds
@@ -107,7 +107,7 @@ class ClientLevel(UploadPrivacy):
         return (precise * min(1.0, largest / norm) if norm > 0 else precise).to(update.dtype)
 
     def check(self, model: nn.Module) -> None:
-        """Raises what `noise` raises."""
+        """Raises the errors of `noise`."""
         self.noise(model)
 
     def upload(self, model: nn.Module, training: LocalTraining, inputs: Tensor, labels: Tensor) -> Upload:
@@ -136,7 +136,7 @@ class _ClippedUpload:
         try:
             update = self.training.update(self.model, self.inputs, self.labels)
         except Exception as error:
-            # whether it fails may depend on the records, and no noise would hide that: it counts as no update
+            # whether it fails may depend on the records, and no noise would hide that: the update counts as zero
             logging.getLogger(__name__).error("local training failed (%s); noise alone is sent", _check.origin(error))
             update = torch.zeros_like(flat(self.model))
         return self.privacy.clipped(update)

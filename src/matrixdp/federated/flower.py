@@ -1,4 +1,4 @@
-"""What the Flower apps share: requests, replies without private text, arrays, and the participants of a process."""
+"""What the Flower apps share: requests, replies without private text, arrays, and making participants once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from matrixdp._check import Array as Numbers
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.participant import Arrays, Declined
 
-POLL = 0.1  # seconds between two looks for replies
+POLL = 0.1  # seconds between two polls for replies
 FAILED = "an error, see the log of this participant"
 DECLINED = int(ErrorCode.MOD_FAILED_PRECONDITION)
 
@@ -29,7 +29,7 @@ Answer = Callable[[Context, Arrays, Mapping[str, Any]], Arrays]
 
 
 def made_once(count: int, make: Callable[[int], T]) -> Callable[[Context], T]:
-    """Gives the participant of a context: one of `count`, which a process makes once, when it is first asked.
+    """Maps a context to its participant, one of `count`; each process makes it once, at the first request.
 
     Its number is in the participant's own settings (--node-config), which the server cannot change.
     """
@@ -50,10 +50,10 @@ def made_once(count: int, make: Callable[[int], T]) -> Callable[[Context], T]:
 
 
 def handler(answer: Answer) -> Callable[[Message, Context], Message]:
-    """Flower's handler of a request, from a function of context, arrays and settings; it replies or refuses.
+    """Flower's handler of a request, from a function of context, arrays and settings.
 
     Flower sends the text of an exception to the server, so no exception leaves the handler. A reply has the form that
-    Flower's strategies expect, with the same weight for all; a refusal is an error, which they leave out.
+    Flower's strategies expect, with the same weight for all; a refusal is an error, which they skip.
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -83,7 +83,7 @@ def _arrays(message: Message) -> Arrays:
 
 
 def numbers(record: ArrayRecord) -> Arrays:
-    """The arrays of a record, as NumPy's."""
+    """The arrays of a record, as NumPy arrays."""
     return {name: array.numpy() for name, array in record.items()}
 
 
@@ -119,7 +119,7 @@ def ask(
         contents: the request to each node.
         group: the name of these messages in Flower's logs.
         timeout: seconds to wait at most; later replies are ignored, and messages not yet delivered expire.
-        enough: after this many replies with arrays, the others are waited for no longer than `patience`.
+        enough: after this many replies with arrays, wait for the others no longer than `patience`.
         patience: in seconds; None for the whole timeout.
         late: nodes that are asked like the others, but not waited for.
         kind: Flower's type of message.
@@ -173,9 +173,18 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def private_reply(strategy: Strategy, arrays: ArrayRecord) -> RecordDict:
-    """The content of a reply to a strategy: arrays, and the same weight for all."""
+    """The content of a reply to a strategy: arrays, and a weight that is the same for all."""
     weight = str(getattr(strategy, "weighted_by_key", "num-examples"))
     return RecordDict({"arrays": arrays, "metrics": MetricRecord({weight: 1.0})})
+
+
+def report_round(done: T, refused: Mapping[int, str], whose: str, on_round: Callable[[T], None] | None) -> None:
+    """Logs a round and why replies were not used, and calls `on_round`."""
+    log(INFO, "%s", done)
+    for name, reason in refused.items():
+        log(WARNING, "  %s %s: %s", whose, name, reason)
+    if on_round is not None:
+        on_round(done)
 
 
 class Refused(Exception):
@@ -183,10 +192,10 @@ class Refused(Exception):
 
 
 class WrappedStrategy(Strategy):
-    """A Flower strategy around another one, which asks clients for training alone: what else they said is not private.
+    """A Flower strategy around another one, which asks clients only to train: other replies would not be private.
 
     Args:
-        strategy: of Flower, such as FedAvg or FedAdam.
+        strategy: a Flower strategy, such as FedAvg or FedAdam.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -209,7 +218,7 @@ class WrappedStrategy(Strategy):
         self.strategy.summary()
 
     def _read(self, reply: Message, read: Callable[[Message], T], refused: dict[int, str], name: int) -> T | None:
-        """What a reply holds; None where it cannot be used, with the reason in `refused`."""
+        """The content of a reply; None if it cannot be used, with the reason in `refused`."""
         try:
             return read(reply)
         except Refused as reason:
@@ -219,17 +228,9 @@ class WrappedStrategy(Strategy):
         return None
 
     def _moved(self, server_round: int, replies: list[Message]) -> tuple[ArrayRecord | None, None]:
-        """What the wrapped strategy makes of the replies that it is given, in the types of the model."""
+        """The wrapped strategy's arrays from these replies, in the dtypes of the model."""
         found, _ = self.strategy.aggregate_train(server_round, replies)
         return None if found is None else self._layout.restored(found), None
-
-    def _tell(self, done: Any, refused: Mapping[int, str], whose: str, tell: Callable[[Any], None] | None) -> None:
-        """Logs a round and the reasons of what was refused, and calls the caller's function."""
-        log(INFO, "%s", done)
-        for name, why in refused.items():
-            log(WARNING, "  %s %s %s", whose, name, why)
-        if tell is not None:
-            tell(done)
 
 
 class Layout:
@@ -270,7 +271,7 @@ class Layout:
             return self.flat(returned) - self._flat
 
     def update(self, returned: Arrays) -> Numbers:
-        """The same, where it is finite in the types of the model."""
+        """Returned arrays minus these; refused unless finite in the dtypes of the model."""
         found = self.difference(returned)
         if not np.all(np.abs(found) <= self._largest):
             raise Refused("sent parameters that are not finite")
@@ -287,7 +288,7 @@ class Layout:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in values.items()})
 
     def restored(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The arrays of a strategy, in these types: its averages turn counters into real numbers."""
+        """The arrays of a strategy in the dtypes of the model; counters, which averages would change, stay."""
         values = {name: arrays[name].numpy() if name in self._real else old for name, old in self._arrays.items()}
         types = {name: old.dtype for name, old in self._arrays.items()}
         return ArrayRecord({name: Array(np.asarray(array, dtype=types[name])) for name, array in values.items()})

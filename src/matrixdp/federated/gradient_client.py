@@ -25,15 +25,15 @@ class GradientClient:
 
     Guarantee: none for the sum itself, which has no noise: the server must be trusted with it. With one record more or
     less, the sum changes by norm at most `clip` (1 + 2 e), e = `sum_error(records)`, and only in rounds that sample the
-    record, each with a probability of at most `sampling_rate`, in secret. Model and loss cannot mix records, by
-    construction. They must not raise errors that depend on a record, as the round would then lack all others; those
-    that raise for numbers that are not finite are refused.
+    record. Each round samples it, in secret, with a probability of at most `sampling_rate`. Model and loss cannot mix
+    records, by construction. They must not raise errors that depend on a record, as such an error would drop all other
+    records from the round; those that raise for numbers that are not finite are refused.
 
     Args:
         model: the network; the server must have the same.
         inputs: the client's records; refused if they are not finite.
         labels: one per record.
-        privacy: what was agreed, with unit "record".
+        privacy: the agreed settings, with unit "record".
         loss: (outputs, labels) -> one value per record.
 
     Example:
@@ -74,6 +74,6 @@ class GradientClient:
         load(self.model, torch.from_numpy(np.array(parameters, dtype=np.float32)))
         (sample,) = PoissonSampler(len(self.inputs), self.privacy.sampling_rate, 1)
         self._gradients.zero()
-        with secret_randomness(self._gradients.flat.device):  # of dropout
+        with secret_randomness(self._gradients.flat.device):  # for dropout
             self._gradients.accumulate(self.inputs[sample], self.labels[sample])
         return -self._gradients.flat.cpu().numpy()

@@ -4,12 +4,12 @@
     server = horizontal.server_app(model, clients=5, rounds=20, evaluate=accuracy)
 
 Put both into a module and start it by `flwr run`; examples/federated_adult.py simulates both. Any strategy of
-Flower serves in place of `server_app`, as the updates are private when they are sent:
+Flower works in place of `server_app`, as the updates are private when they are sent:
 
     arrays = ArrayRecord({"parameters": Array(flat(model()).numpy())})
     CheckedStrategy(FedAdam()).start(grid, arrays, num_rounds=20)       # in the main function of a ServerApp
 
-A client sends its noisy update or declines, and nothing else: no loss, no number of records, no text of an error.
+A client sends its noisy update or declines, and nothing else: no loss, no number of records, no error text.
 Timing is not hidden. The client must trust the code of the app, which Flower delivers from the server.
 """
 
@@ -50,6 +50,7 @@ from matrixdp.federated.flower import (
     metrics_text,
     numbers,
     private_reply,
+    report_round,
     request,
 )
 from matrixdp.federated.local_training import LocalTraining
@@ -89,7 +90,7 @@ def client_app(
         model: makes the network; the same one as the server's.
         data: the inputs and labels of the client with this number, which is its `partition-id`.
         clients: the number of clients.
-        training: what a client does in a round.
+        training: the local training of a round.
         privacy: ClientLevel or RecordLevel, with the budget of each client.
         folder: where each client keeps its ledger and last replies, in a folder `client-NUMBER`; an absolute path.
     """
@@ -133,8 +134,8 @@ def server_app(
         clients: the number of clients.
         rounds: the number of rounds.
         min_replies: with fewer updates than this, a round leaves the model unchanged.
-        timeout: seconds to wait for the updates of a round. A client that did not reply in one round is asked again
-            in the next, but not waited for until it replies.
+        timeout: seconds to wait for the updates of a round. A client that did not reply is still asked in later rounds,
+            but no round waits for it until it has replied again.
         patience: seconds to wait for the others after `min_replies` updates; None for the whole timeout.
         wait: seconds to wait for the clients to connect.
         evaluate: metrics of the global model, on public records.
@@ -167,14 +168,9 @@ def server_app(
             silent = tuple(node for node in nodes if node not in replies)
             with torch.no_grad():
                 metrics = {} if evaluate is None else dict(evaluate(network.eval()))
-            done = Round(number, len(updates), declined, silent, metrics)
-            log(INFO, "%s", done)
-            for node, reason in declined.items():
-                log(WARNING, "  node %s: %s", node, reason)
+            report_round(Round(number, len(updates), declined, silent, metrics), declined, "node", on_round)
             if len(updates) < min_replies:
                 log(WARNING, "  fewer than %s updates: the model is unchanged", min_replies)
-            if on_round is not None:
-                on_round(done)
         if on_end is not None:
             on_end(network)
 
@@ -182,7 +178,7 @@ def server_app(
 
 
 def _usable(replies: Mapping[int, Reply], parameters: Vector) -> tuple[list[Vector], dict[int, str]]:
-    """The updates that can be used, and why others cannot."""
+    """The usable updates, and by node why others are not."""
     updates, declined, layout = [], {}, Layout(ArrayRecord({"parameters": Array(parameters)}))
     for node, reply in replies.items():
         try:
@@ -197,12 +193,12 @@ def _usable(replies: Mapping[int, Reply], parameters: Vector) -> tuple[list[Vect
 class CheckedStrategy(WrappedStrategy):
     """A Flower strategy for clients whose replies are private: those of `client_app`, or of any app with local noise.
 
-    What cannot be used is left out and named: errors, other shapes, numbers that are not finite. Weights are equal, and
-    metrics are neither asked for nor used, as they would not be private. It adds no noise and claims no privacy. One
-    client can still pull the mean anywhere; wrap FedMedian or FedTrimmedAvg where that matters.
+    Unusable replies are left out and reported: errors, other shapes, numbers that are not finite. Weights are equal;
+    metrics are neither requested nor used, as they would not be private. It adds no noise and claims no privacy. One
+    client can still move the mean arbitrarily; wrap FedMedian or FedTrimmedAvg where that matters.
 
     Args:
-        strategy: of Flower, such as FedAvg or FedAdam.
+        strategy: a Flower strategy, such as FedAvg or FedAdam.
         on_round: called with a Round after every round.
     """
 
@@ -230,7 +226,7 @@ class CheckedStrategy(WrappedStrategy):
                 usable.append(reply)
         answered = {reply.metadata.src_node_id for reply in usable} | set(declined)
         done = Round(server_round, len(usable), declined, tuple(n for n in self._asked if n not in answered), {})
-        self._tell(done, declined, "node", self._on_round)
+        report_round(done, declined, "node", self._on_round)
         return self._moved(server_round, usable)
 
     def _checked(self, reply: Message) -> ArrayRecord:

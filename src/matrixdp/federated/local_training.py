@@ -1,4 +1,4 @@
-"""What a client of horizontal federated learning does with its records in a round: SGD, or any torch optimizer."""
+"""The local training of a client in horizontal federated learning: SGD, or any torch optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LocalTraining:
         batch_size: records per batch, drawn without replacement.
         learning_rate: of SGD.
         momentum: of SGD; it starts at zero in every round.
-        optimizer: (parameters) -> an optimizer of torch, in place of SGD; its state starts anew in every round.
+        optimizer: (parameters) -> an optimizer of torch, in place of SGD; its state starts afresh in every round.
 
     Example:
         >>> import torch
@@ -84,7 +84,7 @@ class LocalTraining:
     def check(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         """Raises InvalidInput if training cannot work at all, such as for labels that the loss does not know.
 
-        To be called before the first request: errors of training are hidden from the server afterwards.
+        Call it before the first request: later, errors of training are hidden from the server.
         """
         batches = torch.split(torch.arange(len(inputs), device=inputs.device), self.batch_size)
         model.train()
@@ -101,10 +101,10 @@ class LocalTraining:
 def check_never_raises(
     model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor
 ) -> None:
-    """Raises InvalidInput if model or loss raise errors for some parameters.
+    """Raises InvalidInput if model or loss raise an error for parameters that are NaN, infinite or huge.
 
-    The server chooses the parameters, so it could search for records that lead to an error. Noise does not hide that a
-    batch failed, and one record's part in the failure cannot be bounded, so there must be no errors.
+    The server chooses the parameters, so it could look for parameters at which certain records lead to an error. Noise
+    does not hide that a batch failed, nor can one record's effect on a failure be bounded, so there must be no errors.
     """
     tried = copy.deepcopy(model).cpu().eval()  # after an error, a process may not be able to use its GPU any more
     for value in (math.nan, math.inf, 1e38):

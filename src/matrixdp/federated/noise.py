@@ -1,4 +1,4 @@
-"""How much noise each of many releases needs, so that all of them together keep one budget."""
+"""The noise that each of many releases needs, so that all of them together keep one budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = ("exact", "published")
 
 
 def budget_of_each(budget: Budget, releases: float) -> Budget:
-    """The same as a budget: the epsilon of one release at the budget's own delta."""
+    """The budget of each of `releases` releases: its epsilon at the delta of the whole budget."""
     epsilon = float(gaussian.epsilon(mu_of_each(budget, releases), budget.delta))
     if not epsilon > 0:
         raise InvalidInput(
@@ -33,14 +33,14 @@ def budget_of_each(budget: Budget, releases: float) -> Budget:
 
 
 def sized(law: NoiseLaw, sensitivity: Sensitivity, mu: float, size: str) -> tuple[NoiseLaw, Drawing]:
-    """A proposed law in the size that it will be drawn in, and how to draw it.
+    """The proposed law, rescaled as it will be drawn, and how to draw it.
 
     Args:
         law: what a mechanism proposes for the budget of one release.
         sensitivity: what a neighbour can change.
-        mu: what one release may have.
-        size: "exact" scales Gaussian noise until its certificate has this mu; "published" leaves what is more noise
-            than that as the mechanism proposes it.
+        mu: the largest mu of one release.
+        size: "exact" scales Gaussian noise until its certificate has this mu; "published" keeps the mechanism's own
+            scale where that is more noise.
     """
     if not isinstance(law, Gaussian):
         return law, drawing_for(law, sensitivity, None)
@@ -59,7 +59,7 @@ def with_norm_bound(mechanism: str, options: Mapping[str, Any], largest_norm: fl
 
 
 def check_total(mechanism: str, releases: Sequence[tuple[Certificate, int]], budget: Budget) -> Accountant:
-    """What all releases guarantee together; GuaranteeViolated unless that is the budget."""
+    """The accountant of all releases; raises GuaranteeViolated unless they keep the budget together."""
     total = Accountant()
     for certificate, count in releases:
         total.add(certificate, count)
@@ -68,13 +68,14 @@ def check_total(mechanism: str, releases: Sequence[tuple[Certificate, int]], bud
     if refuted or not delta <= budget.delta:
         raise GuaranteeViolated(
             f"{mechanism} {'rests on a theorem that is false' if refuted else f'does not keep {budget}'}: over all "
-            f"releases, delta at epsilon {budget.epsilon:g} is {delta:.3g}; use a Gaussian one, such as 'analytic'"
+            f"releases, delta at epsilon {budget.epsilon:g} is {rounded_up(delta, 3)}; use a Gaussian one, such as "
+            "'analytic'"
         )
     return total
 
 
 def line(epsilon: float | None, delta: float, span: str, change: str) -> str:
-    """A guarantee in words, with epsilon rounded up; None says that there is none."""
+    """A guarantee in words, with epsilon rounded up; None means no guarantee."""
     if epsilon is None:
         return f"none ({change})"
     return f"epsilon {rounded_up(epsilon, 5)} at delta {delta:g} over {span} ({change})"

@@ -1,4 +1,4 @@
-"""A participant's folder: its ledger, and its last reply in each run, so that every noisy reply is drawn and paid once.
+"""A participant's folder: its ledger and its last reply in each run, so that each reply is drawn and paid for once.
 
 The server may ask again (a lost connection, a restart), and the participant may be killed at any moment. A reply is
 made in this order, and each stage is on the disk before the next one begins:
@@ -6,11 +6,11 @@ made in this order, and each stage is on the disk before the next one begins:
     spend -> draw -> store the noisy reply -> send it
 
 A stored reply may have been sent, so the same request is answered with the same bytes. A spend without a stored reply
-means a crash in between: nothing was sent, so noise may be drawn anew under that spend. The steps of a run only go
-forward, so the last reply is all that has to be kept.
+means a crash in between: nothing was sent, so noise may be drawn again under that spend. The steps of a run only
+increase, so only the last reply has to be kept.
 
-That a request fails is an answer too, and may reveal something about the data. So what is done before the spend may
-fail only for what is in the request, and a step that fails after the spend is not tried again.
+A failure is also visible to the server, and may reveal something about the data. So the work before the spend may fail
+only because of the request, and a step that fails after the spend is not tried again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BEFORE = -1  # the step before the first: the run has begun, and nothing was rel
 
 
 class Declined(MatrixDPError):
-    """The participant does not answer this request, and nothing was released; the text says why, without any data.
+    """The participant refuses this request, and nothing was released; the text says why, without any data.
 
     Example:
         >>> import tempfile
@@ -69,8 +69,8 @@ class Declined(MatrixDPError):
 class Charge:
     """Releases to be paid for; the fields are the arguments of `Ledger.spend`.
 
-    The note begins with "run RUN ", so that everything that a run has spent can be found. Releases that were planned
-    together, in whatever runs they are made, have the name of a series and the planned number.
+    The note begins with "run RUN ", so that all spends of a run can be found. Releases that were planned together,
+    possibly over several runs, share the name of a series and the planned number.
     """
 
     note: str
@@ -81,7 +81,7 @@ class Charge:
     planned: int | None = None
 
     def pays_for(self, entry: Entry) -> bool:
-        """Whether the entry was made for this charge."""
+        """Whether the entry has the profile, count and sampling rate of this charge."""
         mine = (self.certificate.profile, self.certificate.total_variation, self.count, self.sampling_rate)
         return mine == (entry.profile, entry.total_variation, entry.count, entry.sampling_rate)
 
@@ -93,7 +93,7 @@ class Stored:
     Attributes:
         step: the last step that was answered, or BEFORE.
         reply: the reply to it.
-        state: what the participant keeps for itself, such as its own network; never sent.
+        state: the participant's own state, such as its network; never sent.
         failed: whether the step failed, in which case there is no reply.
     """
 
@@ -104,16 +104,16 @@ class Stored:
 
 
 class Participant:
-    """One participant: a folder of its own, with the ledger `budget.db` and one file per run.
+    """One participant, with its own folder: the ledger `budget.db` and one file per run.
 
     Guarantee: every noisy reply is charged to the ledger before its noise is drawn, and a charge pays for at most one
     reply per step, through crashes, retries and concurrent requests. The plans of all runs (noise, rounds and sampling
-    rates) must not depend on the replies of earlier runs. The folder is part of the guarantee: a run whose file is
-    missing or damaged is over, but a file restored to an earlier state is not detected.
+    rates) must not depend on the replies of earlier runs. The guarantee needs an intact folder: a run whose file is
+    missing or damaged cannot continue, but a file restored to an earlier state is not detected.
 
     Args:
         folder: created if it does not exist; nobody else may write to it.
-        budget: what this participant may spend over all runs; an existing ledger keeps its own.
+        budget: of this participant over all runs; it must be that of an existing ledger.
         adjacency: the adjacency of its certificates.
         timeout: seconds to wait while another request is being answered.
 
@@ -137,7 +137,7 @@ class Participant:
         self.folder = Path(folder).expanduser().resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            # the plan of a run fixes the noise of all its steps in advance
+            # not adaptive: the plan of a run fixes the noise of all its steps in advance
             self.ledger = Ledger(self.folder / "budget.db", budget, adjacency=adjacency, adaptive=False)
         except InvalidInput as reason:
             raise InvalidInput(
@@ -154,14 +154,14 @@ class Participant:
         compute: Callable[[Stored], Any],
         draw: Callable[[Any], Stored],
     ) -> Arrays:
-        """The reply to a request: made now or, if it was answered before, the stored one.
+        """The reply to a request: drawn now or, if the step was answered before, the stored one.
 
         Args:
             run: the run's name; letters, digits, dots and dashes.
-            step: a whole number, 0 or above, that only grows within a run.
-            charges: what this step costs. A charge whose note is in the ledger has been paid by an earlier step.
-            compute: from what is stored, the private value. Nothing is spent if it fails, so whether it fails must not
-                depend on the data.
+            step: a whole number, 0 or above, that only increases within a run.
+            charges: the costs of this step. A charge whose note is already in the ledger was paid by an earlier step.
+            compute: computes the private value from the stored state. Nothing is spent if it fails, so whether it fails
+                must not depend on the data.
             draw: adds the noise, after the spend; what it returns is stored, and its reply sent. If it fails, the spend
                 is lost and the step is not tried again.
 
@@ -193,7 +193,7 @@ class Participant:
             return drawn.reply
 
     def stored(self, run: str) -> Stored | None:
-        """What this participant has stored of a run; None if it has not taken part."""
+        """What is stored of a run; None if the participant has not taken part in it."""
         path = self._file(run)
         return _read(path) if path.exists() else None
 
@@ -218,7 +218,7 @@ class Participant:
         return unpaid
 
     def _check_affordable(self, charges: Sequence[Charge]) -> None:
-        """Declines before the work where the ledger is certain to refuse; the spend itself decides in all cases."""
+        """Declines before the work if the ledger is certain to refuse; otherwise the spend decides."""
         simple = all(c.certificate.mu is not None and c.sampling_rate == 1 and c.series is None for c in charges)
         squares = sum(c.count * (c.certificate.mu or 0.0) ** 2 for c in charges)
         if simple and charges and squares > self.ledger.remaining().mu ** 2 * (1 + 1e-6):
@@ -238,7 +238,9 @@ class Participant:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Holds the folder's lock: SQLite's, as it works on all systems and is released when the process dies."""
-        with closing(sqlite3.connect(self.folder / "lock.db", self._timeout, isolation_level=None)) as connection:
+        with closing(
+            sqlite3.connect(self.folder / "lock.db", timeout=self._timeout, isolation_level=None)
+        ) as connection:
             try:
                 connection.execute("BEGIN EXCLUSIVE")
             except sqlite3.OperationalError as reason:

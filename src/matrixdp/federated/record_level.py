@@ -1,17 +1,20 @@
-"""Uploads that hide each record of a client, and not the client as a whole: the client trains by DP-SGD.
+"""Uploads that hide each record of a client, but not the client as a whole: the client trains by DP-SGD.
 
-**Noise over time.** The steps that a client takes in all its rounds are one training, and what it sends is a running
-sum of them, so noise may be correlated over them (`learn.correlated_noise`). The steps are the client's own: a round in
-which it is not asked takes none, and each round takes whole epochs. So a record takes part as it does in a training on
-one machine, at every E-th step in a fixed order, E the steps per epoch; that the server chooses where a round begins is
-a choice in view of what was released, which the certificate allows. All rounds are charged together, before the first.
-The key and the noise of the last steps are stored with each reply, as no process need outlive a round.
+**Noise over time.** The steps of a client in all its rounds form one training, and its uploads are sums of them. So
+noise may be correlated over the steps (`learn.correlated_noise`). Only the client's own steps count: a round in which
+it is not asked has none, and each round has whole epochs. So a record takes part as in a training on one machine: in a
+fixed order at every E-th step, E the steps per epoch, or sampled in groups (`learn.time_plan`). The server chooses the
+parameters at which a round begins, which may depend on earlier releases; the certificate allows that. All rounds are
+charged together, before the first. The key and the noise of the last steps are stored with each reply, since a process
+may end after a round. So is a digest of the records: the steps of a record follow from its position, so all rounds need
+the same records in the same order.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import hmac
 import io
 from dataclasses import dataclass
 
@@ -31,6 +34,7 @@ from matrixdp.federated.tensors import check_model, device_of, flat, load, train
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import propose
+from matrixdp.learn.released_steps import content_of
 from matrixdp.learn.time_plan import ORDERS, is_over_time
 from matrixdp.learn.training import PrivateSGD
 from matrixdp.mechanisms import RECIPES
@@ -40,15 +44,16 @@ from matrixdp.mechanisms import RECIPES
 class RecordLevel(UploadPrivacy):
     """Uploads that hide each record of a client: the result of local DP-SGD; the settings are those of `UploadPrivacy`.
 
-    Guarantee: record-level, adjacency add/remove, or zero-out in a fixed order: all uploads of a client together keep
-    the budget when one of its records is added or removed, or when its gradients are replaced by zero; the number of
-    its records is public. Model and loss cannot mix records, by construction. No client-level guarantee. Model and loss
-    must not raise errors that depend on a record, since the server would learn of them; those that raise for numbers
-    that are not finite are refused.
+    Guarantee: record-level, adjacency add/remove, or zero-out in a fixed order. All uploads of a client together keep
+    the budget when one of its records is added or removed, or when its gradients are replaced by zero. The number of
+    its records is public. There is no client-level guarantee. Model and loss cannot mix records, by construction. They
+    must not raise errors that depend on a record, since the server would see them; those that raise for numbers that
+    are not finite are refused.
 
     Args:
         order: "sampled" (Poisson sampling), or "fixed" for a mechanism over time ("banded", "toeplitz",
-            "inverse-banded"): the client has the same batches in every epoch.
+            "inverse-banded"): the client has the same batches in every epoch. With a mechanism over time, its records
+            must be the same, in the same order, in every process of a run.
 
     Example:
         >>> import tempfile
@@ -84,7 +89,7 @@ class RecordLevel(UploadPrivacy):
         return ZERO_OUT if self.order == "fixed" else ADD_REMOVE
 
     def check(self, model: nn.Module) -> None:
-        """Raises what is wrong with these settings, or with such a model, as far as it shows without records."""
+        """Raises an error if these settings or such a model cannot work, as far as can be checked without records."""
         check_model(model)
         gradients = ClippedGradients(model, cross_entropy, clip=self.clip, norm=self.norm)
         if is_over_time(self.mechanism):  # its size depends on the number of steps, which the client knows
@@ -132,6 +137,7 @@ class _PrivateUpload:
         total = Accountant(privacy.adjacency)
         noise, planned = self.trainer.noise, self.steps * privacy.rounds
         self.over_time = noise.releases(planned) if isinstance(noise, CorrelatedNoise) else None
+        self.content = content_of(self.trainer.data, None) if self.over_time is not None else b""
         total.add(self.trainer.certificate, *(self.over_time or (planned, self.trainer.rate)))
         delta, rounds = privacy.budget.delta, privacy.rounds
         self.guarantees = Guarantees(delta, rounds, None, total.epsilon(delta), privacy.adjacency)
@@ -154,15 +160,20 @@ class _PrivateUpload:
         return parameters.to(device_of(self.model))
 
     def _resume(self, state: Arrays) -> None:
-        """Goes on from the stored step; where this process is at another one, what it would send is not paid for."""
+        """Continues from the stored step; declines if this process is at another step, which is not paid for."""
         taken = int(state.get("steps", 0))
+        if taken and not hmac.compare_digest(np.asarray(state.get("content", ())).tobytes(), self.content):
+            raise Declined(
+                "the client has other records than in the rounds before, or another order of them: a record could take "
+                "part more often than is paid for. Use the same ones, or take part in a new run"
+            )
         if taken and not self.trainer.steps:
             stored = io.BytesIO(np.asarray(state["training"]).tobytes())
             self.trainer.load_state_dict(torch.load(stored, weights_only=True))
         if taken != self.trainer.steps:
             raise Declined(
                 f"the client has stored {taken} steps and this process has taken {self.trainer.steps}: a round has "
-                "failed here, another process has answered one, or this is another run; start the client anew"
+                "failed here, another process has answered one, or this is another run; restart the client"
             )
 
     def draw(self, value: Tensor) -> tuple[Tensor, Arrays]:
@@ -175,4 +186,8 @@ class _PrivateUpload:
             return update, {}
         stored = io.BytesIO()
         torch.save(self.trainer.state_dict(), stored)
-        return update, {"steps": np.array(self.trainer.steps), "training": np.frombuffer(stored.getvalue(), np.uint8)}
+        return update, {
+            "steps": np.array(self.trainer.steps),
+            "training": np.frombuffer(stored.getvalue(), np.uint8),
+            "content": np.frombuffer(self.content, np.uint8),
+        }

@@ -1,4 +1,4 @@
-"""Networks and records as tensors: trainable parameters as one vector, and inputs and labels that are checked."""
+"""Networks and records as tensors: trainable parameters as one vector, and checked inputs and labels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises InvalidInput for a model that its trainable parameters, which are all that is sent, do not determine."""
+    """Raises InvalidInput unless the trainable parameters, which are all that is sent, determine the model."""
     if not trainable(model):
         raise InvalidInput("the model has no trainable parameters")
     refuse_batch_statistics(model, "updates")
@@ -65,7 +65,7 @@ def checked(name: str, values: Any, device: torch.device) -> Tensor:
 
 
 def checked_records(inputs: Any, labels: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The records of a client, with as many labels."""
+    """The checked records and labels of a client, of equal length."""
     x, y = checked("inputs", inputs, device), checked("labels", labels, device)
     if len(x) != len(y):
         raise InvalidInput(f"inputs and labels must be of equal length, got {len(x)} and {len(y)}")

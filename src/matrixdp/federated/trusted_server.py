@@ -1,32 +1,34 @@
 """Central differential privacy without Flower: a trusted server bounds what clients send and draws the noise once.
 
 **Who is trusted.** The server sees every update, and the network sees who is asked. The guarantee is for the models
-that the server publishes, against everyone who sees them, the other clients included. With unit "client", no client is
-trusted with anything but its own privacy: whatever it sends, its contribution lies in the ball of radius `clip`,
-because the server clips it. So a client that lies can waste a round; it cannot weaken the guarantee of another one. A
-client is a number: one that takes part under two numbers is two clients, and its own guarantee is that of a pair.
+that the server publishes, against everyone who sees them, including the other clients. With unit "client", no client
+has to be trusted: whatever it sends, its contribution is in the ball of radius `clip`, because the server clips it. So
+a dishonest client can spoil a round, but cannot weaken the guarantee of another client. Clients are identified by
+numbers: one that takes part under two numbers counts as two clients, and its guarantee is that of a group of two.
 
 **Rounds.** Round t publishes the noisy mean (sum_i u_i + noise) / m. The sum is over the clients that were asked and
-have answered, u_i is the clipped update, and m is public: how many clients a round asks on the average. A client that
-does not answer adds zero. This is within the guarantee, as zero lies in the ball, and m does not move.
+have answered, u_i is the clipped update, and m is public (`CentralPrivacy.cohort`). A client that does not answer adds
+zero. The guarantee covers this, as zero is in the ball, and m does not change.
 
-**Sampled rounds.** Each client is asked with probability `sampling_rate`, by a secret coin of its own. With one client
-more or less, the sum changes by norm at most `clip` in the rounds where its coin says so, and the coins of the others
-stay: this is the Poisson-sampled Gaussian mechanism, which the accountant composes exactly. A client whose coin says so
-but that is absent adds zero, so its probability to take part is at most the rate.
+**Sampled rounds.** Each client is asked with probability `sampling_rate`, by its own secret coin. With one client more
+or less, the sum changes by norm at most `clip` in the rounds where its coin selects it, and the coins of the others
+stay the same. This is the Poisson-subsampled Gaussian mechanism, which the accountant composes exactly. A selected
+client that is absent adds zero, so its probability to take part is at most the rate.
 
 **Records.** With unit "record", every round asks all clients. A client draws a Poisson sample of its own records, by
 secret coins, and sends the sum of their clipped gradients (`GradientClient`). With one record more or less, the sum of
-all clients changes by norm at most `clip` in the rounds where its coin says so: DP-SGD over the records of all clients,
-with the noise of one. The client samples and clips, so the guarantee of its records rests on its honesty, and on that
-of no other client. What others send may depend on all published models, but not on its coins. The server refuses what
-is not finite or longer than `records` gradients can be; no honest sum is, so a refusal says nothing about a record. A
-record that two clients have is two records.
+all clients changes by norm at most `clip` in the rounds where the record's coin selects it. This is DP-SGD over the
+records of all clients, with noise added once. The client samples and clips, so the guarantee of its records depends on
+its honesty, and on no other client's. What others send may depend on all published models, but not on its coins. The
+server refuses sums that are not finite or longer than `records` clipped gradients can be. No honest sum is refused, so
+a refusal reveals nothing about an honest client's records. A record held by two clients counts as two records.
 
 **Separated rounds.** The same client is asked at most `times` times, and at least `separation` rounds apart; the server
-enforces both. Stack the sums as rows of a matrix: one client changes rows as `Participation` says, and noise that is
+enforces both. Stack the sums as rows of a matrix: one client changes rows as `Participation` says. Noise that is
 correlated over the rounds, as in `streams`, has less error in the model, which is a running sum. Who is asked depends
 on who was asked before, so this compares a client with one that is asked in the same rounds and adds zero (zero-out).
+A round that was begun and not finished has no row: the next one takes its number, so that distances between rounds are
+distances between rows.
 
 **Rounding.** A norm of d numbers as computed is within (d + 4) v of the truth, relatively, v = 2^-53: hence the margin
 of `clipped`. A sum of n updates of norm at most B, in any order, has an error of at most gamma_n n B in norm, gamma_n =
@@ -35,11 +37,12 @@ its client by at most clip (1 + 2 e), e = `sum_error(records)`, and the sum of a
 This is the sensitivity that is certified.
 
 **Restarts.** A round is charged to the ledger before anyone is asked, and its noise is drawn after its replies are in,
-from fresh entropy, and never stored. So a server that is killed loses the round that it was in, and no noise serves
-twice. Sampled rounds are one series of the ledger: a new server under the same name has the rounds that are left.
-Separated rounds with a state have two files, and are charged under the identity of the one that has the key of the
-noise. FILE.asked names that identity. So if FILE is lost, the rounds do not begin anew under the charge for the first
-ones; if FILE.asked is lost after a round, who may be asked is not known, and nothing more is released.
+from fresh entropy, and never stored. So a server that is killed loses the current round, and no noise is used twice.
+Sampled rounds are one series of the ledger: a new server under the same name has the rounds that are left.
+Separated rounds with a state have two files: FILE with the key of the noise, under whose identity they are charged, and
+FILE.asked, which is made later and names that identity. So if FILE is lost, no new one is made, and the rounds do not
+start again under the old charge. If FILE.asked is lost after a round, it is unknown who may be asked, and nothing more
+is released.
 """
 
 from __future__ import annotations
@@ -69,25 +72,25 @@ from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.drawing import Drawing
 from matrixdp.sensitivity import Frobenius
 from matrixdp.streams import Stream
-from matrixdp.streams.state import checked_path
+from matrixdp.streams.state import State, checked_path
 
 
 class TrustedServer:
-    """The server: chooses whom a round asks, bounds what they send, and publishes their mean with noise.
+    """The server: chooses the clients of a round, bounds their updates, and publishes the noisy mean.
 
-    Guarantee: that of `privacy`, for everything that `finish` has returned as a mean. Its reports, and who was asked,
-    are for the server alone.
+    Guarantee: that of `privacy`, for all means that `finish` has returned. The reports, and who was asked, must stay on
+    the server.
 
     Args:
-        privacy: what was agreed.
-        size: how many numbers an update has.
+        privacy: the agreed settings.
+        size: the number of entries of an update.
         ledger: charged for all rounds before the first asks anyone, in units of `privacy.unit`.
-        note: what the ledger remembers; never data.
-        series: the name of this run in the ledger. A server that is made again with the same name and settings goes on
-            with the rounds that are left, from the last model that was published. Separated rounds: `state`.
-        state: for separated rounds, a file, secret and on this machine. A server that is made again with it goes on
-            after the last round that was finished; `published` has the means so far.
-        moved: the state was moved here on purpose, and the original is gone for good.
+        note: a note for the ledger; never data.
+        series: the name of this run in the ledger. A new server with the same name and settings continues with the
+            rounds that are left, from the last published model. Separated rounds use `state` instead.
+        state: for separated rounds, a secret file on this machine. A new server with it continues after the last
+            finished round; `published` returns the means so far.
+        moved: the state was moved here on purpose, and the original no longer exists.
 
     Example:
         >>> import numpy as np
@@ -123,17 +126,24 @@ class TrustedServer:
         if series is not None:
             self.round = sum(entry.count for entry in ledger.history() if entry.series == series)
         self._process = os.getpid()
+        path = checked_path(state)
+        asked_path = path and path.with_name(f"{path.name}.asked")
+        if path and asked_path and asked_path.exists() and not State(path).exists:
+            raise StreamError(
+                f"{path} is lost, and {asked_path.name} is there: its rounds are charged, and new noise would release "
+                "them again. Restore the file, or use another state for new rounds"
+            )
         self._noise: _EachRound | _OverRounds
         if privacy.participation is None:
             self._noise = _EachRound(privacy, self.size)
         else:
-            self._noise = _OverRounds(privacy, self.size, state, moved)
+            self._noise = _OverRounds(privacy, self.size, path, moved)
         rate = privacy.sampling_rate if privacy.unit == "client" else 1.0
         self._coins = iter(PoissonSampler(privacy.clients, rate, privacy.rounds))
-        self._asked_at: dict[int, list[int]] = {}  # the rounds in which a client was asked
+        self._asked_at: dict[int, list[int]] = {}  # the finished rounds in which a client was asked
         self._open: set[int] | None = None  # whom this round asks
         self._asked: AskedClients | None = None
-        key = None if state is None else self._resume(checked_path(state), ledger, moved)
+        key = None if asked_path is None else self._resume(asked_path, ledger, moved)
         total = Accountant()
         total.add(self.certificate, self._noise.releases, privacy.sampling_rate)
         delta, adjacency = privacy.budget.delta, str(self.certificate.adjacency)
@@ -141,18 +151,19 @@ class TrustedServer:
         if ledger is not None and privacy.separation is not None:
             ledger.spend(self.certificate, note=note, unit=privacy.unit, key=key)
 
-    def _resume(self, path: Path | None, ledger: Any, moved: bool) -> str:
-        """Takes up the rounds in a state; returns the key under which they are charged, once."""
-        assert path is not None
+    def _resume(self, path: Path, ledger: Any, moved: bool) -> str:
+        """Restores the rounds of a state, whose clients are in this file; returns the key of their one charge."""
         assert isinstance(self._noise, _OverRounds)
         origin = None if ledger is None else str(getattr(ledger, "origin", type(ledger).__name__))
-        identity = self._noise.identity
+        identity, self.round = self._noise.identity, self._noise.rounds
         setting = {"privacy": repr(self.privacy), "size": self.size, "stream": identity}
-        self._asked = AskedClients(path.with_name(f"{path.name}.asked"), setting, origin, moved=moved)
-        asked, self.round = self._asked.rounds(), self._noise.rounds
+        asked: list[list[int]] = []
+        if path.exists() or not self.round:
+            self._asked = AskedClients(path, setting, origin, moved=moved)
+            asked = self._asked.rounds()
         if not len(asked) >= self.round:
             raise StreamError(
-                f"{path}.asked was put back: it has fewer rounds than were released; nothing was released"
+                f"{path} is lost or an older state: it has fewer rounds than were released; nothing was released"
             )
         for number, clients in enumerate(asked[: self.round], start=1):
             for client in clients:
@@ -160,23 +171,28 @@ class TrustedServer:
         return f"federation-{identity}"
 
     def published(self, number: int) -> Array:
-        """The mean of a separated round that was finished, from 1; with a state, also by an earlier process."""
+        """The mean of a finished separated round, numbered from 1; with a state, also of an earlier process."""
         if not isinstance(self._noise, _OverRounds) or not _check.count("number", number) <= self._noise.rounds:
             raise InvalidInput(f"number must be that of a separated round that was finished, got {number!r}")
         return self._noise.step(number) / self.privacy.cohort
 
     @property
     def certificate(self) -> Certificate:
-        """Of one sampled round, for the units that it has; or of all separated rounds together."""
+        """The certificate of one sampled round, without amplification by sampling, or of all separated rounds."""
         return self._noise.certificate
 
     def choose(self, available: Collection[int]) -> list[int]:
-        """Begins a round; returns the clients to be asked, of those that are available.
+        """Begins a round; returns which of the available clients to ask.
+
+        A round that was begun and not finished has released nothing. A sampled round is used up nevertheless; a
+        separated round is begun again.
 
         Raises:
             BudgetExceeded: if all rounds were used, or the ledger refuses them; nobody is asked then.
         """
         self._check_process()
+        if isinstance(self._noise, _OverRounds):
+            self.round = self._noise.rounds  # a round that was not finished is begun again
         if not self.round < self.privacy.rounds:
             raise BudgetExceeded(
                 f"the budget ({self.privacy.budget}) was planned for {self.privacy.rounds} rounds, and all were used"
@@ -187,18 +203,16 @@ class TrustedServer:
         if self.privacy.separation is None:
             chosen = sorted(present & set(next(self._coins)))
         else:
-            # those that have waited longest
+            # clients that have waited longest come first
             ready = sorted(filter(self._is_ready, present), key=lambda n: (self._asked_at.get(n, [0])[-1], n))
             chosen = sorted(ready[: int(self.privacy.cohort)])
             if self._asked is not None:
                 self._asked.write(self.round, chosen)
-            for number in chosen:
-                self._asked_at.setdefault(number, []).append(self.round)
         self._open = set(chosen)
         return chosen
 
     def _charge(self) -> None:
-        """Marks a round as used; the first charges all of them as one block. Separated ones were charged before."""
+        """Marks a sampled round as used; the first charges all of them. Separated ones were charged at the start."""
         if self._ledger is not None and self.privacy.separation is None:
             self._ledger.spend(
                 self.certificate,
@@ -216,7 +230,7 @@ class TrustedServer:
         return len(before) < rule.times and self.round - before[-1] >= rule.gap
 
     def finish(self, updates: Mapping[int, Any]) -> tuple[Array, dict[int, str]]:
-        """Ends the round: the mean update with noise, and why updates were refused; a refused one counts as zero.
+        """Ends the round: the noisy mean update, and why updates were refused; a refused update counts as zero.
 
         Args:
             updates: by client. What is not a vector of finite numbers, or comes from a client that was not asked in
@@ -233,10 +247,12 @@ class TrustedServer:
                 refused[number] = reason
             else:
                 total += self.privacy.clipped(update)
+        for number in asked if self.privacy.separation is not None else ():
+            self._asked_at.setdefault(number, []).append(self.round)
         return self._noise.added(total) / self.privacy.cohort, refused
 
     def _check_process(self) -> None:
-        """Raises InvalidInput in a forked process: it would release the rounds that are paid for once more."""
+        """Raises InvalidInput in a forked process, which would release again rounds that are paid for once."""
         if os.getpid() != self._process:
             raise InvalidInput(
                 f"the server belongs to process {self._process} and was inherited by process {os.getpid()} through a "
@@ -262,7 +278,7 @@ class TrustedServer:
 
 
 class _EachRound:
-    """Noise of its own in every round."""
+    """Independent noise in every round."""
 
     def __init__(self, privacy: CentralPrivacy, size: int) -> None:
         sensitivity = Frobenius(privacy.radius, adjacency=ADD_REMOVE)
@@ -302,12 +318,12 @@ class _OverRounds:
         check_room(certificate.law, certificate.drawing or Drawing(), norm)
 
     def added(self, total: Array) -> Array:
-        """What the private running total has grown by."""
+        """The increase of the private running total."""
         now = self._stream.add(total, step=self.rounds + 1).value  # refused if another process was faster
         step, self._before, self.rounds = now - self._before, now, self.rounds + 1
         return step
 
     def step(self, number: int) -> Array:
-        """The same of a round that was finished, from 1."""
+        """The increase in a finished round, numbered from 1."""
         before = self._stream.answer(number - 1).value if number > 1 else 0.0
         return np.asarray(self._stream.answer(number).value - before)

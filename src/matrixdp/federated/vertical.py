@@ -5,10 +5,10 @@
     server = vertical.server_app(top, labels, plan=plan, participants=2, evaluate=accuracy)
 
 Put both into a module and start it by `flwr run`.
-The server has the labels and the top network. It asks for the features of one batch after the other, and sends along
-the gradient of the batch before. If a participant is missing, the run ends and says why. Between real SuperNodes,
-Flower starts a process for every message, so use few, large batches. At a small epsilon, release few features and few
-epochs. A discriminant that is corrected for the known noise decides, in place of the top network.
+The server has the labels and the top network. It requests the features of one batch after the other, each time with the
+gradient of the previous batch. If a participant is missing, the run ends and reports why. With real SuperNodes, Flower
+starts a process for every message, so use few, large batches. At a small epsilon, release few features in few epochs.
+By default a linear discriminant, corrected for the known noise, makes the predictions instead of the top network.
 
 A participant sends noisy features or declines, and nothing else; with unit "record" also features of public records.
 Timing is not hidden. The participant must trust the code of the app, which Flower delivers from the server.
@@ -66,10 +66,10 @@ def client_app(
     """A Flower app that releases a participant's features.
 
     Args:
-        network: makes the network of the participant with this number, always the same one; tanh is applied to it.
-        data: this participant's attributes of all records, and of the public records of the evaluation (or None); the
-            number is its `partition-id`.
-        plan: what server and participants agreed on.
+        network: makes the network of the participant with this number, always the same; tanh is applied to its output.
+        data: the attributes of all records, and of the public records for evaluation (or None), at the participant with
+            this number, which is its `partition-id`.
+        plan: the plan of server and participants.
         participants: the number of participants.
         folder: where each participant keeps its ledger, network and last reply, in a folder `participant-NUMBER`; an
             absolute path.
@@ -123,20 +123,21 @@ def server_app(
     Args:
         top: makes the top network, for the features of all participants, joined in the order of their numbers.
         labels: the labels of all records.
-        plan: what server and participants agreed on.
+        plan: the plan of server and participants.
         participants: the number of participants.
         loss: (outputs, labels) -> the mean loss of a batch.
-        learning_rate: of the top network; with 0 it stays as it was made.
-        discriminant: after each epoch, decide by a linear discriminant of the epoch's features, corrected for the known
-            noise (`SplitServer.discriminant`); the top network is then there for the participants' gradients alone. If
-            False, it decides itself, as it must where labels are not classes, or noise differs between features.
+        learning_rate: of the top network; with 0 it keeps its initial parameters.
+        discriminant: after each epoch, predict by a linear discriminant of the epoch's features, corrected for the
+            known noise (`SplitServer.discriminant`). The top network then only provides the participants' gradients,
+            which are standardized (`SplitServer.standardized`). If False, the top network predicts, which is required
+            where labels are not classes, or noise differs between features.
         timeout: seconds to wait for the features of a batch.
-        retries: how often to ask again where no reply arrived, such as from a process that was killed; a participant
-            draws the answer to a step once, however often it is asked.
+        retries: how often to ask again if no reply arrived, such as from a process that was killed. A participant draws
+            the answer to a step once, however often it is asked.
         wait: seconds to wait for the participants to connect.
         evaluate: metrics, from the outputs for the public records, after every epoch.
         on_epoch: called after every epoch.
-        on_end: called with the network that decides: the top network, or the last discriminant.
+        on_end: called with the network that predicts: the top network, or the last discriminant.
     """
     _check.count("participants", participants)
     if evaluate is not None and plan.unit == "participant":
@@ -177,6 +178,7 @@ def server_app(
                 gradients = server.learn(step, features)
                 if discriminant:
                     epoch[step] = features
+                    gradients = [server.standardized(gradient) for gradient in gradients]
             connected.send(plan.steps, gradients)
             report(plan.steps)
         except (_Ended, InvalidInput) as reason:
@@ -192,7 +194,7 @@ class _Ended(Exception):
 
 
 class _Participants:
-    """The participants as the server sees them; which node has which number is learned from the first replies."""
+    """The participants as the server sees them; the replies say which node has which number."""
 
     def __init__(self, grid: Grid, nodes: list[int], timeout: float, retries: int) -> None:
         self.grid, self.nodes, self.timeout, self.retries = grid, nodes, timeout, retries

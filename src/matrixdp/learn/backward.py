@@ -1,8 +1,8 @@
 """One forward and backward pass that gives gradients per record in place of PyTorch's sums over the batch.
 
-While a layer runs, its parameters ask for no gradients; its input is kept, and the gradient of its output is taken as
-the backward pass comes by. From these two, the rule of the layer gives the gradients of its parameters per record.
-Short types, as under autocast, are converted first: gradient and norm are those of the short factors.
+While a layer runs, its parameters require no gradients; its input is kept, and a hook takes the gradient of its output
+in the backward pass. From these two, the rule of the layer gives the gradients of its parameters per record. Factors in
+half precision, as under autocast, are first converted to float32: gradient and norm are those of the rounded factors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Gradients:
 
     def __init__(self, trained: TrainableModel, batch: int) -> None:
         self.gradients: dict[nn.Parameter, RecordGradients] = {}
-        # What underflows in a parameter's squared norm is below the smallest normal number.
+        # The underflow in a parameter's squared norm is below the smallest normal number.
         underflow = len(trained.names) * torch.finfo(trained.wide).tiny
         self.squared_norm = torch.full((batch,), underflow, dtype=trained.wide, device=trained.device)
 
@@ -36,9 +36,9 @@ class Gradients:
 
 
 class BackwardPass(Gradients):
-    """Hooks on the layers while it is entered; afterwards it holds gradients and norms.
+    """A context that puts hooks on the layers; afterwards it holds gradients and norms.
 
-    With `explicit` every record's gradient is formed. All gradients are multiplied by `scale`.
+    With `explicit`, every record's gradient is formed. All gradients are multiplied by `scale`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BackwardPass(Gradients):
         self._scale = scale
         self._trained, self._layers, self._batch, self._explicit = trained, layers, batch, explicit
         self._anchor = torch.zeros((), device=trained.device, requires_grad=True)
-        # Calls of a layer whose gradient is still to come, the gradients that came, and which layers use a parameter.
+        # Calls of each layer that await their gradient, gradients received, and the layers that use each parameter.
         self._waiting: dict[Layer, int] = defaultdict(int)
         self._parts: dict[nn.Parameter, list[RecordGradients]] = defaultdict(list)
         self._users: dict[nn.Parameter, set[Layer]] = defaultdict(set)
@@ -68,7 +68,7 @@ class BackwardPass(Gradients):
             layer.unfreeze()
 
     def _after(self, layer: Layer, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Runs after each call of a layer: keeps its input, and waits for the gradient of its output."""
+        """Runs after each call of a layer: keeps its input, and hooks the gradient of its output."""
         layer.unfreeze()
         inputs = args[0] if args else next(iter(kwargs.values()))
         layer.check(inputs, output, self._batch)
@@ -82,7 +82,7 @@ class BackwardPass(Gradients):
         return None
 
     def backward(self, losses: Tensor) -> None:
-        """Runs the backward pass, in which the layers hand over their gradients."""
+        """Runs the backward pass, in which the hooks collect gradients."""
         if not losses.requires_grad:
             raise InvalidInput("loss does not depend on any trainable parameter; check the model for no_grad or detach")
         names = self._trained.names
@@ -97,18 +97,18 @@ class BackwardPass(Gradients):
 
     @property
     def came(self) -> bool:
-        """Whether any gradient came."""
+        """Whether any gradient was received."""
         return bool(self._parts or self.gradients)
 
     def finish(self) -> None:
-        """Merges what came, once no more comes."""
+        """Merges the gradients received, after the backward pass."""
         for parameter in list(self._parts):
             self._finish(parameter)
 
     def _take(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
-        """From one call of a layer; a parameter is finished once all calls of the layers that use it have answered."""
+        """Adds one call of a layer; a parameter is finished once no call of a layer that uses it is waiting."""
         wide = self._trained.wide
-        # Under autocast, and in short types, both factors are short. From here on they are float32.
+        # Under autocast, and for parameters in half precision, both factors are converted to float32 here.
         inputs = inputs.to(wide) if inputs.is_floating_point() else inputs
         gradient = gradient.detach().to(wide)
         gradient = gradient if self._scale == 1 else gradient * self._scale
@@ -121,21 +121,21 @@ class BackwardPass(Gradients):
                     self._finish(parameter)
 
     def _finish(self, parameter: nn.Parameter) -> None:
-        """Merges the gradients of a parameter and counts their norm; what they came from is let go."""
+        """Merges the gradients of a parameter and adds their norm; the factors they came from are freed."""
         first, *others = self._parts.pop(parameter)
         merged = first.merged(others) if others else first
         self.add(parameter, ExplicitGradients(merged.explicit()) if self._explicit else merged.smaller())
 
 
 class _Call:
-    """One call of a layer: its input, kept until the gradient of its output comes."""
+    """One call of a layer; keeps its input until the gradient of its output is received."""
 
     def __init__(self, layer: Layer, inputs: Tensor, take: Callable[[Layer, Tensor, Tensor], None]) -> None:
         self._layer, self._version, self._take = layer, inputs._version, take
         self._inputs: Tensor | None = inputs.detach()
 
     def receive(self, gradient: Tensor | None) -> None:
-        """Hands over the gradient with the input, once."""
+        """Passes on the gradient with the input, once."""
         if gradient is None or self._inputs is None:
             return
         inputs, self._inputs = self._inputs, None
@@ -145,18 +145,18 @@ class _Call:
 
 
 class _Leaf(torch.autograd.Function):
-    """Makes a layer's output part of the graph where nothing before it is; its gradient goes to the layer alone."""
+    """Makes a layer's output part of the graph if nothing before it is; its gradient goes to the layer alone."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, output: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
-        """The output itself; as it counts as changed in place, it is no view, and the model may go on in place."""
+        """The output itself, marked as changed in place: so it is no view, and the model may change it in place."""
         ctx.receive = receive
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        """Ends here."""
+        """Gives the gradient to the layer; the backward pass ends here."""
         ctx.receive(gradients[0])
         return None, None, None
 

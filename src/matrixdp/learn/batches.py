@@ -1,7 +1,8 @@
-"""The batches of a training: drawn in secret, in order, each for one step."""
+"""The batches of a training, drawn in secret; each is used in order, for one step."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,7 @@ from matrixdp.learn.units import Units, UnitSampler
 
 
 def checked_sizes(records: int, units: Units | None, batch_size: int) -> tuple[int, int]:
-    """How many units of privacy there are, and the expected size of a batch, which is at most that."""
+    """The number of records or units, and the expected size of a batch, which must be at most that."""
     count, whose = (records, "records") if units is None else (len(units), "units")
     if not _check.count("batch_size", batch_size) <= count:
         raise InvalidInput(f"batch_size must be at most the number of {whose}, {count}, got {batch_size}")
@@ -35,12 +36,12 @@ class BatchSource:
 
     Attributes:
         data: the data set.
-        collate: makes a batch of a list of one record; None for PyTorch's own.
-        records: how many records there were in the data when the trainer was made.
-        units: whose they are, where a unit has several; None for one record per unit.
-        rate: the probability of a record, or a unit, to join a batch, where batches are independent.
-        noise: has the batches where the noise is correlated over the steps.
-        device: where the model is.
+        collate: makes a batch of a list of one record; None for PyTorch's default.
+        records: how many records the data had when the trainer was made.
+        units: the units of the records; None if each record is its own unit.
+        rate: the probability that a record, or a unit, joins a batch, if batches are independent.
+        noise: noise correlated over the steps determines the batches too.
+        device: that of the model.
         generator: for reproducible studies; nothing is secret then.
     """
 
@@ -55,16 +56,16 @@ class BatchSource:
 
     @property
     def sampling(self) -> str:
-        """How batches are made, in words."""
+        """A readable description of how batches are made."""
         words = f"Poisson, each record with probability {self.rate:.4g}"
         if isinstance(self.noise, CorrelatedNoise):
             words = self.noise.sampling
-            if not (self.noise.recorded and type(self.data) is TensorDataset):  # no file has a fingerprint of them
+            if not (self.noise.recorded and type(self.data) is TensorDataset):  # no file has their fingerprint
                 words += "; when resumed, the same records in the same order are assumed"
         return words if self.units is None else f"{words}; by units of {self.units.contributions} records"
 
     def draw(self, trainer: Any, steps: int) -> Iterator[tuple[Any, Turn]]:
-        """Batches on the device, in the structure of the data, with the turn of each."""
+        """Batches on the device, in the structure of the data, with the turn of each batch."""
         trainer.check_process()
         if count_records(self.data) != self.records:
             raise InvalidInput("data has another number of records than when the trainer was made; make a new one")
@@ -93,7 +94,7 @@ class BatchSource:
             raise InvalidInput(
                 f"the batch was drawn for another step than the next one, {self.noise.step + 1}, or before a "
                 "checkpoint was loaded: where noise is correlated over time, a record takes part at its own steps "
-                "alone. Draw batches anew"
+                "alone. Draw new batches"
             )
 
     def _sampler(self, steps: int) -> Sampler[list[int]]:
@@ -108,7 +109,7 @@ class BatchSource:
         return sampler if self.units is None else UnitSampler(self.units, sampler)
 
     def secret_dropout(self, step: int | None, use: int = 0) -> AbstractContextManager[None]:
-        """Secret dropout masks: leaving a record out moves the masks of the others, so they must not be known."""
+        """Secret dropout masks: leaving out a record shifts the masks of the others, so they must not be known."""
         if self.generator is not None:
             return nullcontext()
         key = None
@@ -117,12 +118,18 @@ class BatchSource:
         return secret_randomness(self.device, key)
 
     def _secret_items(self, step: int | None) -> AbstractContextManager[None]:
-        """Secret random numbers for data sets that may change their records at random."""
+        """Secret random numbers for data sets that may augment records at random."""
         return nullcontext() if type(self.data) is TensorDataset else self.secret_dropout(step, use=1)
 
 
+def likely_size(expected: float, most: int | None) -> int:
+    """A size that few Poisson samples exceed: three standard deviations above the expected one, or the most allowed."""
+    size = math.ceil(expected + 3 * math.sqrt(expected))
+    return size if most is None else min(size, most)
+
+
 def in_parts(batch: Any, most: int | None) -> Iterator[Any]:
-    """A batch, at most so many records at a time."""
+    """A batch in parts of at most `most` records."""
     records = len(trees.tree_leaves(batch)[0])
     stride = most or max(records, 1)
     for first in range(0, records, stride):

@@ -1,4 +1,4 @@
-"""Checkpoints of a training, and its steps that a ledger is charged for: each step once, also across checkpoints."""
+"""Checkpoints of a training, and its charges to a ledger: each step is charged once, also across checkpoints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from matrixdp.privacy.certificate import Certificate
 
 
 class Charges:
-    """Charges the steps of a training to a ledger, if there is one, and writes down in checkpoints what was charged.
+    """Charges the steps of a training to a ledger, if there is one, and notes in checkpoints what was charged.
 
     The first charge covers all planned steps as one block; each epoch is then marked as used before its first step.
-    Steps before a checkpoint that the ledger was not charged for, as they were taken without one or under another, are
-    charged before the next step. A `run` that a file knows (`released_steps`) is charged once by all of its processes.
+    Steps before a checkpoint that were taken without a ledger, or with another one, are charged before the next step. A
+    `run` with a file (`released_steps`) is charged once for all of its processes.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Charges:
         self._planned, self._epoch = planned, epoch
         self._what = "private SGD" if certificate.remark == "" else f"private SGD ({certificate.remark})"
         # What must not change between checkpoints.
-        self._setting = {
+        self._setting: dict[str, Any] = {
             "budget": (budget.epsilon, budget.delta),
             "rate": rate,
             "steps": planned,
@@ -45,11 +45,16 @@ class Charges:
             "noise": certificate.law.describe(),
             "mu": certificate.mu,
         }
+        # Nor may a weaker guarantee be dropped: neighbours that are units, a trusted loop, seeded noise.
+        if certificate.remark:
+            self._setting["remark"] = certificate.remark
+        if certificate.drawing is not None and certificate.drawing.reproducible:
+            self._setting["reproducible"] = True
         self._run, self._series = run, secrets.token_hex(8) if run is None else run
         self._paid = 0
-        self._owed: dict[str, int] = {}  # steps before checkpoints, by their names, that are not charged yet
+        self._owed: dict[str, int] = {}  # steps that are not charged yet, by the name of their checkpoint
         self._origin = None if ledger is None else str(ledger.origin)
-        # Without a ledger: which one a checkpoint had charged, and for how many steps.
+        # Without a ledger: which ledger a checkpoint had charged, and for how many steps.
         self._charged: tuple[str | None, int] = (self._origin, 0)
 
     @classmethod
@@ -64,7 +69,7 @@ class Charges:
         *,
         moved: bool,
     ) -> Charges:
-        """The charges of so many planned steps; noise over time is charged as a whole, and its run may have a file."""
+        """The charges of the planned steps; noise over time is charged as a whole, and its run may have a file."""
         releases, _ = costs.releases(planned)
         run = None
         if isinstance(costs.noise, CorrelatedNoise):
@@ -93,7 +98,7 @@ class Charges:
         ledger.spend(self._certificate, note, count=count, sampling_rate=rate, series=series, planned=planned, key=key)
 
     def state(self, taken: int) -> dict[str, Any]:
-        """What a checkpoint after so many steps says about them."""
+        """What a checkpoint after `taken` steps says about them."""
         ledger, charged = self._charged
         if self._ledger is not None:
             charged = max(0, taken - sum(self._owed.values()))
@@ -101,17 +106,19 @@ class Charges:
         return steps | {"series": self._series, "ledger": ledger, "charged": charged}
 
     def load(self, state: Mapping[str, Any], taken: int) -> int:
-        """Continues from what a checkpoint says, after so many steps of the trainer's own; returns the steps taken."""
+        """Continues from a checkpoint, when the trainer itself has taken `taken` steps; returns all steps taken."""
         if state["setting"] != self._setting:
             raise InvalidInput(
-                f"the checkpoint was made with {state['setting']}, this trainer has {self._setting}: budget, noise "
-                "and sampling must be the same, or the steps do not add up"
+                f"the checkpoint was made with {state['setting']}, this trainer has {self._setting}: budget, noise, "
+                "sampling and what is assumed must be the same, or the steps do not add up"
             )
         before = _check.count("steps", state["steps"] + 1) - 1
         charged = min(before, _check.count("charged", state.get("charged", 0) + 1) - 1)
         name, origin = str(state.get("checkpoint", "")), state.get("ledger")
-        self._paid = max(before, taken)
-        self._series = str(state.get("series", self._series))
+        series = str(state.get("series", self._series))
+        # Steps of the same series are the same steps; those of another training are added.
+        self._paid = max(before, taken) if series == self._series else before + taken
+        self._series = series
         if self._ledger is None:
             self._charged = origin, charged
             return self._paid
@@ -122,10 +129,10 @@ class Charges:
         return self._paid
 
     def load_over_time(self, state: Mapping[str, Any], taken: int, noise: CorrelatedNoise) -> int:
-        """The same where noise is correlated over time: one run is charged as a whole, and `noise` continues it.
+        """As `load`, for noise over time: a run is charged as a whole, and `noise` continues it.
 
-        A checkpoint without a step has nothing to continue. Its coins are left there: two trainings with the same
-        coins, under two ledgers, would be charged as if their batches were independent.
+        A checkpoint without a step has nothing to continue. Its coins are not used: two trainings with the same coins,
+        under two ledgers, would be charged as if their batches were independent.
         """
         over_time = state.get("over_time")
         if not isinstance(over_time, Mapping) or bool(over_time["step"]) != bool(state["steps"]):
@@ -134,9 +141,9 @@ class Charges:
             raise InvalidInput(
                 "with a ledger, a checkpoint of noise over time needs state=, the file of its released steps: those "
                 "after it may have been released already, and the charge was for one run. Without that file, "
-                "start a new training, which has a charge of its own"
+                "start a new training, which is charged separately"
             )
-        noise.check_state(over_time)  # all that can be refused comes before anything counts as charged
+        noise.check_state(over_time)  # refuses before anything counts as charged
         series = self._series
         self.load(state, taken)
         if over_time["step"]:

@@ -1,10 +1,10 @@
-"""How much one record may add to the sum of gradients, and a clip that follows the gradients' norms.
+"""The bound on what one record adds to the sum of gradients, and a clip that follows the gradients' norms.
 
-A step with `QuantileClip` sums, for each record, the vector (s g w, k C (b - 1/2)). Here C is the clip at the start, c
-the present clip, s = C / c, and g the record's gradient, scaled by w so that |s g w| <= C; b is 1 if the record's norm
-is at most c, else 0; and k is `weight`. One record changes the sum by a vector of norm at most C sqrt(1 + k^2 / 4),
-whatever c is. So one law on all parameters and one entry more, certified like any other, covers both gradients and
-count, and the steps compose although c follows from earlier ones: it is computed from their noisy counts alone.
+A step with `QuantileClip` sums the vectors (s g w, k C (b - 1/2)) of its records. Here C is the first clip, c the
+current clip, s = C / c, and g the record's gradient, scaled by w so that |s g w| <= C; b is 1 if the record's norm is
+at most c, else 0; and k is `weight`. One record changes the sum by a vector of norm at most C sqrt(1 + k^2 / 4),
+whatever c is. So one law on all parameters and one more entry, certified like any other, covers both gradients and
+count. The steps compose although c depends on earlier ones: it is computed from their noisy counts alone.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class QuantileClip:
 
     Args:
         start: the first clip.
-        quantile: the share of records that are not to be clipped.
+        quantile: the share of records that should not be clipped.
         learning_rate: how fast the clip follows.
-        weight: of the count against the gradients: its noise has 1 / weight times the noise multiplier of a step.
+        weight: of the count relative to the gradients: its noise is 1 / weight times a step's noise multiplier.
 
     Source: andrew2021differentially, Algorithm 1.
-    Deviates: 1. records, not users; 2. count and gradients are one vector with one noise law, whose split the weight
-        decides, where the paper gives the standard deviation of the count; 3. the noisy share is put within [0, 1].
+    Deviates: 1. records, not users; 2. count and gradients are one vector with one noise law, split by the weight,
+        where the paper sets the standard deviation of the count; 3. the noisy share is clamped to [0, 1].
 
     Example:
         >>> import torch
@@ -72,12 +72,12 @@ class QuantileClip:
         return self.start * math.hypot(1.0, self.weight / 2)
 
     def following(self, clip: float, count: float) -> float:
-        """The next clip, from the present one and the last entry of the noisy average."""
+        """The next clip, from the current one and the last entry of the noisy average."""
         share = min(1.0, max(0.0, count / (self.weight * self.start) + 0.5))
         moved = clip * math.exp(-self.learning_rate * (share - self.quantile))
         return min(self.start * _FARTHEST, max(self.start / _FARTHEST, moved))
 
 
 def largest_change(radius: float, records: int) -> float:
-    """What one record changes in the sum as computed, if each of so many adds at most this; see `layers.rounding`."""
+    """A bound on the change by one record in the computed sum, if each adds at most `radius`; see `layers.rounding`."""
     return radius * (1 + 2 * sum_error(records + 1))  # a neighbour may have one record more

@@ -1,28 +1,28 @@
-"""Noise correlated over the steps of a training, drawn step by step. Law, bands and batches are in `time_plan`.
+"""Noise correlated over the steps of a training, drawn step by step. `time_plan` has the law, bands and batches.
 
-**Drawing.** Let e_t = x^_t - x_t be the noise in what was decoded. Then
+**Drawing.** Let e_t = x^_t - x_t be the noise of the decoded row. Then
 
     v_t = (C x)_t + std z_t - sum over j > 0 of C[t, t-j] x^_(t-j) = C[t, t] x_t - sum C[t, t-j] e_(t-j) + std z_t,
 
-is the released row moved by what everybody knows. Its mean m_t, the part without z_t, goes on the grid; then
+is the released row shifted by public values. Its mean m_t, the part without z_t, is rounded to the grid; then
 x^_t = v_t / C[t, t]. So bands - 1 vectors e are kept, and not the rows of x and of x^. If instead B = C^-1 has few
 bands, with r_t the noise that was drawn at step t, the same is m_t = (x_t + sum B[t, t-j] r_(t-j)) / B[t, t] and
 x^_t = B[t, t] v_t.
 
-**Memory.** r_t follows from a key of 32 bytes. So with an inverse-banded C, bands - 1 vectors r are kept, or none, and
-each is drawn again where it is needed, at bands - 1 draws per step: `memory="redrawn"`, with the same results in every
-bit. For a banded C this would take the noise of all steps before, as its inverse is dense.
+**Memory.** r_t follows from a key of 32 bytes. So with an inverse-banded C, bands - 1 vectors r are kept. Or none is
+kept, and each is drawn again when it is needed, at bands - 1 more draws per step: `memory="redrawn"`, with the same
+results in every bit. For a banded C this would take the noise of all steps before, as its inverse is dense.
 
-Rounding: two neighbours with the same releases have the same v and x^. With u = 2^-53 and norms of x and x^ of at most
-X and X^, m_t as computed is within (bands + 8) u S (X + X^) of the exact one, S the largest sum of |C[t, t-j]| over j.
-For B, as r is C (x^ - x), it is within 2 (bands + 8) u S_B S_C (X + X^) / B[t, t] of what follows from the r before it.
-Errors pass on to later rows as C does, which is S_C B[t, t] once more. Over all steps the errors of both neighbours
-must stay below what the drawing of the certificate has room for (`Drawing.largest_norm`). X is known before: a step
-sums so many clipped gradients. That x^ stays below X^ is checked on what is released.
+**Rounding.** Two neighbours with the same releases have the same v and x^. Let u = 2^-53, and let X and X^ bound the
+norms of x and x^. The computed m_t is within (bands + 8) u S (X + X^) of the exact one, where S is the largest sum of
+|C[t, t-j]| over j. For B, as r is C (x^ - x), it is within 2 (bands + 8) u S_B S_C (X + X^) / B[t, t] of the exact
+value for the earlier r. Errors propagate to later rows through C, which is a factor S_C B[t, t] once more. Over all
+steps the errors of both neighbours must stay below what the drawing of the certificate allows (`Drawing.largest_norm`).
+X is known in advance, as it bounds a sum of clipped gradients. That x^ stays below X^ is checked on the released rows.
 
-The grid: with e the rounding of m_t to the grid is in what later steps take back, as e = x^ - x. With r it is not: what
-is released is C (x + diag(B) h) + r, with h the rounding of each row. So it passes on to later rows as C does too, and
-the drawing of a law with `inverse` counts it ||C diag(B)|| times (`privacy.drawing`).
+**Grid.** With e, later steps subtract the rounding of m_t to the grid too, as e = x^ - x. With r they do not: the
+release is C (x + diag(B) h) + r, where h is the rounding of each row. So it also propagates through C, and the drawing
+of a law with `inverse` counts it ||C diag(B)|| times (`privacy.drawing`).
 
 **State.** The vectors e, or r, and the keys are as private as the records. Whoever has them can remove the noise.
 """
@@ -64,10 +64,10 @@ _GROUPS, _COINS, _DROPOUT, _NOISE, _UNITS = 1, 2, 3, 4, 5  # what keys are deriv
 def noise_over_time(
     training: Training, noise: str | NoiseLaw, budget: Budget, generator: torch.Generator | None, **options: Any
 ) -> CorrelatedNoise:
-    """The noise of a training: a law as it is given, or what a mechanism has for the budget.
+    """The noise of a training: a given law, used as it is, or the one that a mechanism plans for the budget.
 
     Args:
-        training: what is public of the training.
+        training: the public settings of the training.
         noise: one of MECHANISMS, or a law on values of shape (steps, size).
         budget: for all steps.
         generator: for reproducible studies only.
@@ -90,22 +90,22 @@ def noise_over_time(
 
 
 class CorrelatedNoise:
-    """Draws noise over time on the sums of a training, step by step, and makes its batches.
+    """Adds noise over time to the sums of a training, step by step, and makes its batches.
 
-    Guarantee: `certificate` for a fixed order, and as many sampled releases with it as `releases` says otherwise; for
-    rows of norm at most `training.largest_row` that are chosen in view of earlier results.
+    Guarantee: `certificate` for a fixed order; otherwise the composition of as many sampled releases with it as
+    `releases` says. Rows have norm at most `training.largest_row`, and may depend on earlier results.
 
     Args:
-        training: what is public of the training.
+        training: the public settings of the training.
         law: the noise, on values of shape (steps, size).
         groups: how many groups are sampled in turn.
-        drawing: how to draw it; worked out when it is left out.
+        drawing: how to draw it; by default computed from the law.
         generator: for reproducible studies only; the noise is then drawn in floating point and is not private.
-        memory: "kept", or "redrawn" for noise whose inverse is banded: no old noise in memory, but bands - 1 more draws
-            per step. The results are the same.
+        memory: "kept", or "redrawn" for a strategy with a banded inverse: no old noise in memory, but bands - 1 more
+            draws per step. The results are the same.
 
-    Source: choquette2023amplified; denisov2022improved for rows chosen in view of what was released.
-    Deviates: 1. groups have no fixed size: each record's is drawn; 2. the noise is drawn on a grid.
+    Source: choquette2023amplified; denisov2022improved for rows that depend on earlier releases.
+    Deviates: 1. groups have no fixed size: the group of each record is drawn; 2. the noise is drawn on a grid.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class CorrelatedNoise:
         self._covariance = covariance_of(law)
         self._longest = _longest_estimate(self._covariance, drawing, training)
         self.step = 0
-        """The steps that have their noise."""
+        """How many steps have had their noise."""
         self._kept = self._covariance.coefficients.shape[-1] - 1
         self.memory, self._history = memory, cast(torch.Tensor | None, None)
         self._secrets: deque[bytes] = deque(maxlen=self._kept)  # the keys of old noise, where it is drawn again
@@ -142,10 +142,10 @@ class CorrelatedNoise:
         self._begin(Key())
 
     def _begin(self, key: Key) -> None:
-        """The key decides all that is drawn, so that a step that is taken again is the same step."""
+        """The key determines batches, dropout and noise (but see `_noisy` for CUDA), so that a step can be repeated."""
         self._key, training = key, self.training
         self.run = object()
-        """Stands for the groups and coins in use: another object once a checkpoint has brought others."""
+        """Identifies the groups and coins in use: another object once a checkpoint with others is loaded."""
         words = np.empty(training.records, dtype=np.uint64)
         key.derive(_GROUPS).stream().fill(words, 0)
         if self.generator is not None:
@@ -159,34 +159,34 @@ class CorrelatedNoise:
 
     @property
     def sampling(self) -> str:
-        """How batches are made, in words."""
+        """A readable description of how batches are made."""
         if self.training.order == "fixed":
             return f"none: the same {self.training.epoch_steps} batches in every epoch"
         return f"Poisson, {self.groups} groups in turn, each record of one with probability {self.rate:.4g}"
 
     def releases(self, steps: int) -> tuple[int, float]:
-        """As how many releases with the certificate so many steps count, and at which sampling rate."""
+        """How many releases with the certificate these steps count as, and their sampling rate."""
         return self.training.releases(self.groups, steps)
 
     @property
     def rate(self) -> float:
-        """The probability with which a record takes part at a turn of its group; 1 in a fixed order."""
+        """The probability that a record takes part when it is its group's turn; 1 in a fixed order."""
         return self.training.releases(self.groups)[1]
 
     def batch(self, step: int) -> list[int]:
-        """The records of one step, from 0, by their indices."""
+        """The indices of the records of one step, from 0."""
         return self._order.batch(step, self._key.derive(_COINS, step), self.generator)
 
     def dropout_key(self, step: int, use: int) -> Key:
-        """What random numbers of one step are made of, for each use of them."""
+        """The key of one step's random numbers, for each use of them."""
         return self._key.derive(_DROPOUT, step, use)
 
     def unit_key(self) -> Key:
-        """What decides which records of a unit count, in all steps."""
+        """The key that decides which records of a unit count, in all steps."""
         return self._key.derive(_UNITS)
 
     def add_(self, flat: torch.Tensor) -> None:
-        """Makes the next row of x, a contiguous vector of float64, that of x^, where it lies."""
+        """Replaces the next row of x, a contiguous vector of float64, by that of x^, in place."""
         if not (flat.shape == (self.training.size,) and flat.is_contiguous() and flat.dtype == torch.float64):
             raise InvalidInput(f"flat must be a contiguous vector of {self.training.size} numbers in float64")
         if not self.step < self.training.steps:
@@ -195,63 +195,65 @@ class CorrelatedNoise:
             kept = flat.new_zeros(self._kept, len(flat)) if self._history is None else self._history.to(flat.device)
             self._history = kept
         inverse, (first, *later) = self._covariance.inverse, self._covariance.bands_at(self.step).tolist()
-        mixed = self._mixed(later, flat) if later else flat.new_zeros(())
-        mean = (flat + mixed) / first if inverse else first * flat - mixed
-        noisy, secret = self._noisy(mean)
-        estimate = noisy * first if inverse else noisy / first
-        if not float(estimate.norm()) <= self._longest:  # released already, so this refusal tells nothing
-            raise NumericalFailure("the noise of a step is beyond all bounds; this step was not taken")
+        mean = self._with_old_noise(flat, later).div_(first) if inverse else self._without_old_error(flat, first, later)
+        drawn = torch.empty_like(flat) if inverse and self._history is not None else None
+        noisy, secret = self._noisy(mean, drawn)
+        estimate = noisy.mul_(first) if inverse else noisy.div_(first)
+        if not float(estimate.norm()) <= self._longest:  # post-processing of the noisy row
+            raise NumericalFailure("the noisy sum of a step is too large to be rounded safely; this step was not taken")
         if self._history is None:
             self._secrets.append(secret)
         elif self._kept:
             row = self._history[self.step % self._kept]
-            if not inverse:
-                torch.sub(estimate, flat, out=row)
-            elif self.generator is None:
-                self._draw_again(secret, row)
-            else:
-                torch.sub(noisy, mean, out=row)
+            torch.sub(estimate, flat, out=row) if drawn is None else row.copy_(drawn)
         flat.copy_(estimate)
         self.step += 1
 
-    def _mixed(self, weights: list[float], flat: torch.Tensor) -> torch.Tensor:
-        """The noise of the steps before, weighted; the latest first in the weights, and step t in row t mod kept."""
-        if self._history is not None and not self._covariance.inverse:
-            turned = np.zeros(self._kept)
-            turned[(self.step - 1 - np.arange(len(weights))) % self._kept] = weights
-            return torch.from_numpy(turned).to(flat.device) @ self._history
-        mixed, room = torch.zeros_like(flat), torch.empty_like(flat)
-        for back, weight in enumerate(weights, start=1):  # one after the other: the same sum for kept and redrawn noise
-            if self._history is None:
-                self._draw_again(self._secrets[-back], room)
-            row = room if self._history is None else self._history[(self.step - back) % self._kept]
-            mixed.add_(row, alpha=weight)
-        return mixed
+    def _without_old_error(self, flat: torch.Tensor, first: float, weights: list[float]) -> torch.Tensor:
+        """C[t, t] x_t minus the weighted errors e of earlier steps; that of step t is in row t mod kept."""
+        assert self._history is not None
+        turned = np.zeros(self._kept)
+        turned[(self.step - 1 - np.arange(len(weights))) % max(self._kept, 1)] = weights
+        weighted = torch.from_numpy(turned).to(flat.device)
+        return torch.addmv(flat, self._history.T, weighted, beta=first, alpha=-1)
 
-    def _noisy(self, mean: torch.Tensor) -> tuple[torch.Tensor, bytes]:
-        """The mean on the grid with the noise of this step, and the secret that this noise was drawn from."""
+    def _with_old_noise(self, flat: torch.Tensor, weights: list[float]) -> torch.Tensor:
+        """x_t plus the weighted noise r of earlier steps, in one order: the same sum for kept and redrawn noise."""
+        total, row = flat.clone(), torch.empty_like(flat)
+        for back, weight in enumerate(weights, start=1):
+            if self._history is None:
+                self._draw_again(self._secrets[-back], row)
+            else:
+                row = self._history[(self.step - back) % self._kept]
+            total.add_(row, alpha=weight)
+        return total
+
+    def _noisy(self, mean: torch.Tensor, drawn: torch.Tensor | None) -> tuple[torch.Tensor, bytes]:
+        """The mean on the grid with the noise of this step, and its key; `drawn` gets the noise alone."""
         std = self._covariance.std
         if self.generator is not None:
-            normal = torch.randn(mean.shape, generator=self.generator, device=mean.device, dtype=mean.dtype)
-            return mean + std * normal, b""
+            noise = torch.randn(mean.shape, generator=self.generator, device=mean.device, dtype=mean.dtype).mul_(std)
+            if drawn is not None:
+                drawn.copy_(noise)
+            return mean + noise, b""
         assert self.drawing.grid is not None
         if mean.is_cuda and self._released is None:
-            key = Key()  # where sums differ in their last digits from run to run, noise could not be the same either
+            key = Key()  # sums differ in their last digits from run to run, so the noise would too
         else:
             key = self._key.derive_for(mean.cpu().numpy().tobytes(), _NOISE, self.step)
         if self._released is not None:
             self._released.admit(self.step, key.fingerprint(b"released"))
         noisy = torch.empty_like(mean)
-        add_grid_noise(mean, std, self.drawing.grid, noisy, key)
+        add_grid_noise(mean, std, self.drawing.grid, noisy, key, drawn)
         return noisy, key.expose()
 
     def _draw_again(self, secret: bytes, out: torch.Tensor) -> None:
-        """The noise that was drawn from a secret, without a mean."""
+        """Writes the noise that was drawn from a secret to `out`, without a mean."""
         assert self.drawing.grid is not None
         add_grid_noise(out.zero_(), self._covariance.std, self.drawing.grid, None, Key.from_bytes(secret))
 
     def warm_up(self, flat: torch.Tensor) -> None:
-        """Imports and compiles the sampler, by a draw that is thrown away."""
+        """Imports and compiles the sampler, by a draw that is discarded."""
         if self.generator is None:
             assert self.drawing.grid is not None
             add_grid_noise(flat.new_zeros(1), self._covariance.std, self.drawing.grid)
@@ -262,7 +264,7 @@ class CorrelatedNoise:
         Args:
             path: the file, as for `ReleasedSteps`.
             origin: of the ledger.
-            content: what stands for the records in their order, as far as that is known; it must stay the same.
+            content: a digest of the data (`content_of`); it must stay the same.
             moved: the file was moved here on purpose.
 
         Returns:
@@ -279,11 +281,11 @@ class CorrelatedNoise:
 
     @property
     def _has_key(self) -> bool:
-        """Whether checkpoints carry the key: not of seeded noise, nor where a file has it."""
+        """Whether checkpoints contain the key: not for seeded noise, nor if a file has it."""
         return self.generator is None and self._released is None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later steps need: a key and the noise of the last steps, which are as private as the records."""
+        """What later steps need: the key, unless a file has it, and the last noise; both as private as the records."""
         return {
             "step": self.step,
             "history": None if self._history is None else self._history.clone(),
@@ -295,7 +297,7 @@ class CorrelatedNoise:
 
     @property
     def _public(self) -> dict[str, Any]:
-        """What fixes the batches and the law: a step of another training, or of another strategy, does not fit in."""
+        """The settings that fix the batches and the law; a checkpoint with others is refused."""
         covariance = self._covariance
         values = np.append(covariance.coefficients, covariance.std).astype(np.float64).tobytes()
         others = (covariance.coefficients.shape, bool(covariance.inverse), self.groups, self.drawing.grid)
@@ -303,7 +305,7 @@ class CorrelatedNoise:
         return {"training": asdict(self.training), "law": law, "memory": self.memory}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises InvalidInput unless `load_state_dict` can continue from there."""
+        """Raises InvalidInput unless `load_state_dict` can continue from this state."""
         if self.step:
             raise InvalidInput(
                 "a checkpoint is loaded before the first step where noise is correlated over time; make a new trainer"
@@ -318,7 +320,7 @@ class CorrelatedNoise:
             raise InvalidInput("the checkpoint belongs to another run; give state=, the file that it was made with")
         step, history = _check.count("step", state["step"] + 1) - 1, state["history"]
         if self._released is not None and not step <= len(self._released):
-            raise StreamError("the state of the training was put back: it has fewer steps than the checkpoint")
+            raise StreamError("the state of the training is an older one: it has fewer steps than the checkpoint")
         secrets = [bytes.fromhex(secret) for secret in state["secrets"]]
         drawn_again = min(step, self._kept) if self.memory == "redrawn" else 0
         kept = step > 0 and self.memory == "kept"
@@ -330,7 +332,7 @@ class CorrelatedNoise:
             Key.from_bytes(secret)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from there; only before the first step."""
+        """Continues from this state; only before the first step."""
         self.check_state(state)
         if self._has_key:
             self._begin(Key.from_bytes(bytes.fromhex(state["key"])))
@@ -345,10 +347,10 @@ class CorrelatedNoise:
 
 
 def _longest_estimate(covariance: OverTime, drawing: Drawing, training: Training) -> float:
-    """X^: what x^ must stay below for the certificate to cover the rounding of m_t.
+    """X^: the norm that x^ must stay below for the certificate to cover the rounding of m_t.
 
     Raises:
-        InvalidInput: if rows may be so long, beside the noise, that this leaves no room for it.
+        InvalidInput: if rows may be so long that this leaves no room for the noise.
     """
     if drawing.grid is None:
         return math.inf
@@ -366,8 +368,7 @@ def _longest_estimate(covariance: OverTime, drawing: Drawing, training: Training
     usual = math.sqrt(training.size * covariance.variance_range()[1])
     if not room >= 2 * training.largest_row + 10 * usual:
         raise InvalidInput(
-            f"sums of gradients may have a norm of {training.largest_row:.3g}, which is too much, beside noise with "
-            f"standard deviation {std:.3g} and {width} bands, to be rounded safely; use more noise, fewer bands or "
-            "fewer records"
+            f"sums of gradients may have a norm of {training.largest_row:.3g}, too large to be rounded safely with "
+            f"noise of standard deviation {std:.3g} and {width} bands; use more noise, fewer bands or fewer records"
         )
     return room - training.largest_row

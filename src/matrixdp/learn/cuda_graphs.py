@@ -1,7 +1,7 @@
-"""Clipped gradients as CUDA graphs: a small network's many kernels are launched once, recorded, and then replayed.
+"""Clipped gradients as CUDA graphs: the many kernels of a small network are recorded once, and then replayed.
 
-A graph has a fixed size, a Poisson batch has not. So a batch is padded to the next larger size for which a graph was
-recorded, and padding counts as dropped records do: its contribution is exactly zero.
+A graph has a fixed size, a Poisson batch has not. So a batch is padded to the next of a few sizes, and a graph is
+recorded for each. Padding is treated like dropped records: its contribution is exactly zero.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SMALLEST = 32
 
 
 class CapturedGradients:
-    """`ClippedGradients.accumulate` on a CUDA device, with kernels launched one by one only once per padded size.
+    """`ClippedGradients.accumulate` on a CUDA device, by a graph that is recorded once per padded size.
 
-    The model must run the same kernels for every batch of a size, and must not wait for the device.
+    The model must run the same kernels for every batch of a size, and must not synchronize with the device.
     """
 
     def __init__(self, gradients: ClippedGradients) -> None:
@@ -42,7 +42,7 @@ class CapturedGradients:
         return self.prepare(inputs, targets).accumulate(inputs, targets)
 
     def prepare(self, inputs: Tensor, targets: Tensor) -> _Graph:
-        """Records the pass that a batch of this size needs, if there is none yet; the sum stays as it is."""
+        """Records a pass for batches of this size, unless there is one already; the sum stays as it is."""
         if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
             raise InvalidInput("capture is for records of one input and one target; leave it out")
         size = _padded_size(len(targets))
@@ -61,7 +61,7 @@ class CapturedGradients:
 
 
 class _Graph:
-    """A recorded pass over so many records."""
+    """A recorded pass over a fixed number of records."""
 
     def __init__(self, gradients: ClippedGradients, inputs: Tensor, targets: Tensor, size: int, pool: Any) -> None:
         self.inputs = inputs.new_zeros(size, *inputs.shape[1:])
@@ -88,6 +88,6 @@ class _Graph:
 
 
 def _padded_size(records: int) -> int:
-    """The next larger of sizes that are at most a quarter (or 32) apart."""
+    """The smallest allowed size that is large enough; sizes are at most a quarter (or 32) apart."""
     step = max(_SMALLEST, 1 << max(0, records.bit_length() - 3))
     return -(-records // step) * step

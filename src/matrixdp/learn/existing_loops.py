@@ -1,4 +1,4 @@
-"""Private training in loops that are already there: `make_private` takes a model, an optimizer and a DataLoader."""
+"""Private training in existing loops: `make_private` takes a model, an optimizer and a DataLoader."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def make_private(
 
     Args:
         model: as for PrivateSGD.
-        optimizer: any optimizer of torch over the model's parameters; schedulers go on as before.
-        loader: its data set, batch size and collation are used. A collation of your own is called with one record at a
-            time, so that records must have equal shapes: pad in the data set.
-        loss: (outputs, targets) -> one value per record. Of a tuple the last part is the target. Of a dictionary, the
+        optimizer: any optimizer of torch but LBFGS, over the model's parameters; schedulers work as before.
+        loader: its data set, batch size and collation are used. A collate_fn of your own is called with one record at a
+            time, so records must have equal shapes: pad in the data set.
+        loss: (outputs, targets) -> one value per record. Of a tuple, the last part is the target. Of a dictionary, the
             model gets the entries that its `forward` names, and the loss the whole dictionary.
         budget: the guarantee for the whole training.
         clip: the largest norm of a record's gradient, or a QuantileClip.
         trust_loop: returns (model, optimizer, loader) for a loop that calls backward() itself; see `TrustedLoader`.
-        **options: of PrivateSGD: epochs or steps, ledger, noise, largest_batch, ...
+        **options: further arguments of PrivateSGD: epochs or steps, ledger, noise, largest_batch, ...
 
     Example:
         >>> import torch, warnings
@@ -138,27 +138,26 @@ class _TrustedSGD(PrivateSGD):
 class TrustedLoader:
     """Poisson batches for a loop that runs model, loss, backward() and optimizer.step() itself.
 
-    Layers of the model hand over gradients per record as the loop's backward pass comes by. Before the optimizer's step
-    they are clipped, summed and get noise; what the loop left in .grad is replaced.
+    Layers of the model collect gradients per record in the loop's backward pass. Before the optimizer's step they are
+    clipped and summed, and noise is added; the result replaces what the loop left in .grad.
 
-    Guarantee: as PrivateSGD, provided that the loop is what it is trusted to be: each batch goes through the model
-    once, as it is; the loss is the mean over the batch of a loss of each record's own outputs and targets; model and
-    loop keep nothing of the records; torch's seed is secret where there is dropout. The certificate says so:
-    "independence of the loss assumed".
+    Guarantee: as PrivateSGD, provided that each batch goes through the model once, unchanged; the loss is the mean over
+    the batch of a loss of each record's own outputs and targets; model and loop keep nothing of the records; and
+    torch's seed is secret if there is dropout. The certificate says so: "independence of the loss assumed".
 
-    What the loop can be seen to do wrong is refused: a second pass in one step, another number of records, a batch
-    without a step. An empty batch comes as one record of zeros, whose gradient is dropped.
+    Violations that can be detected are refused: a second pass in one step, another number of records, a batch without a
+    step. An empty batch is given as one record of zeros, whose gradient is dropped.
     """
 
     def __init__(self, trainer: PrivateSGD) -> None:
         self.trainer = trainer
-        """Has epsilon(), certificate and composition() of the steps so far."""
+        """The trainer, with epsilon(), certificate and composition() of the steps so far."""
         self._trained = TrainableModel(trainer.gradients.model)
         layers = self._trained.layers()
         if layers is None:
             raise InvalidInput(
-                "a layer with trained parameters has no rule for gradients per record, so that a loop of its own "
-                "cannot train it; leave trust_loop out"
+                "a layer with trained parameters has no rule for gradients per record, which trust_loop needs; leave "
+                "trust_loop out"
             )
         self._layers = layers
         self._turn: Turn | None = None
@@ -177,7 +176,7 @@ class TrustedLoader:
             yield batch if self._records else example(self.trainer.data, self._trained.device, self.trainer.collate)
 
     def _before_pass(self, model: nn.Module, _: Any) -> None:
-        """Makes the layers hand over their gradients, in a pass that trains."""
+        """Makes the layers collect gradients per record, in a training pass."""
         if not (model.training and torch.is_grad_enabled()) or self._turn is None or self._turn.used:
             return
         if self._pass is not None:
@@ -197,7 +196,7 @@ class TrustedLoader:
         trainer, turn, found = self.trainer, self._turn, self._pass
         trainer.check_process()
         if turn is None or turn.used:
-            raise InvalidInput("optimizer.step() serves a batch of the private loader, once; draw the next batch first")
+            raise InvalidInput("optimizer.step() needs a new batch of the private loader; draw the next batch first")
         trainer.check_turn(turn)
         if found is None or not found.came:
             raise InvalidInput("before optimizer.step(), run the model on the batch in training mode, and backward()")

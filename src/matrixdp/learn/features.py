@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.independence import outputs
 from matrixdp.learn.layers.normalization import refuse_batch_statistics
+from matrixdp.learn.record_independence import outputs
 from matrixdp.pipeline import Release, Spends, release
 from matrixdp.sensitivity import OneRow
 
@@ -23,20 +23,21 @@ CHUNK = 1024
 class PrivateFeatures(nn.Module):
     """An `nn.Sequential` split in two: a fixed front that computes features, and a top that is trained on noisy ones.
 
-    The front's features are bounded by tanh, so each lies in [-1, 1] whatever the record. `release` computes the
-    features of all records once and adds noise; training on them is post-processing, for any number of epochs.
+    The front's features are bounded by tanh, so each is in [-1, 1] whatever the record; a NaN, where the front
+    overflows, counts as 0. `release` computes the features of all records once and adds noise; training on them is
+    post-processing, for any number of epochs.
 
-    Guarantee: the certificate of the release: one record replaced by another, the number of records public. It covers
-    the features alone: the front must not have been trained on these records. It cannot mix them, by construction
-    (`independence`). Labels get no noise, so they must be public or released by other means.
+    Guarantee: the certificate of the release, for one record replaced by another; the number of records is public. It
+    covers the features alone, so the front must not have been trained on these records. The front cannot mix records,
+    by construction (`record_independence`). Labels get no noise: they must be public or released by other means.
 
     Args:
         model: the network; its modules before `split` become the front, the rest the top.
         split: where the top begins.
 
     Source: yang2021improved, section 5, type II.
-    Deviates: 1. one record changes one row of the features, in place of all rows; 2. the front is frozen, where the
-        paper is silent about how it was trained.
+    Deviates: 1. one record changes one row of the features, not all rows; 2. the front is frozen; the paper does not
+        say how it was trained.
 
     Example:
         >>> import torch
@@ -62,7 +63,7 @@ class PrivateFeatures(nn.Module):
     @_check.withheld("model")
     def features(self, inputs: Tensor) -> Tensor:
         """The features without noise, one row per record; private."""
-        self.front.eval()  # train() reaches it too, and batch normalisation would mix the records
+        self.front.eval()  # train() applies to it too, and batch normalization would mix the records
         return _features(self.front, inputs)
 
     def release(
@@ -79,7 +80,7 @@ class PrivateFeatures(nn.Module):
 
         Args:
             inputs: all records, on the device of the front; a record that is not finite is refused.
-            budget: the guarantee for the one release.
+            budget: for this release.
             mechanism: as for `matrixdp.release`.
             ledger: charged before the noise is drawn.
             note: stored in the ledger with this release; never data.
@@ -110,4 +111,5 @@ class PrivateFeatures(nn.Module):
 
 
 def _features(front: nn.Module, inputs: Tensor) -> Tensor:
-    return torch.cat([outputs(front, (inputs[first : first + CHUNK],)) for first in range(0, len(inputs), CHUNK)])
+    parts = [outputs(front, (inputs[first : first + CHUNK],)) for first in range(0, len(inputs), CHUNK)]
+    return torch.cat(parts).nan_to_num(nan=0.0)  # a refusal would reveal that a record made the front overflow

@@ -1,16 +1,16 @@
 """The sum of clipped gradients per record, of a model and a loss that cannot mix records.
 
-Two ways lead to gradients per record. Where the traced graph of model and loss has a rule for every operation
-(`independence.traced`), one forward and one backward pass over the batch give them (`backward`), by a rule for each
-layer (`layers`). Everything else runs one record at a time (`independence.one_record`). Here norms become weights, and
-the gradients are summed.
+Gradients per record are computed in one of two ways. If the traced graph of model and loss has a rule for every
+operation (`record_independence.traced`), one forward and one backward pass over the batch give them (`backward`), by a
+rule for each layer (`layers`). Everything else runs one record at a time (`record_independence.one_record`). This
+module turns norms into weights, and sums the weighted gradients.
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,55 +22,59 @@ from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.backward import BackwardPass, Gradients
 from matrixdp.learn.clipping import QuantileClip
-from matrixdp.learn.independence.one_record import each_record, one_each, record_gradients
-from matrixdp.learn.independence.rules import NoRule, require
-from matrixdp.learn.independence.traced import TracedModel, autocast
+from matrixdp.learn.inputs import Inputs, as_tensors, count_rows, kinds_of
 from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.rounding import factor_roundoff, rounded_down, roundoff
 from matrixdp.learn.layers.trainable import Layer, TrainableModel
+from matrixdp.learn.randomness import forked
+from matrixdp.learn.record_independence.one_record import each_record, one_each
+from matrixdp.learn.record_independence.recorded import RecordedGradients
+from matrixdp.learn.record_independence.rules import NoRule, require
+from matrixdp.learn.record_independence.traced import TracedModel, autocast, has_global_hooks
 
 Loss = Callable[[Any, Any], Tensor]
-Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
 
-# How many numbers gradients may have, all records and parameters together, where each is formed; on a GPU more.
+# The most numbers in explicit gradients of all records and parameters together; a GPU may hold more.
 _MOST_NUMBERS = 1 << 27
 
 
 @dataclass(frozen=True)
 class _Fast:
-    """A traced graph, and its layers with trained parameters, each of which has a rule for gradients per record."""
+    """A traced graph, and its layers with trained parameters, which all have a rule for gradients per record."""
 
     graph: TracedModel
     layers: Sequence[Layer]
-    records: list[Any]  # what the graph was checked for: shapes and types of the tensors of a record
+    records: list[Any]  # shapes and types of a record's tensors, which the graph was checked for
 
 
 class ClippedGradients:
     """The sum over a batch of gradients per record, each clipped.
 
     Args:
-        model: Any module; it takes tensors with one row per record. Those that PyTorch can trace, whose operations have
-            rules (`independence.rules`) and whose trained parameters lie in layers with a rule (Linear, Conv1d to 3d,
-            Embedding, LayerNorm, RMSNorm, GroupNorm, InstanceNorm) are fast; all others run one record at a time.
+        model: Any module that takes tensors with one row per record. It is fast if PyTorch can trace it, its operations
+            have rules (`record_independence.rules`) and its trained parameters are in layers with a rule (Linear,
+            Conv1d to 3d, Embedding, LayerNorm, RMSNorm, GroupNorm, InstanceNorm); others run one record at a time.
         loss: `loss(outputs, targets)` gives one value per record, as with reduction="none".
         clip: The bound on one record's gradient; or a QuantileClip, which follows their norms.
         norm: "l2": the whole gradient is scaled by min(1, clip / its Euclidean norm). "linf": every entry is clamped to
             [-clip, clip]; this holds the gradients of all records in memory at once.
-        augment: Changes one record's input at random: a function of what the model takes for one record, without the
-            batch dimension. It runs one record at a time (`independence.one_record`), so it uses torch functions alone.
-        views: How many times each record is augmented. Its gradient is the average over these views, which is clipped
-            as one: several views count as one record.
+        augment: Changes one record's input at random: a function of the model's arguments for one record, without the
+            batch dimension. It must use torch functions only.
+        views: How many times each record is augmented. The average gradient over these views is clipped as one: several
+            views count as one record.
+        batch_size: A public size that few batches exceed. Passes that run one record at a time are recorded for it
+            (`record_independence.recorded`); larger batches take several passes. None: no pass is recorded.
 
     Guarantee:
         Among n records, leaving one out changes `flat`, as computed, by a vector whose Euclidean norm ("l2") or largest
         entry ("linf") is at most clip (1 + 2 e), e = `sum_error(n)`; 2 e is 3e-5 for 60,000 records. Proved: a record's
-        gradient is computed from that record alone (`independence`); its contribution is within clip, as norms count
-        their own rounding error; and the sum in float64 of any n of them has an error of at most e clip; see
+        gradient is computed from that record alone (`record_independence`); its contribution is within clip, as norms
+        count their own rounding error; and the sum in float64 of any n of them has an error of at most e clip; see
         `layers.rounding`. A record whose loss, gradient or squared norm is not finite adds exactly zero. Assumed: the
         numbers that kernels compute for a record before the sum (losses, layer inputs, gradients of outputs, norms) do
-        not change with the other records of the batch. This fails in last digits: measured in float32 on a CPU, others
-        moved by up to 3.3e-6 clip ("l2"; 1.7e-5 in "linf"). The whole change stayed below clip there, but no bound is
-        proved. With a QuantileClip, `flat` has one entry more, and its `radius` takes the place of clip (`clipping`).
+        not depend on the other records of the batch. This fails in the last digits: measured in float32 on a CPU, other
+        records' contributions changed by up to 3.3e-6 clip ("l2"; 1.7e-5 in "linf"). The whole change stayed below clip
+        there, but no bound is proved. With a QuantileClip, `flat` has one more entry, and its `radius` replaces clip.
 
     Example:
         >>> import torch
@@ -91,6 +95,7 @@ class ClippedGradients:
         norm: str = "l2",
         augment: Callable[[Any], Any] | None = None,
         views: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         self._loss = loss
         self._quantile = clip if isinstance(clip, QuantileClip) else None
@@ -109,10 +114,15 @@ class ClippedGradients:
         """The sum, in float64 whatever the parameters' type; private until noise is added."""
         self._sum, self._count = self.flat[:size], self.flat[size:]
         self._totals = dict(self._trained.split(self._sum))
-        # Gradients are multiplied by it before they are clipped; on the device, for recorded passes.
+        # A factor on gradients before they are clipped; on the device, for CUDA graphs.
         self._scale = torch.ones((), dtype=self._trained.wide, device=self._trained.device)
         self._threshold = self._clip
         self._ways: dict[Any, _Fast | None] = {}
+        self._batch_size = None if batch_size is None else _check.count("batch_size", batch_size)
+        self._one_at_a_time = RecordedGradients()
+        # One record of zeros: the arguments of model and loss, and, if records run one at a time, its views.
+        self._example: tuple[Any, Any] | None = None
+        self._example_views: list[Any] = []
         self._refused = False
         self.slow_because: str | None = None
         """Why records run one at a time, if they do."""
@@ -130,12 +140,12 @@ class ClippedGradients:
 
     @property
     def clip(self) -> float:
-        """The bound on one record's gradient; of a QuantileClip, the first."""
+        """The bound on one record's gradient; the first one of a QuantileClip."""
         return self._clip
 
     @property
     def threshold(self) -> float:
-        """The clip at present: another than `clip` after steps with a QuantileClip. Computed from what was released."""
+        """The current clip: after steps with a QuantileClip not `clip`, but computed from released values."""
         return self._threshold
 
     @threshold.setter
@@ -150,7 +160,7 @@ class ClippedGradients:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the parts of `flat`, one after the other."""
+        """The shapes of the parts of `flat`, in order."""
         return [tuple(p.shape) for p in self._trained.names] + [(1,)] * len(self._count)
 
     @property
@@ -164,16 +174,23 @@ class ClippedGradients:
         return self._norm
 
     def zero(self) -> None:
-        """Sets the sum to zero, and the gradients of the parameters."""
+        """Sets the sum and the gradients of the parameters to zero, at the start of a step.
+
+        Changes of the model are noticed here, and not at the first record: some batches are empty.
+        """
         self.flat.zero_()
-        self._trained.check_unchanged()
+        if self._example is None:
+            self._trained.check_unchanged()
+        elif self._way(*self._example) is None:
+            targets = self._example[1]
+            self._one_at_a_time.begin(self.model, self.loss, self._named(), self._example_views, targets)
         self.attach()
 
     def attach(self) -> None:
         """Makes `flat`, in the parameters' type, the gradient of the parameters; until then they have the former one.
 
-        Every .grad is a new view each time: an optimizer may have set it to None, and a model that is converted or
-        moved takes the data of its .grad with it.
+        Every .grad is a new view each time: an optimizer may set it to None, and converting or moving a model replaces
+        the data of its .grad.
         """
         self._handed.copy_(self._sum)
         for parameter, part in self._trained.split(self._handed):
@@ -190,24 +207,25 @@ class ClippedGradients:
         """Adds the clipped gradients of a batch, or of a part of one, to `flat`.
 
         Args:
-            inputs: What the model takes, one record per row; a tuple stands for several arguments, a dictionary for
-                arguments by name.
-            targets: What the loss takes beside the model's output: tensors in tuples, lists and dictionaries.
+            inputs: The model's input, one record per row; a tuple gives several positional arguments, a dictionary
+                keyword arguments.
+            targets: What the loss takes besides the model's output: tensors in tuples, lists and dictionaries.
 
         Returns:
             How many records were dropped because their loss or gradient was not finite.
         """
-        arguments = _tensors(inputs)
-        if _rows(arguments) == 0:
+        arguments = as_tensors(inputs)
+        if count_rows(arguments) == 0:
             return 0
-        self.prepare(inputs, targets)
+        fast = self._way(arguments, targets)
         with _check.withheld("model or loss"):
-            return sum(self._accumulate(*part) for part in self._parts(arguments, targets))
+            parts = self._parts(arguments, targets, whole=fast is not None)
+            return sum(self._accumulate(*part, fast) for part in parts)
 
-    def _accumulate(self, arguments: Any, targets: Any) -> int:
-        found, finite = self._pass(arguments, targets)
+    def _accumulate(self, arguments: Any, targets: Any, fast: _Fast | None) -> int:
+        found, finite = self._pass(arguments, targets, fast)
         with torch.no_grad():
-            if finite.is_cuda:  # which goes on while the sum is prepared
+            if finite.is_cuda:  # add before waiting for the count
                 self._add(found, finite)
                 return int((~finite).sum())
             dropped = int((~finite).sum())
@@ -216,98 +234,107 @@ class ClippedGradients:
 
     def add_present(self, arguments: Any, targets: Any, present: Tensor) -> Tensor:
         """`accumulate` for the records marked as present, without waiting for the device or checking the arguments."""
-        found, finite = self._pass(arguments, targets)
+        found, finite = self._pass(arguments, targets, self._ways[self._key(arguments, targets)])
         with torch.no_grad():
             self._add(found, finite & present)
             return (present & ~finite).sum()
 
     def add_pass(self, found: BackwardPass) -> int:
-        """`accumulate` for a pass over a batch that was made elsewhere."""
+        """`accumulate` for a pass that ran elsewhere."""
         finite = torch.isfinite(found.squared_norm)
         with torch.no_grad():
             self._add(found, finite)
         return int((~finite).sum())
 
     def prepare(self, inputs: Inputs, targets: Any) -> bool:
-        """Finds the way for records of this shape; of the records, only shapes and types are used.
+        """Chooses how to compute records of this shape; of the records, only shapes and types are used.
 
         Returns:
-            Whether it is the fast one. If not, that is said once, as a warning.
+            Whether the fast way works. If not, a warning says so once.
 
         Raises:
             InvalidInput: if not even one record at a time can be computed.
         """
-        arguments = _tensors(inputs)
+        return self._way(as_tensors(inputs), targets) is not None
+
+    def _way(self, arguments: Any, targets: Any) -> _Fast | None:
         self._trained.check_unchanged()
         key = self._key(arguments, targets)
         if key not in self._ways:
-            self._ways[key] = self._fast_way(arguments, targets)
+            given = " (the loss gets the outputs and the whole dictionary)" if isinstance(targets, Mapping) else ""
+            # a model may seed while it is traced
+            with forked(self.flat.device), _check.withheld(f"model or loss{given}"):
+                self._ways[key] = self._fast_way(arguments, targets)
             if self._ways[key] is None:
                 warnings.warn(
                     "records run one at a time, under torch.func.vmap, which takes several times as long: "
                     f"{self.slow_because}",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-        return self._ways[key] is not None
+        return self._ways[key]
 
-    @_check.withheld("model or loss")
     def _fast_way(self, arguments: Any, targets: Any) -> _Fast | None:
-        """The traced graph; None, after a trial on zeros, where records run one at a time."""
+        """The traced graph; None, after a trial on zeros, if records run one at a time."""
+        zeros = trees.tree_map_only(Tensor, lambda t: t.new_zeros(1, *t.shape[1:]), (arguments, targets))
+        self._example = zeros
         try:
             view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
             layers = TrainableModel(graph.model).layers()
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
-            return _Fast(graph, layers or (), _kinds(view))
+            return _Fast(graph, layers or (), kinds_of(view))
         except NoRule as reason:
-            zeros = trees.tree_map_only(Tensor, lambda t: t.new_zeros(1, *t.shape[1:]), (arguments, targets))
             self._one_by_one(*zeros)
             self.slow_because = str(reason)
+            if self._batch_size is not None and self._one_at_a_time.size is None:
+                most = max(1, _most_numbers(self.flat.device) // len(self.flat))
+                self._one_at_a_time.size = min(self._batch_size, most)
+            self._example_views = self._seen(zeros[0])
             return None
 
     def _key(self, arguments: Any, targets: Any) -> Any:
-        """What the way depends on: shapes and types of records, which modules are in training mode, and autocast."""
+        """What the choice depends on: shapes and types of records, modes of modules, autocast, and global hooks."""
         leaves, structure = trees.tree_flatten((arguments, targets))
         shapes = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         parts = [part for part in (self.model, self.loss) if isinstance(part, nn.Module)]
         modes = tuple(module.training for part in parts for module in part.modules())
-        return shapes, str(structure), modes, autocast()
+        return shapes, str(structure), modes, autocast(), has_global_hooks()
 
-    def _parts(self, arguments: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
-        """The whole batch, or so much of it at a time as memory allows where all gradients are formed."""
-        batch = _rows(arguments)
-        slow = self._ways[self._key(arguments, targets)] is None
-        stride = max(1, _most_numbers(self.flat.device) // len(self.flat)) if slow else batch
+    def _parts(self, arguments: Any, targets: Any, *, whole: bool) -> Iterator[tuple[Any, Any]]:
+        """The whole batch, or parts of it that fit into memory if all gradients are formed."""
+        batch, recorded = count_rows(arguments), self._one_at_a_time.size
+        whole = whole or (recorded is None and batch * len(self.flat) <= _MOST_NUMBERS)
+        stride = batch if whole else recorded or max(1, _most_numbers(self.flat.device) // len(self.flat))
         for first in range(0, batch, stride):
             rows = slice(first, first + stride)
             yield trees.tree_map_only(Tensor, operator.itemgetter(rows), (arguments, targets))
 
-    def _pass(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
+    def _pass(self, arguments: Any, targets: Any, fast: _Fast | None) -> tuple[Gradients, Tensor]:
         """Gradients and norms of a batch, and which records have a finite gradient.
 
-        What was refused once may have kept records, and could use them in a later batch: so it never runs again.
+        Code that failed once may have kept something of the records for a later batch, so it never runs again.
         """
         if self._refused:
             raise InvalidInput(
-                "a batch was refused here before, and model, loss or augment may have kept records of it; mend what "
-                "was refused, and begin anew"
+                "a batch failed or was refused here before, and model, loss or augment may have kept something of it; "
+                "correct what went wrong, and make a new trainer, which can continue from the state_dict() of this one"
             )
         try:
-            return self._found(arguments, targets)
-        except InvalidInput:
-            self._refused = True
+            return self._found(arguments, targets, fast)
+        except BaseException:
+            self._refused = fast is None or self.augmented  # a checked graph has no code that could keep anything
             raise
 
-    def _found(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
-        fast = self._ways[self._key(arguments, targets)]
+    def _found(self, arguments: Any, targets: Any, fast: _Fast | None) -> tuple[Gradients, Tensor]:
         if fast is None:
             return self._one_by_one(arguments, targets)
         explicit = self.norm == "linf"
-        batch, views = _rows(arguments), self._seen(arguments)
-        if any(_kinds(view) != fast.records for view in views):
+        batch, views = count_rows(arguments), self._seen(arguments)
+        if any(kinds_of(view) != fast.records for view in views):
             raise InvalidInput("augment must give records of the same shapes and types each time")
-        with torch.enable_grad(), BackwardPass(self._trained, fast.layers, batch, explicit=explicit) as found:
+        passing = BackwardPass(self._trained, fast.layers, batch, explicit=explicit)
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), passing as found:
             each = [one_each(fast.graph(view, targets), batch) for view in views]
             losses = each[0] if len(each) == 1 else torch.stack(each).mean(0)
             with torch.autocast(self._trained.device.type, enabled=False):
@@ -315,17 +342,19 @@ class ClippedGradients:
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses.detach())
 
     def _one_by_one(self, arguments: Any, targets: Any) -> tuple[Gradients, Tensor]:
-        found = Gradients(self._trained, _rows(arguments))
-        named = {name: parameter for parameter, name in self._trained.names.items()}
-        views = self._seen(arguments)
-        gradients, losses = record_gradients(self.model, self.loss, named, views, targets)
+        found = Gradients(self._trained, count_rows(arguments))
+        named, views = self._named(), self._seen(arguments)
+        gradients, losses = self._one_at_a_time(self.model, self.loss, named, views, targets)
         with torch.autocast(self._trained.device.type, enabled=False):
             for name, values in gradients.items():
                 found.add(named[name], ExplicitGradients(values.to(self._trained.wide)))
         return found, torch.isfinite(found.squared_norm) & torch.isfinite(losses)
 
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for parameter, name in self._trained.names.items()}
+
     def _seen(self, arguments: Any) -> list[Any]:
-        """What the model gets in place of these arguments: as many sets of them as there are views."""
+        """The arguments that the model gets, augmented once per view."""
         augment = self._augment
         if augment is None:
             return [arguments]
@@ -336,7 +365,7 @@ class ClippedGradients:
             return [each_record(augment, arguments) for _ in range(self._views)]
 
     def _add(self, found: Gradients, kept: Tensor | None) -> None:
-        """Adds the clipped gradients of the records that are kept; of all when None is given."""
+        """Adds the clipped gradients of the records that are kept; None keeps all."""
         with torch.autocast(self._trained.device.type, enabled=False):
             self._add_in_full(found, kept)
 
@@ -363,32 +392,8 @@ class ClippedGradients:
             usable.add(weights, self._totals[parameter])
 
 
-def _tensors(inputs: Any) -> tuple[Any, ...] | dict[str, Any]:
-    """The model's arguments by place or by name, as plain tensors, however nested, with equally many rows."""
-    several = isinstance(inputs, dict) or (isinstance(inputs, tuple) and not hasattr(inputs, "_fields"))
-    given = inputs if several else (inputs,)
-    leaves = trees.tree_leaves(given)
-    if not leaves or not all(isinstance(t, Tensor) and t.ndim > 0 for t in leaves):
-        raise InvalidInput(
-            f"inputs must be a tensor with one row per record, or a tuple or dictionary of them, got {type(inputs)}"
-        )
-    if len({t.shape[0] for t in leaves}) > 1:
-        raise InvalidInput(f"inputs must have equally many rows, got {[t.shape[0] for t in leaves]}")
-    found: tuple[Any, ...] | dict[str, Any] = trees.tree_map(lambda t: t.detach().as_subclass(Tensor), given)
-    return found
-
-
-def _rows(arguments: Any) -> int:
-    return int(trees.tree_leaves(arguments)[0].shape[0])
-
-
-def _kinds(arguments: Any) -> list[Any]:
-    """Shapes and types of the tensors of a record."""
-    return [(t.shape[1:], t.dtype) for t in trees.tree_leaves(arguments)]
-
-
 def _most_numbers(device: torch.device) -> int:
-    """Half of a GPU's free memory holds so many in float32; passes are few then."""
+    """How many numbers in float32 fit into half of a GPU's free memory, so that passes are few; slow to ask for."""
     if device.type != "cuda":
         return _MOST_NUMBERS
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -25,7 +25,7 @@ from matrixdp.privacy.drawing import Drawing, drawing_for
 from matrixdp.secure.grid import LIMIT, Grid
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
-# A recipe gives noise its shape; its size comes later, from the certificate. So any budget will do to ask for it.
+# A recipe gives noise its shape; the certificate decides its size later. So the recipe can be asked with any budget.
 ANY_BUDGET = Budget(0.5, 1e-6)
 
 
@@ -38,15 +38,15 @@ def propose(
     by_layer: bool = False,
     **options: Any,
 ) -> NoiseLaw:
-    """What a mechanism proposes for the parameters of a network, laid out one after the other in one vector.
+    """The law that a mechanism proposes for the parameters of a network, concatenated into one vector.
 
     Args:
         mechanism: a name in the registry.
         shapes: the shapes of the parameters.
         sensitivity: what a neighbour can change in the whole vector: Frobenius or Entrywise with one bound.
-        budget: what the recipe is asked for, of the whole vector or of each layer.
-        by_layer: calls the recipe for each parameter, read as a matrix: a weight has a row for each output, a bias is
-            one column. What the layers guarantee together is for the certificate to say.
+        budget: that the recipe is asked with, for the whole vector or for each layer.
+        by_layer: calls the recipe for each parameter as a matrix: a weight has a row for each output, a bias is one
+            column. The certificate says what all layers guarantee together.
         **options: options of the mechanism.
     """
     one_bound = isinstance(sensitivity, Entrywise) and np.ndim(sensitivity.bound) == 0
@@ -55,7 +55,7 @@ def propose(
     if any(isinstance(value, Released) for value in options.values()):
         raise InvalidInput(
             "directions must be a public matrix here: the noise gets its size later, and what an earlier release cost "
-            "would be left out; take its eigenvectors yourself, and account for that release beside the training"
+            "would be left out; take its eigenvectors yourself, and account for that release separately"
         )
     if not by_layer:
         size = sum(math.prod(shape) for shape in shapes)
@@ -74,20 +74,20 @@ def propose(
 
 
 def check_drawable(law: NoiseLaw) -> None:
-    """Raises InvalidInput for noise that is not drawn on parameters."""
+    """Raises InvalidInput for laws that cannot be drawn on parameters: all but Gaussian and spherical ones."""
     if not isinstance(law, (Gaussian, Spherical)):
         raise InvalidInput(f"noise on parameters must be Gaussian, got {law.describe()}; use 'analytic'")
 
 
 def as_matrix(shape: Shape) -> Shape:
-    """A parameter's shape as that of a matrix: outputs x everything else."""
+    """The shape of a parameter as a matrix: outputs x everything else."""
     return shape[0] if shape else 1, math.prod(shape[1:])
 
 
 def balanced(law: Gaussian, sensitivity: Sensitivity) -> Gaussian:
-    """The layers weighed against each other for the least total error.
+    """The law with layers scaled against each other for the least total error.
 
-    Under one norm for all, each may have the whole mu; under a bound for each entry, the squares of their mu add up.
+    Under one norm for all layers, each may use the whole mu; under a bound on entries, the squares of their mu add up.
     """
     if not isinstance(law.covariance, Blocks):
         return law
@@ -111,9 +111,8 @@ class ParameterNoise:
         law: the noise, on a vector.
         sensitivity: what a neighbour can change.
         largest_norm: a bound on the norm of the vectors that the noise will be added to, whatever the data.
-        drawing: how to draw it; worked out when it is left out.
-        generator: for reproducible studies only; the noise is then drawn in floating point and hides nothing from those
-            who know the seed.
+        drawing: how to draw it; by default computed from the law.
+        generator: for reproducible studies only; the noise is then drawn in floating point and is not private.
     """
 
     def __init__(
@@ -144,11 +143,11 @@ class ParameterNoise:
         super().__setattr__(name, value)
 
     def warm_up(self, flat: torch.Tensor) -> None:
-        """Imports and compiles the sampler, by a draw that is thrown away."""
+        """Imports and compiles the sampler, by a draw that is discarded."""
         self.add_(torch.zeros_like(flat))
 
     def add_(self, flat: torch.Tensor) -> None:
-        """Adds one draw to a contiguous vector of float32 or float64, where it lies."""
+        """Adds one draw to a contiguous vector of float32 or float64, in place."""
         right = tuple(flat.shape) == self.law.shape and flat.is_contiguous()
         if not (right and flat.dtype in (torch.float32, torch.float64)):
             raise InvalidInput(
@@ -161,7 +160,7 @@ class ParameterNoise:
 
 
 def check_room(law: NoiseLaw, drawing: Drawing, largest_norm: float) -> None:
-    """Raises InvalidInput unless every value of at most this norm fits the grid: no step is refused for its data."""
+    """Raises InvalidInput unless every value of this norm fits the grid, so that no step is refused for its data."""
     if drawing.grid is None or not (isinstance(law, Gaussian) and isinstance(law.covariance, FullCovariance)):
         return
     white = largest_norm / law.covariance.smallest_std
@@ -173,7 +172,7 @@ _Draw = Callable[[torch.Tensor, torch.Generator | None], None]
 
 
 def _draw_on(device: torch.device, law: NoiseLaw, drawing: Drawing) -> _Draw:
-    """What draws the law there."""
+    """A function that draws the law on this device."""
     if isinstance(law, Spherical):
         return lambda flat, generator: _add_spherical(flat, law, generator)
     assert isinstance(law, Gaussian)

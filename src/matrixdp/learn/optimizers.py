@@ -9,10 +9,10 @@ from matrixdp.errors import InvalidInput
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Every parameter that the optimizer changes must get its gradient from the trainer, with noise."""
+    """Raises InvalidInput unless all parameters of the optimizer get noisy gradients from the trainer."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput(
-            "optimizer must take one gradient per step; LBFGS asks for several, each of which would cost"
+            "optimizer must take one gradient per step; LBFGS asks for several, each of which would use budget"
         )
     private = {id(p) for p in model.parameters() if p.requires_grad}
     others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in private]

@@ -1,4 +1,4 @@
-"""Noise against signal, for batch sizes, epochs and clips at a budget, before anything is spent."""
+"""The noise-to-signal ratio for batch sizes, epochs and clips at a budget, before anything is spent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from matrixdp import _check, _extras
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.clipping import largest_change
 from matrixdp.learn.noise import propose
@@ -31,13 +31,13 @@ class PlanRow:
 
     Attributes:
         batch_size: the expected size of a batch.
-        epochs: how many.
-        steps: how many, of all epochs.
+        epochs: how many epochs.
+        steps: how many steps, in all epochs.
         clip: the largest norm of a record's gradient.
         noise_multiplier: standard deviation of the noise on each entry of the summed gradients, divided by clip.
         noise_std: standard deviation of the noise on each entry of the averaged gradient.
         noise_to_signal: norm of the noise of a step, divided by the largest norm of the averaged gradient.
-        overall: the same for the sum of all steps, where signals add up and noises add up in squares.
+        overall: the same for the sum of all steps, where signals add up and noise variances add up.
     """
 
     batch_size: int
@@ -67,7 +67,7 @@ class TrainingPlan:
 
     @property
     def best(self) -> PlanRow:
-        """The row with the least noise against signal, overall."""
+        """The row with the least overall noise-to-signal ratio."""
         return min(self.rows, key=lambda row: row.overall)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -120,18 +120,18 @@ def plan(
     Signal is the largest norm that the average of clipped gradients can have; it is reached if the gradients of all
     records agree. Hence the ratios are lower bounds: they compare settings, they do not predict accuracy.
 
-    Guarantee: none is needed, as no record is read. Each row's noise is what PrivateSGD takes for that row, sized by
-    the same accountant.
+    Guarantee: none is needed, as no record's values are read. Each row's noise is what PrivateSGD adds by default with
+    these settings, sized by the same accountant.
 
     Args:
-        model: the model, or how many parameters are trained.
+        model: the model, or the number of trained parameters.
         data: the data set, or the number of records, which is public.
         budget: the guarantee for the whole training.
         batch_sizes: expected sizes of a batch, one or several.
         epochs: one or several.
         clip: clips, one or several.
         gradient_norm: the usual norm of a record's gradient, from public data; a clip above it adds noise without
-            adding signal. Left out, every gradient is taken to reach the clip.
+            adding signal. By default, every gradient is assumed to reach the clip.
 
     Example:
         >>> from matrixdp import Budget
@@ -140,9 +140,7 @@ def plan(
         >>> [(row.batch_size, round(row.noise_multiplier, 2)) for row in found]
         [(256, 0.69), (1024, 0.93)]
     """
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
-    budget.with_delta("a training")
+    checked_budget(budget).with_delta("a training")
     records = _check.count("data", data) if isinstance(data, int) else count_records(data)
     if isinstance(model, nn.Module):
         model = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,9 +1,9 @@
-"""Parts of trainings that reach good accuracy under a budget; `docs/recipes.md` says when to use them, and why.
+"""Building blocks for accurate private training; `docs/recipes.md` says when to use them, and why.
 
 Noise grows with the number of trained parameters. So what need not be learned should be fixed: `Scattering` gives
 features of images that are designed, not trained, and a linear model on them does better under usual budgets than a
-network on pixels. `average_weights` removes noise from the last iterates. Neither costs anything: one is computed from
-each record alone, the other from what is released.
+network on pixels. `average_weights` averages noise out of the last iterates. Neither uses budget: one is computed from
+each record alone, the other from released weights.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from matrixdp.errors import InvalidInput
 class Scattering(nn.Module):
     """Image features without trained parameters: local averages of the magnitudes of wavelet coefficients.
 
-    An image is convolved with wavelets of several scales and directions, and magnitudes are taken; each of these is
-    convolved with the wavelets of all coarser scales, likewise. Image and magnitudes are averaged over squares of
-    2^scales pixels. Images of (batch, channels, height, width) become (batch, channels K, height / 2^scales,
-    width / 2^scales), with K = 1 + L J + L^2 J (J - 1) / 2 for J scales and L directions: 81 by default.
+    An image is convolved with wavelets of several scales and directions, and magnitudes are taken; each magnitude is
+    convolved with the wavelets of all coarser scales, and magnitudes are taken again. Image and magnitudes are smoothed
+    by a Gaussian, and every 2^scales-th pixel is kept. Images of (batch, channels, height, width) become (batch,
+    channels K, height / 2^scales, width / 2^scales), with K = 1 + L J + L^2 J (J - 1) / 2 for J scales and L
+    directions: 81 by default.
 
     Guarantee: each row of the result is a function of one image alone, so all records may be transformed at once before
-    a training.
+    training.
 
     Args:
         scales: how many octaves; height and width must be multiples of 2^scales.
-        directions: how many between 0 and 180 degrees.
+        directions: how many directions between 0 and 180 degrees.
 
     Source: bruna2013invariant; tramer2021differentially for private training on such features.
     Deviates: 1. images are mirrored at their borders; 2. magnitudes are not subsampled before they are averaged.
@@ -69,7 +70,7 @@ class Scattering(nn.Module):
         return torch.stack(found + finer, dim=2).flatten(1, 2)
 
     def _filters(self, images: Tensor) -> tuple[list[list[Tensor]], Tensor]:
-        """Wavelets by scale and direction, and what averages, as factors of frequencies."""
+        """Wavelets by scale and direction, and the low-pass filter, all in the frequency domain."""
         rows, columns = torch.meshgrid(
             *(torch.fft.fftfreq(side, 1 / side, dtype=torch.float64) for side in images.shape[2:]), indexing="ij"
         )
@@ -93,7 +94,7 @@ def _magnitudes(images: Tensor, wavelets: list[Tensor]) -> list[Tensor]:
 
 
 def _morlet(rows: Tensor, columns: Tensor, scale: int, turn: float, slant: float) -> Tensor:
-    """A wave under a bell, with a mean of zero."""
+    """A Morlet wavelet: a wave under a Gaussian window, with mean zero."""
     along = math.cos(turn) * columns + math.sin(turn) * rows
     across = math.cos(turn) * rows - math.sin(turn) * columns
     bell = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * (0.8 * scale) ** 2))
@@ -102,7 +103,7 @@ def _morlet(rows: Tensor, columns: Tensor, scale: int, turn: float, slant: float
 
 
 def shift_and_flip(image: Tensor, pixels: int = 4) -> Tensor:
-    """One image (channels, height, width), moved by up to so many pixels and mirrored at random: for `augment`."""
+    """One image (channels, height, width), shifted by up to `pixels` and mirrored at random: for `augment`."""
     height, width = image.shape[-2:]
     padded = functional.pad(image, (pixels, pixels, pixels, pixels))
     down, right = (torch.randint(0, 2 * pixels + 1, (1,), device=image.device) for _ in range(2))
@@ -112,9 +113,9 @@ def shift_and_flip(image: Tensor, pixels: int = 4) -> Tensor:
 
 
 def average_weights(model: nn.Module, optimizer: torch.optim.Optimizer, decay: float = 0.99) -> AveragedModel:
-    """A copy of the model that follows it: after each step its weights are an exponential average of the model's.
+    """A copy of the model whose weights are an exponential average of the model's weights after each step.
 
-    Guarantee: computed from released weights alone, so it costs nothing.
+    Guarantee: computed from released weights alone, so it is post-processing and uses no budget.
 
     Args:
         model: the model that is trained.

@@ -1,18 +1,18 @@
-"""A training with noise over time that outlives its process: which sum every step was released with.
+"""Resuming a training with noise over time in another process: a file of the sums that steps were released with.
 
 The noise of a step follows from a key and from the sum that it is added to (`correlated_noise`). So a step that is
-taken again with the same sum is the same release; with another sum it would be a second one, which the charge for the
-training does not cover. A file has the key, and for every step a fingerprint of its sum, on the disk before the noise
-is drawn. A step with another sum than its fingerprint says is refused. Hence everything that any process releases with
+repeated with the same sum is the same release; with another sum it would be a second one, which the charge for the
+training does not cover. The file has the key, and for every step a fingerprint of its sum, on the disk before the noise
+is drawn. A step whose sum does not match its fingerprint is refused. Hence everything that any process releases with
 this file is one run: it does not matter how often it was killed, from which checkpoint it was resumed, or how many
 processes resume it at the same time.
 
-Which steps a record takes part in follows from the key and from its place in the data. So the data must be the same, in
-the same order, in every process: otherwise a record could take part more often than the charge is for. The file has a
-fingerprint of what stands for them (`content_of`), under the key, and other data are refused. A data set that is not a
-TensorDataset cannot be read as a whole; that it gives the same record at the same place is then assumed.
+Which steps a record takes part in follows from the key and from its position in the data. So the data must be the same,
+in the same order, in every process: otherwise a record could take part more often than was charged. The file has a
+fingerprint of the data (`content_of`), under the key, and other data are refused. A data set that is not a
+TensorDataset is not read as a whole; that it gives the same record at the same position is then assumed.
 
-The file is a `streams.state.State`: mode 0600, refused when it is a copy or was put back, as far as that can be seen.
+The file is a `streams.state.State`: mode 0600, refused when it is a copy or an older state, as far as that can be seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from matrixdp.streams.state import State, checked_path
 
 
 def content_of(data: Any, units: Units | None) -> bytes:
-    """What stands for all records in their order, and for whose they are; of a TensorDataset alone, for the values."""
+    """A digest of the units of all records, in order, and of the values in a TensorDataset; other data are not read."""
     found = hashlib.sha256()
     for tensor in data.tensors if type(data) is TensorDataset else ():
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
@@ -48,14 +48,14 @@ class ReleasedSteps:
 
     Args:
         path: the file; it is created if there is none.
-        setting: what fixes the training; another one is refused.
+        setting: the settings that fix the training; others are refused.
         origin: of the ledger that is charged; None without one. It must stay the same.
-        content: what stands for the data (`content_of`). It must stay the same.
-        moved: the file was moved on purpose, and the original is gone for good.
+        content: a digest of the data (`content_of`). It must stay the same.
+        moved: the file was moved on purpose, and the original no longer exists.
 
     Raises:
-        InvalidInput: if the file is of another training or of other data, or another ledger is charged.
-        StreamError: if the file is a copy, was put back, is readable by others, or cannot be used.
+        InvalidInput: if the file belongs to another training, other data or another ledger.
+        StreamError: if the file is a copy or an older state, others can read it, or it cannot be used.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ReleasedSteps:
                 )
 
     def key(self) -> Key:
-        """What groups, coins, dropout and noise are made of."""
+        """The key from which groups, coins, dropout and noise are derived."""
         return Key.from_bytes(self._secret)
 
     def __len__(self) -> int:
@@ -93,16 +93,16 @@ class ReleasedSteps:
             return self._state.days(connection)
 
     def admit(self, step: int, fingerprint: bytes) -> None:
-        """Writes what a step, from 0, is released with, before it is.
+        """Writes the fingerprint of a step, from 0, before the step is released.
 
         Raises:
-            InvalidInput: if it was released with something else.
+            InvalidInput: if the step was released with another fingerprint.
             StreamError: if the file cannot be used, or lacks steps before this one.
         """
         with self._state.transaction() as connection:
             known = connection.execute("SELECT fingerprint FROM days WHERE number = ?", (step,)).fetchone()
             if not step <= self._state.days(connection):
-                raise StreamError("the state of the training was put back: steps before this one are missing")
+                raise StreamError("the state of the training is an older one: steps before this one are missing")
             if known is None:
                 connection.execute("INSERT INTO days VALUES (?, ?, NULL)", (step, fingerprint))
             elif not hmac.compare_digest(bytes(known[0]), fingerprint):

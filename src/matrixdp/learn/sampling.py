@@ -1,8 +1,8 @@
 """Poisson sampling: every record joins a batch with the same probability, independently of all others.
 
-A record must be in the data once: sampling and clipping bound what one index of the data set changes. Duplicates that
-can be seen, by indices of subsets or by rows at the same place in memory, are refused; copies of a record that are
-stored elsewhere cannot be distinguished from other records.
+Each record must be in the data once: sampling and clipping bound the change by one index of the data set. Duplicates
+that share an index of a subset, or the same place in memory, are refused; copies of a record that are stored elsewhere
+cannot be distinguished from other records.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class PoissonSampler(datasets.Sampler[list[int]]):
-    """Batches of indices, each index in each batch with the same probability.
+    """Batches of indices; each index joins each batch with the same probability.
 
     Guarantee: an index joins with a probability of at most `rate`, decided by a 64-bit word of a cryptographic stream
     with a fresh key for every pass, independently of all other choices.
 
     Args:
         records: how many records there are.
-        rate: the probability of each to join a batch.
+        rate: the probability that a record joins a batch.
         batches: how many batches a pass has.
         generator: for reproducible studies only; seeded sampling is not private.
 
@@ -60,7 +60,7 @@ class PoissonSampler(datasets.Sampler[list[int]]):
         return (chosen.tolist() for chosen in self.drawn(Key()))
 
     def drawn(self, key: Key) -> Iterator[Indices]:
-        """The batches that a key gives, which is used up."""
+        """The batches that a key determines; the key can be used once."""
         if (seeded := self.generator) is not None:
             for _ in range(self.batches):
                 uniform = torch.rand(self.records, generator=seeded, device=seeded.device, dtype=torch.float64)
@@ -69,25 +69,25 @@ class PoissonSampler(datasets.Sampler[list[int]]):
         stream, words = key.stream(), np.empty(self.records, dtype=np.uint64)
         for batch in range(self.batches):
             stream.fill(words, batch)
-            # of the 2^64 values of a word, the first floor(rate * 2^64) are chosen
+            # a record joins for the first floor(rate * 2^64) of the 2^64 values of a word
             chosen = words < math.floor(self.rate * _WORD) if self.rate < 1 else np.ones(self.records, dtype=bool)
             yield np.flatnonzero(chosen)
 
 
 class CyclicPoisson:
-    """Poisson sampling over groups in turn: step t uses group t mod groups, each of its records with the same chance.
+    """Poisson sampling from groups in turn: step t samples the records of group t mod groups.
 
     Args:
-        group: that of each record.
-        groups: how many there are.
-        rate: the probability of each to join a batch of its group.
+        group: the group of each record.
+        groups: how many groups there are.
+        rate: the probability that a record joins a batch of its group.
     """
 
     def __init__(self, group: Indices, groups: int, rate: float) -> None:
         self._members, self._rate = [np.flatnonzero(group == number) for number in range(groups)], rate
 
     def batch(self, step: int, key: Key, generator: torch.Generator | None) -> list[int]:
-        """The indices of one step's records; `key` is used up."""
+        """The indices of one step's records; `key` can be used once."""
         members = self._members[step % len(self._members)]
         if not len(members):
             return []
@@ -100,7 +100,7 @@ class FixedOrder:
 
     Args:
         order: the indices of all records.
-        size: of a batch; the last one may be smaller.
+        size: of a batch; the last batch may be smaller.
     """
 
     def __init__(self, order: Indices, size: int) -> None:
@@ -112,7 +112,7 @@ class FixedOrder:
 
 
 class StepSampler(datasets.Sampler[list[int]]):
-    """The batches of some steps, one after the other.
+    """The batches of consecutive steps.
 
     Args:
         batch: gives the indices of the records of a step.
@@ -140,14 +140,14 @@ def loader(
 def loader_of(
     data: Any, sampler: datasets.Sampler[list[int]], collate: Collate | None = None
 ) -> datasets.DataLoader[Any]:
-    """A loader of batches by their indices; tensors are gathered at once, other data sets record by record."""
-    if type(data) is datasets.TensorDataset and collate is None:  # a subclass may do more, and per record
+    """A loader of the batches of a sampler; tensors are indexed as a whole, other data sets record by record."""
+    if type(data) is datasets.TensorDataset and collate is None:  # a subclass may change records
         return datasets.DataLoader(data, sampler=sampler, batch_size=None)
     return datasets.DataLoader(_OneByOne(data), batch_sampler=sampler, collate_fn=_Collation(data, collate))
 
 
 class _OneByOne(datasets.Dataset[Any]):
-    """A data set without `__getitems__`, which makes a whole batch and so may mix or repeat records."""
+    """Hides `__getitems__` of a data set: it makes a whole batch, and so may mix or repeat records."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -160,9 +160,9 @@ class _OneByOne(datasets.Dataset[Any]):
 
 
 class _Collation:
-    """Makes a batch of records; a function that is not PyTorch's own sees one record at a time, and cannot mix them.
+    """Makes a batch of records; any function but PyTorch's default sees one record at a time, so it cannot mix them.
 
-    An empty batch has the structure and shapes of others, with no rows.
+    An empty batch has the usual structure and shapes, with no rows.
     """
 
     def __init__(self, data: Any, collate: Collate | None) -> None:
@@ -180,10 +180,11 @@ class _Collation:
 
 
 def split(batch: Any, model: nn.Module) -> tuple[Any, Any]:
-    """What of a batch the model takes, and what the loss takes beside the model's outputs.
+    """Splits a batch into the model's inputs and what the loss takes besides the model's outputs.
 
-    Of a tuple or list the last part is the target. Of a dictionary the model gets the entries that `forward` names, by
-    name, and the loss gets the dictionary. A single tensor is both.
+    Of a tuple or list, the last part is the target; several inputs are passed as positional arguments, unless `forward`
+    takes them as one. Of a dictionary, the model gets the entries that `forward` names as keyword arguments, and the
+    loss gets the whole dictionary. A single tensor is both.
     """
     if not all(isinstance(leaf, Tensor) for leaf in trees.tree_leaves(batch)):
         raise InvalidInput("data must give tensors and numbers, in tuples and dictionaries; drop texts and other items")
@@ -195,8 +196,18 @@ def split(batch: Any, model: nn.Module) -> tuple[Any, Any]:
             raise InvalidInput("the model's forward must take an entry of the records by name, and takes none")
         return inputs, batch
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
+        given = batch[0] if len(batch) == 2 else tuple(batch[:-1])
+        several = isinstance(given, list) and _takes(model, *given) and not _takes(model, given)
+        return tuple(given) if several else given, batch[-1]
     return (batch[0], batch[0]) if isinstance(batch, (tuple, list)) else (batch, batch)
+
+
+def _takes(model: nn.Module, *arguments: Any) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 class Turn:
@@ -205,7 +216,7 @@ class Turn:
     def __init__(self, trainer: Any, before: Turn | None = None, step: int | None = None, run: object = None) -> None:
         self.trainer, self.before, self.used = trainer, before, False
         self.step, self.run = step, run
-        """The step that it was drawn for, from 0, and the run with its coins, where these matter."""
+        """For noise over time: the step that the batch was drawn for, from 0, and the run whose coins drew it."""
 
     def take(self) -> None:
         """Marks it as used."""
@@ -249,7 +260,7 @@ class PoissonBatch:
 
     @property
     def targets(self) -> Any:
-        """A copy of what the loss takes beside the model's output."""
+        """A copy of what the loss takes besides the model's output."""
         return self._copy("targets", self.drawn[1])
 
     def _copy(self, name: str, part: Any) -> Any:
@@ -274,7 +285,7 @@ class PoissonBatch:
 
 
 def check_batch(batch: Any, trainer: Any) -> None:
-    """Raises InvalidInput unless it is a batch of this trainer, as it was drawn, that has had no step."""
+    """Raises InvalidInput unless this is an unchanged batch of this trainer that was not used for a step yet."""
     if not isinstance(batch, PoissonBatch) or batch.turn.used or batch.turn.trainer is not trainer:
         raise InvalidInput(
             "batch must come from this trainer's batches(), and serves one step: a sampler that shuffles, or gives "
@@ -315,7 +326,7 @@ def count_records(data: Any) -> int:
 
 
 def _places(data: Any) -> Indices:
-    """For each record the data set, or memory, that it comes from, and its position there."""
+    """For each record, the data set or memory that it is in, and its position there."""
     if isinstance(data, datasets.Subset):
         inner = _places(data.dataset)
         return inner[np.asarray([int(index) for index in data.indices], dtype=np.int64)]

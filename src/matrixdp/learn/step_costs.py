@@ -1,4 +1,4 @@
-"""What the steps of a training guarantee together, and how many of them fit into its budget."""
+"""The guarantee of all steps of a training together, and how many steps fit into its budget."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.noise import ParameterNoise
 from matrixdp.privacy.certificate import Certificate
 
-RESUMED = "steps count once: one that is taken twice with another sum is a second release, same coins, not counted"
-"""What the guarantee of noise over time leaves out, unless a file has the steps that were released."""
+RESUMED = "each step counts once; one repeated from a checkpoint may be a second release, which is not counted"
+"""What the guarantee of noise over time does not cover, unless a file has the steps that were released."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """The accounts of a training.
+    """The privacy cost of a training's steps.
 
     Attributes:
-        certificate: of one release.
+        certificate: of one release: a step, or for noise over time what `releases` counts.
         noise: of the steps.
-        rate: at which they are sampled, where they are independent.
+        rate: the sampling rate of a step, if steps are independent.
         budget: for all steps.
         seeded: whether noise and batches are reproducible.
     """
@@ -36,37 +36,38 @@ class StepCosts:
     seeded: bool
 
     def releases(self, steps: int) -> tuple[int, float]:
-        """As how many releases with the certificate so many steps count, and at which sampling rate."""
+        """How many releases with the certificate these steps count as, and their sampling rate."""
         return self.noise.releases(steps) if isinstance(self.noise, CorrelatedNoise) else (steps, self.rate)
 
     def charged(self, taken: int, planned: int) -> int:
-        """How many releases were charged before the steps that were taken; noise over time is charged as a whole."""
+        """How many releases are charged for the steps taken; noise over time is charged as a whole."""
         return self.releases(planned)[0] if isinstance(self.noise, CorrelatedNoise) and taken else taken
 
     def after(self, steps: int) -> Accountant:
-        """The accountant of the first so many steps."""
+        """The accountant of the first `steps` steps."""
         accountant = Accountant(self.certificate.adjacency, reproducible=self.seeded)
         if steps:
             accountant.add(self.certificate, *self.releases(steps))
         return accountant
 
     def fits(self, steps: int) -> bool:
-        """Whether so many steps keep the budget."""
+        """Whether this many steps keep the budget."""
         return self.after(steps).delta(self.budget.epsilon) <= self.budget.delta
 
     def affordable(self, planned: int | None, *, accept_violation: bool) -> int:
-        """How many steps fit into the budget; never more than were planned.
+        """The planned number of steps; without one, a number that fits, at most half a percent below the largest.
 
         Raises:
-            BudgetExceeded: if that is none, or fewer than planned, unless that is accepted.
+            BudgetExceeded: if no step fits, or fewer than planned and accept_violation is False.
         """
         if planned is not None and (accept_violation or self.fits(planned)):
             return planned
         if not self.fits(1):
             one = self.after(1).epsilon(self.budget.delta)
             raise BudgetExceeded(
-                f"budget ({self.budget}) is too small to take one step: it would cost epsilon {one:.4g} with the noise "
-                f"given ({self.certificate.law.describe()}); use more noise, a larger budget or smaller batches"
+                f"budget ({self.budget}) is too small to take one step: it would cost epsilon {rounded_up(one)} with "
+                f"the noise given ({self.certificate.law.describe()}); use more noise, a larger budget or smaller "
+                "batches"
             )
         low, high = 1, 2
         while self.fits(high):
@@ -82,7 +83,7 @@ class StepCosts:
         return low
 
     def summary(self, taken: int, planned: int, sampling: str) -> str:
-        """What the steps that were taken guarantee, and how, in words."""
+        """A readable summary of what the steps taken guarantee, and how."""
         epsilon, certificate = rounded_up(self.after(taken).epsilon(self.budget.delta)), self.certificate
         spent = f"epsilon {epsilon} at delta {self.budget.delta:g}" if taken else "nothing spent"
         resumed = isinstance(self.noise, CorrelatedNoise) and not self.noise.recorded  # no file has the released steps

@@ -10,7 +10,7 @@ from matrixdp import _check
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import GuaranteeViolated, InvalidInput
-from matrixdp.learn.clipping import QuantileClip
+from matrixdp.learn.clipping import QuantileClip, largest_change
 from matrixdp.learn.correlated_noise import CorrelatedNoise, noise_over_time
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.noise import ParameterNoise, balanced, propose
@@ -25,8 +25,8 @@ def noise_of_steps(
     gradients: ClippedGradients,
     optimizer: torch.optim.Optimizer,
     *,
-    change: float,
     units: int,
+    contributions: int,
     batch_size: int,
     steps: int | None,
     budget: Budget,
@@ -37,24 +37,27 @@ def noise_of_steps(
     generator: torch.Generator | None,
     **options: Any,
 ) -> tuple[ParameterNoise | CorrelatedNoise, Sensitivity, float]:
-    """The noise, the set that it was certified for, and the rate at which records are sampled.
+    """The noise, the set that it is certified for, and the sampling rate.
 
     Args:
         noise: a mechanism's name, or a law that is used as it is.
         gradients: what it is added to.
-        optimizer: its momentum decides what is to be estimated well, where noise is correlated.
-        change: the most that one unit changes in the sum of a step.
-        units: how many there are; a unit is one record, or several.
+        optimizer: its momentum decides the workload of noise over time.
+        units: how many units there are; a unit is one record, or several.
+        contributions: the most records of a unit that count.
         batch_size: the expected number of units in a batch.
-        steps: how many are planned, if that is known.
+        steps: how many are planned; None if that is open.
         budget: for all steps.
-        clip: as for PrivateSGD, and so are the others.
+        clip: see PrivateSGD.
         order: see PrivateSGD.
         groups: see PrivateSGD.
         by_layer: see PrivateSGD.
         generator: see PrivateSGD.
         **options: options of the mechanism.
     """
+    if contributions > 1 and isinstance(clip, QuantileClip):
+        raise InvalidInput("clip must be a number where several records of a unit count: QuantileClip counts units")
+    change = contributions * largest_change(gradients.radius, contributions * units)  # by one unit, in a step's sum
     if is_over_time(noise):
         if by_layer or gradients.norm != "l2" or steps is None or isinstance(clip, QuantileClip):
             raise InvalidInput(

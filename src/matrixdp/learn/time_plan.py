@@ -1,19 +1,20 @@
-"""Which noise over time a training has: what is public of it, its batches, the number of bands, and the law.
+"""The plan of a training with noise over time: its public settings, batches, number of bands, and noise law.
 
 The sum of clipped gradients at step t is row x_t of a matrix with one row per step. With a lower-triangular strategy C,
-what is released is C x + std z (`distributions.covariance.over_time`).
+the release is C x + std z (`distributions.covariance.over_time`).
 
 **Fixed order.** Batches are the same in every epoch, so a record takes part at every E-th step, E the steps per epoch:
 `Participation(clip, separation=E, cyclic=True)`, under zero-out. The training is one release with that certificate.
 
-**Cyclic Poisson sampling.** Records are put into b groups once, each independently by a secret key; step t uses those
-of group t mod b, each with probability p. Let C have at most b bands. A record of group g can take part at steps g,
-g + b, ..., and what it adds at one of them changes only the next b rows of C x, so no row is changed by two of them.
-Given what was released, the other records and their coins, the rows that follow its k-th turn are Gaussian with a mean
-that is moved, with probability p, by a vector of norm at most clip times the largest column norm of C. So each turn is
-a Poisson-sampled Gaussian release at rate p whose mu is that of one participation, `Participation(clip, times=1)`, and
-there are at most ceil(steps / b) turns (choquette2023amplified). Groups and coins of all records are independent, so
-that leaving a record out changes nothing for the others: the adjacency is add/remove, with a public divisor.
+**Cyclic Poisson sampling.** Each record is assigned once to one of b groups, independently, by a secret key; step t
+samples the records of group t mod b, each with probability p. Let C have at most b bands. A record of group g can take
+part at steps g, g + b, ...; what it adds at step t changes only rows t to t + b - 1 of C x, so no row is changed by two
+of its turns. Given what was released, the other records and their coins, the rows from its k-th turn to the next are
+Gaussian with a mean that is shifted, with probability p, by a vector of norm at most clip times the largest column norm
+of C. So each turn is a Poisson-sampled Gaussian release at rate p with the mu of one participation,
+`Participation(clip, times=1)`, and there are at most ceil(steps / b) turns (choquette2023amplified). Groups and coins
+of all records are independent, so leaving out a record changes nothing for the others: the adjacency is add/remove,
+with a public divisor.
 
 More bands than groups, or a dense C (inverse-banded), would let two turns change the same row: those are refused.
 """
@@ -46,21 +47,21 @@ ORDERS = ("sampled", "fixed")
 """How batches are formed: Poisson sampling, or the same batches in every epoch."""
 
 MOST_BANDS = 64
-"""The most bands that are tried where none are given: each is a vector as large as the model."""
+"""The most bands that bands="auto" tries: each takes a vector as large as the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is public of a training with noise over time.
+    """The public settings of a training with noise over time.
 
     Attributes:
-        records: how many there are.
+        records: how many records, or units, there are.
         batch_size: the expected size of a batch, or its size in a fixed order.
         steps: how many are planned.
         size: how many parameters there are.
-        change: the most that one record changes in a sum of gradients, in norm.
+        change: the largest norm of the change by one record in a sum of gradients.
         order: "sampled" or "fixed".
-        groups: how many groups there are; None for as many as bands. Of a fixed order, there are none.
+        groups: how many groups there are; None for as many as bands, and in a fixed order.
     """
 
     records: int
@@ -90,12 +91,12 @@ class Training:
 
     @property
     def most_groups(self) -> int:
-        """More would be smaller than a batch."""
+        """The most groups; with more, a group would be smaller than a batch."""
         return self.records // self.batch_size
 
     @property
     def sensitivity(self) -> Participation:
-        """What a record changes: in all steps of a fixed order, or in one of its turns where it is sampled."""
+        """The change by one record: in all steps of a fixed order, or in one of its turns with sampling."""
         if self.order == "fixed":
             return Participation(self.change, separation=self.epoch_steps, cyclic=True)
         return Participation(self.change, adjacency=ADD_REMOVE)
@@ -106,7 +107,7 @@ class Training:
         return self.change * (self.batch_size if self.order == "fixed" else self.records)
 
     def releases(self, groups: int, steps: int | None = None) -> tuple[int, float]:
-        """As how many releases with the certificate so many steps count, all by default, and at which sampling rate."""
+        """How many releases with the certificate these steps (by default all) count as, and their sampling rate."""
         steps = self.steps if steps is None else steps
         if self.order == "fixed":
             return min(steps, 1), 1.0
@@ -121,7 +122,7 @@ def is_over_time(noise: Any) -> bool:
 
 
 def momentum_workload(optimizer: torch.optim.Optimizer) -> str:
-    """What the optimizer computes from the steps, as far as it is linear: running sums, or those with momentum."""
+    """The linear part of what the optimizer computes from the steps: running sums, with momentum for SGD."""
     momentum = optimizer.defaults.get("momentum", 0.0) if isinstance(optimizer, torch.optim.SGD) else 0.0
     return f"momentum:{momentum!r}" if 0 < momentum < 1 else "prefix"
 
@@ -132,12 +133,12 @@ def plan(
     """The certificate of the noise that keeps the budget over all steps, and the number of groups.
 
     Args:
-        training: what is public of it.
-        mechanism: of MECHANISMS.
+        training: its public settings.
+        mechanism: one of MECHANISMS.
         budget: for all steps.
         bands: of the strategy, or "auto": the power of two with the least predicted error of the workload. One band is
-            DP-SGD, so that this is never worse.
-        workload: what the model is made of: running sums of the steps, or those of momentum and learning rates.
+            DP-SGD with the same order and groups, so the predicted error is never above that.
+        workload: what the optimizer computes from the steps: running sums, with momentum or learning rates.
     """
     if training.order == "sampled" and mechanism == "inverse-banded":
         raise InvalidInput(
@@ -151,7 +152,7 @@ def plan(
 
 
 def _widths(training: Training, mechanism: str) -> list[int]:
-    """Numbers of bands to try."""
+    """The numbers of bands that "auto" tries."""
     if training.order == "sampled":
         most = training.groups or training.most_groups
     else:
@@ -168,10 +169,10 @@ def _sized(training: Training, mechanism: str, budget: Budget, bands: int, task:
 
 
 def groups_for(training: Training, bands: int) -> int:
-    """The number of groups for a strategy C with so many bands.
+    """The number of groups for a strategy C with this many bands.
 
     Raises:
-        InvalidInput: if there are more bands than groups, for which the guarantee would be false.
+        InvalidInput: if there are more bands than groups, where the guarantee would not hold.
     """
     if training.order == "fixed":
         return 1
@@ -186,7 +187,7 @@ def groups_for(training: Training, bands: int) -> int:
 
 
 def covariance_of(law: NoiseLaw) -> OverTime:
-    """That of a law over time."""
+    """The covariance of a law over time."""
     assert isinstance(law, Gaussian)
     assert isinstance(law.covariance, OverTime)
     return law.covariance

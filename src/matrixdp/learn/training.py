@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import threading
@@ -18,12 +17,12 @@ from torch import nn
 from matrixdp import _check
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import BudgetExceeded, InvalidInput
-from matrixdp.learn.batches import BatchSource, checked_sizes, in_parts
+from matrixdp.learn.batches import BatchSource, checked_sizes, in_parts, likely_size
 from matrixdp.learn.checkpoints import Charges
-from matrixdp.learn.clipping import QuantileClip, largest_change
+from matrixdp.learn.clipping import QuantileClip
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
@@ -51,53 +50,53 @@ class PrivateSGD:
     divides by the expected batch size (a public constant) and calls the optimizer. An empty batch gets noise too; a
     record whose gradient is not finite counts as zero.
 
-    Guarantee: all steps together keep `budget` when one record is added to the data or removed from them, even if every
-    intermediate model is published; the number of records is public. Provided that each record is in the data once.
-    Model and loss cannot mix records, by construction (`independence`). A step that would exceed the budget raises
-    BudgetExceeded before its gradients are computed; a forked process takes none. Not covered, but private, are losses,
-    accuracies on the training records and the attribute `dropped`.
+    Guarantee: all steps together keep `budget` when one record (with `ids`, one unit) is added or removed (zeroed out
+    with order="fixed"), even if every intermediate model is published. The number of records is public, and each must
+    be in the data once. Model and loss cannot mix records, under the assumptions of `ClippedGradients` and
+    `record_independence.one_record`. A step beyond the budget raises BudgetExceeded before its gradients are computed,
+    and a forked process takes none. Not covered, so private, are losses and accuracies on the records, and `dropped`.
 
     Args:
-        model: any module that ClippedGradients knows.
-        optimizer: any optimizer of torch over the model's parameters.
+        model: any module that ClippedGradients accepts.
+        optimizer: any optimizer of torch but LBFGS, over the model's parameters.
         data: a data set, whose items are (input, target), (several inputs, target) or dictionaries (see
-            `sampling.split`); a TensorDataset is fastest. For a DataLoader there is `make_private`.
+            `sampling.split`); a TensorDataset is fastest. For a DataLoader, use `make_private`.
         loss: (outputs, targets) -> one value per record, such as `nn.CrossEntropyLoss(reduction="none")`.
         budget: the guarantee for the whole training.
         batch_size: the expected size of a batch; each record joins with probability batch_size / len(data).
         clip: the largest norm of a record's gradient, or its largest entry (clipping="linf"); it must be public. A
             `QuantileClip` follows the norms by a noisy count in each step.
-        epochs: how many passes the budget is planned for; or
-        steps: how many steps.
+        epochs: how many passes the budget is planned for; or give `steps`.
+        steps: how many steps the budget is planned for.
         clipping: "l2" (the norm of the whole gradient) or "linf" (every entry).
         noise: a mechanism's name, which gives the noise its shape while budget and steps give it its size; or a
-            NoiseLaw on the vector of all parameters, which stays as it is, and then steps may be left out.
+            NoiseLaw on the vector of all parameters, which is used as it is, and then steps may be left out.
             "banded", "toeplitz" and "inverse-banded" are correlated over the steps (docs/over-time.md); their options
             are bands= (a number or "auto", the default), workload= (by default that of the optimizer's momentum) and
             memory= ("kept", or "redrawn" for "inverse-banded": old noise is drawn again instead of kept).
         order: "sampled" (Poisson sampling), or "fixed" for noise over time: the same batches in every epoch, nothing is
             sampled, and the adjacency is zero-out.
-        groups: for noise over time with sampling: records are put into so many groups at random, which take turns; as
-            many as bands by default.
+        groups: for noise over time with sampling: the number of groups, to which records are assigned at random and
+            which take turns; by default as many as bands.
         by_layer: calls the mechanism for each parameter as a matrix.
-        ids: whose each record is, where a unit of privacy has several; the guarantee is then for units, whose number is
+        ids: the unit of each record, if units have several; the guarantee is then for units, whose number is
             public. Records without an id are left out. `batch_size` counts units.
-        contributions: how many records of a unit count, chosen at random in secret. A batch has all of them or none.
-            Each is clipped, so noise grows with this number: choose it small, or make one item of a unit's records.
-        ledger: charged for all planned steps as one block before the first, which is refused if they do not fit; an
-            epoch at a time is then marked as used, before its first step, and what is not taken of it is lost.
-        state: for noise over time, a file, secret and on this machine, with the key and the steps that were released:
-            with it, and a ledger, checkpoints can be resumed (`learn.released_steps`). Data must come back in the same
-            order: a TensorDataset and `ids` are compared with those of the first time; of others it is assumed.
-        moved: the state was moved here on purpose, and the original is gone for good.
-        capture: replays steps as CUDA graphs: faster for small networks; the model must not wait for the device.
+        contributions: the most records of a unit that count, chosen at random in secret. A batch has all or none of
+            them. Each is clipped, so noise grows with this number: choose it small, or make a unit's records one item.
+        ledger: charged for all planned steps as one block before the first step, which is refused if they do not fit.
+            Then each epoch is marked as used before its first step; steps of it that are not taken are lost.
+        state: for noise over time, a file with the key and the released steps, which must stay secret and on this
+            machine. It is needed to resume checkpoints with a ledger (`learn.released_steps`). Data must come back in
+            the same order: a TensorDataset and `ids` are compared with those of the first run, others are assumed.
+        moved: the state was moved here on purpose, and the original no longer exists.
+        capture: replays steps as CUDA graphs: faster for small networks; the model must not synchronize the device.
         largest_batch: batches above this size go through the network in parts, to save memory; no other effect.
         collate: makes a batch of a list of records; it is called with one record at a time.
         augment: changes one record's input at random, by torch functions; it is called with one record at a time.
         views: how many times a record is augmented; the average gradient of its views is clipped as one.
         generator: a seeded generator of batches and noise, for reproducible studies; the certificate says so.
         accept_violation: take all planned steps although the law given does not keep the budget (epsilon() says what
-            they cost), or is not floating-point-safe (the released numbers are not covered, and no ledger is charged).
+            they cost), or is not floating-point-safe (the released numbers are not covered; not with a ledger).
         **options: options of the mechanism.
 
     Source: abadi2016deep, Algorithm 1.
@@ -107,10 +106,9 @@ class PrivateSGD:
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from torch.utils.data import TensorDataset
         >>> from matrixdp import Budget
         >>> from matrixdp.learn import PrivateSGD
-        >>> data = TensorDataset(torch.randn(200, 4), torch.randint(2, (200,)))
+        >>> data = torch.utils.data.TensorDataset(torch.randn(200, 4), torch.randint(2, (200,)))
         >>> model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none")
         >>> optimizer, budget = torch.optim.SGD(model.parameters(), lr=0.1), Budget(3.0, 1e-5)
         >>> trainer = PrivateSGD(model, optimizer, data, loss, budget=budget, batch_size=20, clip=1.0, epochs=2)
@@ -155,9 +153,9 @@ class PrivateSGD:
         self._process, self._stepping = os.getpid(), threading.Lock()
         self.model, self.optimizer, self.budget = model, optimizer, budget
         self.ledger, self.generator = ledger, generator
-        if not isinstance(budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
-        budget.with_delta("a training")
+        checked_budget(budget).with_delta("a training")
+        if ledger is not None:
+            _check.spend_of(ledger)
         if generator is not None:
             if ledger is not None:
                 raise InvalidInput("generator and ledger exclude each other: seeded noise is not private")
@@ -165,18 +163,17 @@ class PrivateSGD:
         # batches
         self.data, self._records, self.collate = data, count_records(data), collate
         self._units = Units.of(ids, contributions, self._records)
-        if contributions > 1 and isinstance(clip, QuantileClip):
-            raise InvalidInput("clip must be a number where several records of a unit count: QuantileClip counts units")
         count, self.batch_size = checked_sizes(self._records, self._units, batch_size)
         self.largest_batch = None if largest_batch is None else _check.count("largest_batch", largest_batch)
         self.epoch_steps = math.ceil(count / batch_size)
         planned = planned_steps(epochs, steps, self.epoch_steps)
         # gradients
-        self.gradients = ClippedGradients(model, loss, clip=clip, norm=clipping, augment=augment, views=views)
+        size = likely_size(self.batch_size * contributions, self.largest_batch)
+        self.gradients = ClippedGradients(
+            model, loss, clip=clip, norm=clipping, augment=augment, views=views, batch_size=size
+        )
         self._captured = CapturedGradients(self.gradients) if capture else None
-        self._accumulate = self._captured.accumulate if self._captured else self.gradients.accumulate
         check_optimizer(optimizer, model)
-        change = contributions * largest_change(self.gradients.radius, contributions * count)
         # noise, and how many steps it allows
         if state is not None and (generator is not None or not is_over_time(noise)):
             raise InvalidInput("state is for noise over time, without a generator; other noise needs no such file")
@@ -184,8 +181,8 @@ class PrivateSGD:
             noise,
             self.gradients,
             optimizer,
-            change=change,
             units=count,
+            contributions=contributions,
             batch_size=batch_size,
             steps=planned,
             budget=budget,
@@ -224,29 +221,29 @@ class PrivateSGD:
 
     @property
     def certificate(self) -> Certificate:
-        """What one step guarantees to the records in its batch; sampling and composition are the accountant's.
+        """The guarantee of one step for the records in its batch; the accountant adds sampling and composition.
 
-        Of noise over time: what all steps guarantee in a fixed order, or one turn of a record where it is sampled.
+        For noise over time: of all steps in a fixed order, or of one turn of a record with sampling.
         """
         units = "" if self._units is None else self._units.remark
         remark = "; ".join(part for part in (self._remark, units) if part)
         return replace(self.noise.certificate, remark=remark) if remark else self.noise.certificate
 
     def epsilon(self, delta: float | None = None) -> float:
-        """What the steps so far guarantee together, at this delta, or at the budget's."""
+        """The epsilon of all steps so far, at this delta, or at the budget's."""
         return self._costs.after(self.steps).epsilon(self.budget.delta if delta is None else delta)
 
     def composition(self) -> Composition:
-        """The steps so far, as a record that verifies; before the first step, all that are planned."""
+        """The steps so far as a verifiable record; before the first step, all planned steps."""
         return self._costs.after(self.steps or self.affordable).composition(self.budget)
 
     def batches(self, epochs: int = 1) -> Iterator[PoissonBatch]:
-        """Poisson batches for so many epochs, on the model's device; an epoch has records / batch_size steps."""
+        """The batches of some epochs, on the model's device; an epoch has records / batch_size steps, rounded up."""
         for drawn, turn in self.draw(epochs):
             yield PoissonBatch(*split(drawn, self.gradients.model), turn=turn)
 
     def draw(self, epochs: int = 1) -> Iterator[tuple[Any, Turn]]:
-        """The same in the structure of the data, with the turn of each."""
+        """As `batches`, in the structure of the data, with the turn of each batch."""
         return self._source.draw(self, epochs * self.epoch_steps)
 
     def __iter__(self) -> Iterator[PoissonBatch]:
@@ -260,7 +257,7 @@ class PrivateSGD:
     def train(
         self, epochs: int = 1, *, progress: bool = False, callbacks: Sequence[Callable[[PrivateSGD, int], None]] = ()
     ) -> None:
-        """Takes the steps of so many epochs.
+        """Takes the steps of some epochs.
 
         Args:
             epochs: how many.
@@ -269,6 +266,8 @@ class PrivateSGD:
                 public records, save a checkpoint or step a scheduler. What they raise ends the training.
         """
         epochs = _check.count("epochs", epochs)
+        if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):  # before anything is spent
+            raise InvalidInput(f"callbacks must be a list of functions (trainer, epoch), got {_check.kind(callbacks)}")
         with Progress(disable=not progress) as bar:
             task = bar.add_task("private SGD", total=epochs * self.epoch_steps)
             for epoch in range(1, epochs + 1):
@@ -282,7 +281,7 @@ class PrivateSGD:
         """Takes one step.
 
         Raises:
-            BudgetExceeded: if it would exceed the budget, or the ledger's; nothing has happened then.
+            BudgetExceeded: if it would exceed the budget, or the ledger's; nothing is computed or spent then.
         """
         self.check_process()
         if not self._stepping.acquire(blocking=False):  # two sums would get the noise of one
@@ -291,19 +290,18 @@ class PrivateSGD:
             check_batch(batch, self)
             self.check_turn(batch.turn)
             self._prepare(batch)
-            self.take(batch.turn, functools.partial(self._sum, batch))
+            self.take(batch.turn, lambda: self._sum(batch))
             self.optimizer.step()
         finally:
             self._stepping.release()
 
     def _sum(self, batch: PoissonBatch) -> None:
-        """Adds the gradients of a batch."""
         with self._source.secret_dropout(batch.turn.step):
             for inputs, targets in in_parts(batch.drawn, self.largest_batch):
-                self.dropped = self.dropped + self._accumulate(inputs, targets)
+                self.dropped = self.dropped + (self._captured or self.gradients).accumulate(inputs, targets)
 
     def check_turn(self, turn: Turn) -> None:
-        """Raises BudgetExceeded or InvalidInput if this batch must not have a step."""
+        """Raises BudgetExceeded or InvalidInput if no step may be taken with this batch."""
         if not self.steps < self.affordable:
             raise BudgetExceeded(
                 f"all {self.affordable} steps planned for the budget ({self.budget}) are taken; this one was refused"
@@ -326,16 +324,17 @@ class PrivateSGD:
             raise
         flat.div_(self.batch_size)
         self.gradients.adapt()
-        self.gradients.attach()  # only now, and whatever became of .grad in the meantime: the optimizer sees noisy sums
+        self.gradients.attach()  # only now, so that the optimizer sees noisy sums, whatever was in .grad
 
     def prepare(self) -> None:
-        """As the first step does: traces the model or tries one record, by shapes; InvalidInput if neither works."""
+        """What the first step does: traces the model, or tries one record of zeros; InvalidInput if neither works."""
         with _check.withheld("data"):
             found = example(self.data, self.gradients.flat.device, self.collate)
-        self.gradients.prepare(*split(found, self.gradients.model))
+        with self._source.secret_dropout(None):
+            self.gradients.prepare(*split(found, self.gradients.model))
 
     def check_process(self) -> None:
-        """Raises InvalidInput in a forked process: it would take the steps that are paid for once more."""
+        """Raises InvalidInput in a forked process: it would take paid steps a second time."""
         if os.getpid() != self._process:
             raise InvalidInput(
                 f"the trainer belongs to process {self._process} and was inherited by process {os.getpid()} through a "
@@ -345,8 +344,8 @@ class PrivateSGD:
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer and what was spent, to continue later; for torch.save.
 
-        Of noise over time it also has the noise of the last steps, and the key of what is drawn later, under
-        "over_time". With these the noise can be removed: keep such a checkpoint as secret as the records.
+        For noise over time it also has, under "over_time", the noise of the last steps and, unless a `state` has it,
+        the key of all draws. With these the noise can be removed: keep such a checkpoint as secret as the records.
         """
         states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if isinstance(self.noise, CorrelatedNoise):
@@ -356,19 +355,19 @@ class PrivateSGD:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint; what it had spent stays spent, and so does what this trainer has spent.
 
-        A checkpoint knows the steps before it; a ledger, also those after it, which a crash may have lost. Steps before
-        it that this ledger was not charged for are charged before the next. Steps taken again use up what was planned.
+        A checkpoint has the steps before it; a ledger, also those after it, which a crash may have lost. Steps before
+        it that this ledger was not charged for are charged before the next. Repeated steps count as planned steps.
 
-        Noise over time is charged as a whole, for one run. A step that is taken again is the same step: its batch,
-        dropout and, if the sum of gradients is the same in every bit, its noise. With another sum it would be a second
-        release, for the same charge: a `state` knows the sums, and refuses it, so with a ledger checkpoints need one.
-        With neither, nobody counts a second release: do not publish models of steps that will be taken again. From a
-        checkpoint without a step the training begins anew, with coins of its own, or those of its `state`. A record
-        takes part at steps that follow from its place: data and `ids` must come back in the same order, which is
-        assumed unless a `state` compares them.
+        Noise over time is charged as a whole, for one run. A repeated step has the same batch and dropout, and the same
+        noise if the sum of gradients is the same in every bit; on a CUDA device without a `state`, its noise is always
+        new. With other noise it is a second release, which the charge does not cover. A `state` has fingerprints of the
+        sums and refuses other ones, so with a ledger, checkpoints need a `state`. With neither, a second release is not
+        counted: do not publish models of steps that will be repeated. From a checkpoint without a step, the training
+        starts again with new coins, or those of its `state`. The steps of a record follow from its position: data and
+        `ids` must come back in the same order, which is assumed unless a `state` compares them.
         """
         self.check_process()
-        # What a checkpoint says of charges comes first: a model that is loaded only in part has spent as much.
+        # Charges come first: if loading the model fails half way, they count already.
         if isinstance(self.noise, CorrelatedNoise):
             self.steps = self._charges.load_over_time(state, self._charged, self.noise)
         else:
@@ -394,12 +393,12 @@ class PrivateSGD:
         return self._costs.charged(self.steps, self.affordable)
 
     def _prepare(self, batch: PoissonBatch) -> None:
-        """Everything that can fail for other reasons than the budget, before anything is spent."""
+        """Does everything that can fail for reasons other than the budget, before anything is spent."""
         if not self._ready:
             self.prepare()
-        if not self._ready and self.generator is None:
-            self.noise.warm_up(self.gradients.flat)
-        self._ready = True
+            if self.generator is None:
+                self.noise.warm_up(self.gradients.flat)
+            self._ready = True
         if self._captured is not None:
             with self._source.secret_dropout(None):
                 for inputs, targets in in_parts(batch.drawn, self.largest_batch):

@@ -15,19 +15,19 @@ from matrixdp.secure.entropy import Key
 
 
 class Units:
-    """Which records of a data set count for which unit: at most so many of each, chosen in secret (`queries.units`).
+    """Which records count for which unit: at most `contributions` per unit, chosen in secret (`queries.units`).
 
-    Guarantee: a batch is drawn by units, so that a unit takes part with all its records that count, or with none.
-    Without one unit, a batch has at most `contributions` records less, each within the clip; so the sum of gradients
+    Guarantee: batches are drawn by units, so a unit takes part with all its records that count, or with none. Leaving
+    out one unit removes at most `contributions` records from a batch, each within the clip; so the sum of gradients
     changes by at most `contributions` times what one record changes.
 
-    Units have numbers by the first place of their id in the data, whichever records count. So with the same data and
+    Units are numbered by the first position of their id in the data, whichever records count. So with the same data and
     ids, a unit has the same number in every process, and takes part at its own steps alone.
 
     Args:
-        ids: whose each record is; records without an id do not count.
-        contributions: how many records of a unit count.
-        records: how many there are.
+        ids: the unit of each record; records without an id do not count.
+        contributions: the most records of a unit that count.
+        records: how many records there are.
     """
 
     def __init__(self, ids: Sequence[Any] | Tensor, contributions: int, records: int) -> None:
@@ -39,7 +39,7 @@ class Units:
         self.choose(Key())
 
     def choose(self, key: Key) -> None:
-        """Draws the records that count: the same ones from the same key."""
+        """Draws which records count; the same key gives the same records."""
         known, selection = np.flatnonzero(self.numbers != NO_UNIT), Selection(self.contributions, key)
         selection.add(self.numbers[known], known)
         found = selection.rows()
@@ -51,23 +51,23 @@ class Units:
 
     @classmethod
     def of(cls, ids: Sequence[Any] | Tensor | None, contributions: int, records: int) -> Units | None:
-        """The units of these ids; None where every record is a unit."""
+        """The units of these ids; None if every record is its own unit."""
         if ids is not None:
             return cls(ids, checked_contributions(contributions), records)
         if contributions != 1:
-            raise InvalidInput("contributions are those of a unit: give ids=, whose each record is, or leave both out")
+            raise InvalidInput("contributions are those of a unit: give ids=, one per record, or leave both out")
         return None
 
     @property
     def remark(self) -> str:
-        """What the certificate must say: that its neighbours are not those of one record."""
+        """For the certificate: neighbours differ in one unit, not in one record."""
         return f"a record stands for a unit: all records of one id, of which {self.contributions} count"
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def rows(self, units: Sequence[int]) -> list[int]:
-        """The records that count for some units."""
+        """The records that count for these units."""
         return [row for unit in units for row in self._rows[unit]]
 
 

@@ -25,16 +25,15 @@ from matrixdp.mechanisms.mvg import mvg
 from matrixdp.mechanisms.optimal import optimal
 from matrixdp.mechanisms.over_time import banded, binary_tree, inverse_banded, toeplitz
 from matrixdp.mechanisms.r1smg import r1smg
-from matrixdp.mechanisms.rank_r import rank_r
-from matrixdp.mechanisms.spherical import l2, spherical
+from matrixdp.mechanisms.spherical import l2, rank_r, spherical
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Sensitivity
 
 __all__ = ["RECIPES", "Recipe", "calibrate", "calibrate_gaussian", "expected_error", "proposals", "recipe", "register"]
 
 RECIPES: dict[str, Recipe] = {}
-"""Every mechanism by name; of two that are equally good, "auto" takes the one listed first."""
+"""Every mechanism by name; of two with equal error, "auto" takes the one listed first."""
 
-# What "auto" took, for sets that a few numbers describe.
+# Laws that "auto" has chosen, for sets that a few numbers describe completely.
 _FOUND: dict[tuple[Any, ...], NoiseLaw] = {}
 _MOST_FOUND = 4096
 
@@ -43,10 +42,10 @@ def register(mechanism: Recipe) -> Recipe:
     """Adds a mechanism, which then works by its name everywhere: in calibrate, release, compare, audit and the CLI.
 
     Args:
-        mechanism: what `recipe` makes of a function; its name must be free. "auto" considers it unless it is slow.
+        mechanism: made from a function by `recipe`, under a name not yet taken. "auto" considers it unless it is slow.
 
     Returns:
-        The mechanism itself, so that `register` can stand above `recipe` as a decorator.
+        The mechanism itself, so that `register` can be a decorator above `recipe`.
 
     Example:
         >>> from matrixdp import Budget, Frobenius, calibrate
@@ -87,8 +86,8 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
         mechanism: a name in RECIPES, or "auto" for the least expected error among those that keep the budget and are
             floating-point-safe (`choice` says how it is found). With few entries the ideal laws of "l2" and "spherical"
             have less error, but no floating-point-safe sampler is known for them.
-        shape: the shape of the value to release, of any number of dimensions. Recipes are for vectors and matrices:
-            they see a value of another kind as `sensitivity.matrix_shape` reads it.
+        shape: the shape of the value to release, of any number of dimensions. Recipes work on vectors and matrices;
+            other values are reshaped to `sensitivity.matrix_shape`.
         sensitivity: what a neighbour can change.
         budget: the budget to keep.
         **options: the recipe's own options; an unknown one is an error. "auto" gives each to the recipes that know it.
@@ -152,7 +151,7 @@ def _auto(
     options: dict[str, Any],
     family: type[NoiseLaw] = NoiseLaw,
 ) -> NoiseLaw:
-    """What `least_error` finds, or found before."""
+    """The result of `least_error`, cached for sets that a few numbers describe."""
     one_bound = type(sensitivity) is Entrywise and np.ndim(sensitivity.bound) == 0
     if options or not (one_bound or type(sensitivity) in (Counts, Frobenius, L1)):
         return least_error(RECIPES, shape, sensitivity, budget, options, family)
@@ -168,7 +167,7 @@ def _auto(
 def proposals(
     shape: Any, sensitivity: Sensitivity, budget: Budget, options: dict[str, Any], names: Any = None
 ) -> Iterator[tuple[Recipe, NoiseLaw | NotApplicable]]:
-    """What each mechanism proposes, or why it has nothing to propose; options go to the recipes that know them.
+    """The law that each mechanism proposes, or why it proposes none; each recipe gets the options that it knows.
 
     Example:
         >>> from matrixdp import Budget, Counts

@@ -10,11 +10,14 @@ from typing import Any
 
 from matrixdp._check import Shape
 from matrixdp.budget import Budget
-from matrixdp.distributions import NoiseLaw
+from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Covariance
 from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.privacy import gaussian
+from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Sensitivity
 
-# Recipes that are tight leave this much room for the certificate, which rounds mu up.
+# Tight recipes inflate the noise by this factor, because the certificate rounds mu up.
 HEADROOM = 1 + 4e-12
 
 
@@ -25,8 +28,8 @@ class Recipe:
     Attributes:
         name: how users ask for it.
         source: the paper and the theorem it follows.
-        propose: (shape, sensitivity, budget, **options) -> noise law; raises NotApplicable where it has no theorem.
-        slow: takes seconds, so that "auto" and a comparison of all mechanisms leave it out unless it is named.
+        propose: (shape, sensitivity, budget, **options) -> noise law; raises NotApplicable where no theorem covers it.
+        slow: takes seconds, so "auto" and a comparison of all mechanisms leave it out unless it is asked for by name.
         refuted: its theorem is false; `release` refuses it even where its noise happens to suffice.
         pure: it can keep a budget with delta = 0.
 
@@ -50,11 +53,11 @@ class Recipe:
         return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def missing(self, options: Mapping[str, Any]) -> list[str]:
-        """The options without a default that are not among these."""
+        """The names of required options that were not given."""
         return [name for name, p in self.options.items() if p.default is p.empty and name not in options]
 
     def known(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of these options that the recipe takes."""
+        """The given options that the recipe takes."""
         return {name: value for name, value in options.items() if name in self.options}
 
     def calibrate(self, shape: Shape, sensitivity: Sensitivity, budget: Budget, **options: Any) -> NoiseLaw:
@@ -75,7 +78,7 @@ class Recipe:
 def recipe(
     name: str, *, source: str, slow: bool = False, refuted: bool = False, pure: bool = False
 ) -> Callable[[Callable[..., NoiseLaw]], Recipe]:
-    """Makes a Recipe of the function that follows.
+    """A decorator that turns a function into a Recipe; the arguments are the attributes of `Recipe`.
 
     Example:
         >>> from matrixdp import Budget, Frobenius, calibrate
@@ -91,8 +94,15 @@ def recipe(
     return lambda propose: Recipe(name, source, propose, slow, refuted, pure)
 
 
+def sized(covariance: Covariance, sensitivity: Sensitivity, budget: Budget, note: str = "") -> Gaussian:
+    """Gaussian noise with this covariance, scaled so that it just keeps the budget."""
+    mu = supremum(sensitivity, covariance).mu * (1 + covariance.slack)
+    bound = float(gaussian.mu(budget.epsilon, budget.delta))
+    return Gaussian(covariance.scaled(mu / bound * HEADROOM), note=note)
+
+
 def _summary(function: Callable[..., Any], argument: str) -> str:
-    """What a docstring's Args section says of an argument, which may take several lines."""
+    """The description of an argument in a docstring's Args section, on one line."""
     lines = (inspect.getdoc(function) or "").splitlines()
     for place, line in enumerate(lines):
         name, colon, text = line.strip().partition(":")

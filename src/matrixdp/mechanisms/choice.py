@@ -1,4 +1,4 @@
-"""Which mechanism "auto" takes: the least expected error, by a theorem wherever one decides.
+"""How "auto" chooses the mechanism with the least expected error: by a theorem wherever one applies.
 
 Write B for `gaussian.mu(epsilon, delta)`, s for the Frobenius radius of the set K, and P for the Gram matrix of the
 task: the identity, diag(weights), W^T W for a workload W, or that of two utilities. Noise N(0, S) keeps the budget on K
@@ -9,12 +9,13 @@ if v^T S^-1 v <= B^2 for every v in K, and costs the task tr(P S). The noise of 
 of the first three):
 
 1. Frobenius, every task: the constraint is S >= (s/B)^2 I.
-2. Counts, all entries alike: only multiples of the identity commute with the symmetries of the set. OneRow and
-   OneColumn by norm, weights or utilities that do not mix these lines: each line has a constraint of its own.
+2. Counts and L1, all entries alike: only multiples of the identity commute with the symmetries of the set. OneRow and
+   OneColumn by norm, with weights or utilities that do not mix these lines: each line has a separate constraint.
 3. Entrywise with one bound, OneRow and OneColumn with one width, all entries alike: equality in the Cauchy-Schwarz
    inequality.
 4. Counts(1) and a diagonal P: weights, or a workload whose Gram matrix is diagonal. The constraint is
    (S^-1)_ii <= (B/s)^2, and S_ii >= 1/(S^-1)_ii, so tr(P S) = sum_i P_ii S_ii >= (s/B)^2 tr(P).
+   Likewise L1 without a smaller bound per entry, and weights.
 5. Counts and a workload with P = c I: as 2.
 
 **What "analytic" dominates among Gaussian noise.** If S >= (s/B)^2 I then tr(P S) >= (s/B)^2 tr(P) for every task, so S
@@ -28,21 +29,21 @@ is at most Phi(-z) <= exp(-z^2/2)/2 <= delta/2, and it grows with mu. Hence
 8. mgm and udn: the inverse variances along the axes of the noise add up to (x/s)^2, so each variance is at least
    (s/x)^2.
 9. idn without row_utility: all variances are N w^2/x^2 >= (s/x)^2, where w is the most that an entry can change.
-10. mvg with gamma >= s/2, as every true bound on the norm is: every variance is at least 1/phi^2, where
-    a phi^2 + b phi = 2 epsilon with a >= s^2 and b >= 2 z s (since gamma >= s/2, z >= 1 and the harmonic sums are at
-    least 1), so s phi <= x.
+10. mvg with gamma >= s/2, as every true bound on the norm is. Every variance is at least 1/phi^2, where
+    a phi^2 + b phi = 2 epsilon. As gamma >= s/2, z >= 1 and the harmonic sums are at least 1, a >= s^2 and
+    b >= 2 z s, so s phi <= x.
 
 **What is left** is calibrated and compared: "optimal" where it is not i.i.d. (RankOne, unequal bounds, Vertices, tasks
-that theorems 1 to 4 do not settle), "matrix-mechanism" for a workload on Counts, "banded", "toeplitz", "inverse-banded"
-and "binary-tree" where rows are steps in time, idn with row_utility, mechanisms from outside the package, and "laplace"
-and "discrete" wherever they apply, which is where few entries change. With one count
-they have a tenth of the variance of Gaussian noise; with 32 about the same. No theorem here says beforehand which is
-less, so both are always tried, and what was found is remembered. With delta = 0 they are all there is.
-Residuals of marginals are used through the tables, and get the noise of "marginals".
+that theorems 1 to 4 do not settle); "matrix-mechanism" for a workload on Counts; "banded", "toeplitz", "inverse-banded"
+and "binary-tree" where rows are steps in time; idn with row_utility; mechanisms from outside the package.
+"laplace" and "discrete" are tried wherever they apply, which is where few entries change. With one count they have a
+tenth of the variance of Gaussian noise; with 32 about the same. No theorem here says beforehand which is less, so both
+are always tried, and results are cached. With delta = 0 no other mechanism applies.
+Residuals of marginals matter only through the tables computed from them, and get the noise of "marginals".
 
 "auto" takes only what is floating-point-safe: "l2" and "spherical" have less error with few entries, but no such
-sampler is known for them. It counts the error of one release. Where several share a budget, `Budget.plan` fixes their
-noise together. Of two that differ by less than 1e-9 it takes the one listed first.
+sampler is known for them. It minimises the error of one release. Where several share a budget, `Budget.plan` fixes
+their noise together. If errors differ by less than 1e-9, relatively, it takes the mechanism listed first.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ from matrixdp.sensitivity import Counts, Frobenius, Participation, Sensitivity
 
 # Errors that differ by less count as equal.
 TIE = 1e-9
-# Options that say what the error is counted on, where no workload does.
+# Options that define the error, where no workload does.
 _TASK = ("weights", "row_utility", "column_utility")
 # The first two are not floating-point-safe; the third is one of the laws that "discrete" tries.
 _BY_NAME_ONLY = ("l2", "spherical", "discrete-gaussian")
 _DISCRETE = ("laplace", "discrete")
-# For Participation alone.
+# Only for Participation.
 _OVER_TIME = ("banded", "toeplitz", "inverse-banded", "binary-tree")
 
 
@@ -92,11 +93,11 @@ def least_error(
         shape: the shape of the value to release.
         sensitivity: what a neighbour can change.
         budget: the budget to keep.
-        options: of any of the recipes; `weights` and `workload` say what the error is counted on.
-        family: of the noise; Gaussian where it is sized by its mu afterwards.
+        options: of any of the recipes; `weights`, utilities and `workload` define the error.
+        family: the class of laws to choose from; Gaussian where the caller rescales the noise to a mu afterwards.
 
     Raises:
-        NotApplicable: if there is none; with delta = 0 few sets have any.
+        NotApplicable: if there is none; with delta = 0 there is one for few sets only.
     """
     if isinstance(sensitivity, Residuals):
         chosen = recipes["marginals"]
@@ -123,14 +124,14 @@ def least_error(
 
 
 def _keeps(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget, family: type[NoiseLaw]) -> bool:
-    if type(law) not in (Gaussian, Product) or not isinstance(law, family):  # for others, matrixdp does not vouch
+    if type(law) not in (Gaussian, Product) or not isinstance(law, family):  # no profile is proven for other laws here
         return False
     certificate = certify(law, sensitivity)
     return certificate.meets(budget) and has_safe_sampler(law, certificate.mu)
 
 
 def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensitivity | None = None) -> float:
-    """What the noise costs the task that the options name: a workload, weights, utilities, or all entries alike.
+    """The expected squared error for the task in the options: a workload, weights, utilities, or all entries alike.
 
     Where rows are steps in time, the workload acts along them, and is running sums by default.
 
@@ -141,7 +142,7 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensi
         >>> round(expected_error(noise, {}), 2)  # of all 48 entries together
         856.7
     """
-    workload, (weights, *utilities) = options.get("workload"), (options.get(name) for name in _TASK)
+    workload, (weights, *utilities) = options.get("workload"), map(options.get, _TASK)
     unsaid = weights is None and all(utility is None for utility in utilities)
     if isinstance(sensitivity, Participation) and (workload is not None or unsaid):
         task = time_workloads.coefficients("prefix" if workload is None else workload, law.shape[0])
@@ -158,8 +159,8 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensi
 
 
 def _with_task(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options with a workload as an object, which is slow to build; whether weights make sense is checked too."""
-    task_of(shape, *(options.get(name) for name in _TASK))
+    """The options with the workload built once, as that is slow; also checks weights and utilities."""
+    task_of(shape, *map(options.get, _TASK))
     if options.get("workload") is None or isinstance(sensitivity, Participation):
         return options
     return {**options, "workload": as_workload(options["workload"], shape)}
@@ -168,7 +169,7 @@ def _with_task(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any
 def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
     """Theorems 1 to 5."""
     if options.get("workload") is None:
-        return _isotropic_is_optimal(sensitivity, options)
+        return isotropic_is_optimal(sensitivity, *map(options.get, _TASK))
     if not isinstance(sensitivity, Counts):
         return isinstance(sensitivity, Frobenius)
     grams = [gram for term in options["workload"].terms for gram in term]
@@ -176,14 +177,10 @@ def _analytic_is_optimal(shape: Shape, sensitivity: Sensitivity, options: Mappin
     return diagonal and (sensitivity.cells == 1 or all(np.ptp(np.diagonal(gram)) == 0 for gram in grams))
 
 
-def _isotropic_is_optimal(sensitivity: Sensitivity, options: Mapping[str, Any]) -> bool:
-    return isotropic_is_optimal(sensitivity, *(options.get(name) for name in _TASK))
-
-
 def _may_win(
     recipe: Recipe, shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any], family: type[NoiseLaw]
 ) -> bool:
-    """Whether neither theorems 1 to 10 nor what the recipe is rules it out."""
+    """Whether the recipe has to be tried: False if theorems 1 to 10, or the kind of recipe, rule it out."""
     if recipe.refuted or recipe.slow or recipe.name in _BY_NAME_ONLY:
         return False
     if recipe.name in _DISCRETE:
@@ -195,7 +192,7 @@ def _may_win(
     if recipe.name in _OVER_TIME:
         return isinstance(sensitivity, Participation)
     if recipe.name == "optimal":
-        return not _isotropic_is_optimal(sensitivity, options)
+        return not isotropic_is_optimal(sensitivity, *map(options.get, _TASK))
     if recipe.name == "idn":
         return options.get("row_utility") is not None
     if recipe.name == "mvg":

@@ -1,4 +1,4 @@
-"""What the directional mechanisms share: the radius of the noise, and what the task looks at."""
+"""What the directional mechanisms share: a bound on the norm of the noise, and weights of directions for a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.errors import InvalidInput, NotApplicable
 
-# What noise on directions that the task never looks at may add to the error, all together: more would help elsewhere.
+# The share of the error that noise in directions unused by the task may cost; more noise there allows less elsewhere.
 UNSEEN_SHARE = 1e-3
 
 
@@ -40,7 +40,7 @@ def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
     """The weight P_i of each noise direction for a task: columns of W times the directions, squared and summed.
 
     The task is a matrix W with one column per entry, or the weights themselves; None weighs all alike. It must be
-    public. Weights of 0 are raised a little, since the optimum there is infinite.
+    public. Weights of 0 are raised slightly, since the optimal noise would be infinite there.
     """
     if task is None:
         return np.ones(size)
@@ -58,9 +58,9 @@ def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
 
 
 def roots_of(weights: Array, bounds: Array) -> Array:
-    """Roots of the weights, with those of weight 0 set so that they cost a share UNSEEN_SHARE of the error.
+    """Roots of the weights; weights of 0 are raised so that together they cost a share UNSEEN_SHARE of the error.
 
-    Along the last axis; the others are tasks of their own.
+    Works along the last axis; each index of the other axes is a separate task.
     """
     roots, unseen = np.sqrt(weights), (weights == 0) & (bounds > 0)
     if not np.any(unseen):

@@ -33,9 +33,9 @@ def imgm(
     Without a pair the noise is i.i.d., the paper's optimum, which is the analytic Gaussian mechanism.
 
     Args:
-        rows: covariance of the rows, public: a matrix, a vector of variances, or a Spectrum; only its shape counts.
+        rows: covariance of the rows, public: a matrix, a vector of variances, or a Spectrum; scaling it has no effect.
         columns: covariance of the columns, likewise.
-        releases: how many releases of this kind share the budget; the noise is that of each one.
+        releases: how many such releases share the budget; the law returned is for each of them.
 
     Source: yang2021improved, Theorem 2; Theorem 4 for several releases.
     Deviates: (1) B by a root solve to 1e-12 on the private side, in place of the paper's Algorithm 2, which has a

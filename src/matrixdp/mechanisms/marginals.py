@@ -1,4 +1,4 @@
-"""Noise on the residuals of marginals, the least for the tables that are wanted."""
+"""Noise on the residuals of marginals, with the least error in the requested tables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import ResidualNoise
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms.base import HEADROOM, recipe
+from matrixdp.mechanisms.base import recipe, sized
 from matrixdp.mechanisms.solvers import marginals as solver
 from matrixdp.privacy import gaussian
-from matrixdp.privacy.suprema import supremum
 from matrixdp.residuals import ResidualBasis, Residuals, separations, triples
 from matrixdp.sensitivity import Sensitivity
 
@@ -32,21 +31,21 @@ def marginals(
     limits: Any = None,
     largest: Any = None,
 ) -> Gaussian:
-    """One standard deviation per residual, with the least total variance of the tables that are computed from them.
+    """One standard deviation per residual, chosen for the least total variance of the tables computed from them.
 
     Args:
-        error: what one unit of variance of each residual costs, one number per subset of the basis, all above 0; the
-            summed variance of the tables of all these subsets by default.
-        limits: tables whose variance is limited, one row each: the coefficients of the residuals' variances in the
-            table's, over its limit. None by default.
-        largest: tables of which the largest variance shall be least, instead of the error; rows like those of limits.
+        error: the cost of one unit of variance of each residual, a number above 0 per subset of the basis. By default
+            the cost is the summed variance of the tables of all these subsets.
+        limits: upper limits on the variances of tables, one row per table: the coefficients of the residuals'
+            variances in the table's variance, divided by its limit. None by default.
+        largest: minimise the largest variance over these tables instead of the error; rows like those of limits.
 
     Source: xiao2023optimal; the proof is in `matrixdp.mechanisms.solvers.marginals`.
-    Deviates: (1) replace, the optimum where pairs of cells are few up to symmetry, else by a bound on each residual;
-        with limits always so; (2) any contrasts.
+    Deviates: (1) replace: the optimum where pairs of cells are few up to symmetry; otherwise, and always with limits or
+        `largest`, by a bound on each residual; (2) any contrasts.
     """
     if not isinstance(sensitivity, Residuals):
-        raise NotApplicable(f"needs a Residuals set, got {type(sensitivity).__name__}; see plan_marginals")
+        raise NotApplicable(f"marginals needs a Residuals set, got {type(sensitivity).__name__}; see plan_marginals")
     sensitivity.fits(shape)
     basis = sensitivity.basis
     if sensitivity.adjacency == REPLACE and not np.all(np.any(basis.subsets >= 0, axis=1)):
@@ -56,9 +55,7 @@ def marginals(
         raise InvalidInput(f"error must be {len(basis.subsets)} numbers above 0, one per subset")
     bound = float(gaussian.mu(budget.epsilon, budget.delta)) / sensitivity.records
     variances = _variances(basis, sensitivity.adjacency, cost, limits, largest, bound)
-    covariance = ResidualNoise(basis, np.sqrt(variances))
-    mu = supremum(sensitivity, covariance).mu * (1 + covariance.slack)
-    return Gaussian(covariance.scaled(mu / (bound * sensitivity.records) * HEADROOM))
+    return sized(ResidualNoise(basis, np.sqrt(variances)), sensitivity, budget)
 
 
 def _variances(basis: ResidualBasis, adjacency: str, error: Array, limits: Any, largest: Any, bound: float) -> Array:

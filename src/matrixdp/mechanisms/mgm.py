@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
-from matrixdp._check import Array, Shape
+from matrixdp._check import Shape
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Kronecker
@@ -38,8 +38,8 @@ def mgm(
         column_directions: likewise for columns.
 
     Source: yang2023matrix, Theorem 1 and Algorithm 1.
-    Deviates: (1) the optimum (eq. 25) has the constant outside the root; (2) directions that the task never looks at
-        get finite noise.
+    Deviates: (1) the optimum (eq. 25) has the constant outside the root; (2) directions that the task does not use get
+        finite noise.
     """
     m, n = rows_and_columns("mgm", shape)
     c = math.sqrt(_budget_constant(shape, sensitivity, budget))
@@ -67,7 +67,7 @@ def udn(
         row_directions: orthonormal noise directions of the rows (columns of the matrix), public; the axes by default.
 
     Source: yang2023matrix, Theorem 2.
-    Deviates: (1) as mgm.
+    Deviates: as mgm.
     """
     m, n = rows_and_columns("udn", shape)
     constant = _budget_constant(shape, sensitivity, budget)
@@ -103,8 +103,6 @@ def _budget_constant(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> 
 
 def _allocate(task: Any, directions: Any, size: int, constant: float, side: str) -> Spectrum:
     """Variances sum(sqrt P)/(sqrt(P_k) C), so that their inverses add up to C and the weighted error is least."""
-    turned: Array | None = None
-    if directions is not None:
-        turned = _check.finite(f"{side}_directions", directions, ndim=2)
+    turned = None if directions is None else _check.finite(f"{side}_directions", directions, ndim=2)
     roots = np.sqrt(utility(f"{side}_utility", task, turned, size))
     return Spectrum(float(np.sum(roots)) / (roots * constant), turned)

@@ -31,7 +31,7 @@ class Released(Protocol):
 
     @property
     def certificate(self) -> Certificate:
-        """What it cost."""
+        """Its certificate; the mu in it is what the release cost."""
 
 
 @recipe("mvg", source="chanyaswad2018mvg, Theorem 3")
@@ -61,8 +61,8 @@ def mvg(
         important: how many directions the binary allocation favours.
         share: their share of the precision.
         directions: orthonormal directions (columns), public; the axes by default. Or an earlier release of a symmetric
-            matrix on the same data, whose eigenvectors are taken, the leading ones first: what that release cost is
-            taken off this budget, so that both together keep it.
+            matrix on the same data: its eigenvectors are used, the leading ones first. Its cost is deducted from this
+            budget, so that both releases together keep it.
 
     Source: chanyaswad2018mvg, Theorem 3 and Algorithms 1 and 2.
     Deviates: (1) radius="laurent-massart" applies the root that the published statement leaves out.
@@ -80,13 +80,11 @@ def mvg(
 
 
 def _precision_bound(shape: Shape, s: float, budget: Budget, gamma: float, radius: str) -> float:
-    """phi, the largest root of ||sv(Sigma^-1)|| ||sv(Psi^-1)|| that Theorem 3 allows."""
+    """phi, where phi^2 is the largest ||sv(Sigma^-1)|| ||sv(Psi^-1)|| that Theorem 3 allows."""
     size, r = math.prod(shape), min(shape)
     squared = squared_radius(size, budget.delta)
-    if _check.choice("radius", radius, ("published", "laurent-massart")) == "published":
-        z = squared
-    else:
-        z = math.sqrt(squared)
+    published = _check.choice("radius", radius, ("published", "laurent-massart")) == "published"
+    z = squared if published else math.sqrt(squared)
     orders = np.arange(1, r + 1)
     harmonic, half = float(np.sum(1 / orders)), float(np.sum(1 / np.sqrt(orders)))
     a = (harmonic + half) * gamma**2 + 2 * harmonic * gamma * s
@@ -113,7 +111,7 @@ def _shares(precision: Any, important: int, share: float, size: int) -> Array:
 
 
 def _directions(directions: Any, size: int, budget: Budget, adjacency: str) -> tuple[Array | None, Budget, str]:
-    """The directions, the budget that is left for the noise, and a word on what the directions cost."""
+    """The directions, the budget that is left for the noise, and a note on what the directions cost."""
     if directions is None:
         return None, budget, ""
     if not isinstance(directions, Released):

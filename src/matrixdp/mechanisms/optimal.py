@@ -32,13 +32,13 @@ from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, OneColumn, On
 
 # Entries that no neighbour can change get this share of the least noise elsewhere.
 LEAST_STD = 1e-6
-# On a box, independent entries are within this of the least error for any task (docs/optimal-noise.md).
+# On a box, independent entries are within this relative gap of the least error for any task (docs/optimal-noise.md).
 BOX_GAP = math.pi / 2 - 1
 
-# Above this many a task on second moments takes long.
+# The most dimensions for a task on second moments; more would take long.
 MOST_DIMENSIONS = 128
 
-# Noise for the unit budget, and what is proven about its error where it is not the least.
+# Noise for the unit budget (mu = 1), and a note on its proven distance from the least error, empty if it is the least.
 Found = tuple[Covariance, str]
 
 
@@ -72,7 +72,7 @@ def optimal(
 def isotropic_is_optimal(
     sensitivity: Sensitivity, weights: Any, row_utility: Any = None, column_utility: Any = None
 ) -> bool:
-    """Whether i.i.d. noise is known to be the optimum for this task: by a theorem of docs/optimal-noise.md."""
+    """Whether i.i.d. noise is proven optimal for this task (docs/optimal-noise.md, and `choice`, 1 to 4)."""
     if isinstance(sensitivity, Frobenius):
         return True
     rows, columns = (weights is None and couples(utility) for utility in (row_utility, column_utility))
@@ -116,7 +116,7 @@ def _least(shape: Shape, sensitivity: Sensitivity, task: Task) -> Found:
         return _counts(sensitivity, task)
     if isinstance(sensitivity, RankOne):
         return _rank_one(shape[0], sensitivity, task)
-    raise NotApplicable(f"optimal knows no least noise for the set {type(sensitivity).__name__}; use 'analytic'")
+    raise NotApplicable(f"optimal has no solver for the set {type(sensitivity).__name__}; use 'analytic'")
 
 
 def _within(gap: float) -> str:
@@ -128,13 +128,13 @@ def _vertices(sensitivity: Vertices, task: Task) -> Found:
     vertices = np.stack([v.ravel() for v in sensitivity.differences])
     gram = np.kron(*map(square, task.grams)) if task.grams else np.diag(task.weights.ravel())
     found = design.solve(gram, vertices)
-    return Dense(Spectrum(found.variances, found.directions), task.weights.shape), _within(found.gap)
+    return Dense(found.spectrum, task.weights.shape), _within(found.gap)
 
 
 def _box(bounds: Array, weights: Array) -> Array:
     """Standard deviations for boxes along the last axis, by equality in the Cauchy-Schwarz inequality.
 
-    Variances are (R_i/w_i)(sum_j R_j w_j), with w the roots of the weights; if all of a line are 0 they count as equal.
+    Variances are (R_i/w_i)(sum_j R_j w_j), with w the roots of the weights; weights that are all 0 count as equal.
     """
     weights = np.where(np.any(weights * bounds > 0, axis=-1, keepdims=True), weights, 1.0)
     bounds = np.broadcast_to(bounds, weights.shape)
@@ -174,17 +174,16 @@ class _Side(NamedTuple):
 
 
 def _across(gram: Array) -> _Side:
-    """When one cell changes by 1; with less noise where the task never looks than `design` gives by itself.
+    """For one cell that changes by 1, with less noise in directions unused by the task than `design` gives by default.
 
-    A diagonal Gram matrix wants i.i.d. noise, and the dual weights are its entries.
+    For a diagonal Gram matrix i.i.d. noise is optimal, and the dual weights are proportional to its entries.
     """
     if gram.ndim == 1:
         total = float(np.sum(gram))
         return _Side(Spectrum(np.ones(len(gram))), total, 0.0, float(np.max(gram)) / total)
     blind = np.linalg.matrix_rank(gram, hermitian=True) < len(gram)
     found = design.solve(gram, tolerance=UNSEEN_SHARE if blind else 1e-6)
-    spectrum = Spectrum(found.variances, found.directions)
-    return _Side(spectrum, found.lower_bound, found.gap, float(found.weights.max()))
+    return _Side(found.spectrum, found.lower_bound, found.gap, float(found.weights.max()))
 
 
 def _counts(sensitivity: Counts, task: Task) -> Found:
@@ -197,14 +196,14 @@ def _counts(sensitivity: Counts, task: Task) -> Found:
     one_cell = Kronecker(*(side.spectrum for side in sides))
     mechanism = one_cell.scaled(supremum(sensitivity, one_cell).mu)
     best = min((mechanism, independent), key=lambda covariance: task_error(task, Gaussian(covariance)))
-    # random signs on cells drawn with the weights of the design, of which at most `cells` are drawn
+    # the lower bound: random signs on at most `cells` cells, drawn with the weights of the design
     drawn = min(cells, 1 / math.prod(side.largest_weight for side in sides))
     lower_bound = sensitivity.bound**2 * drawn * math.prod(side.lower_bound for side in sides)
     return best, _within(task_error(task, Gaussian(best)) / lower_bound - 1)
 
 
 def _several_cells(cells: int, weights: Array) -> Array:
-    """Standard deviations when at most so many cells change by 1: precisions prop. to max(sqrt(weight), level).
+    """Standard deviations if at most `cells` cells change by 1: precisions prop. to max(sqrt(weight), level).
 
     The level is such that the shares min(1, weight/level^2) add up to the number of cells. With fewer weights above 0
     than that, the others are raised.
@@ -226,7 +225,7 @@ def _rank_one(dimension: int, sensitivity: RankOne, task: Task) -> Found:
     """Noise on symmetric matrices: two scales where all entries count alike, else what `second_moments` finds.
 
     The task is taken to the axes of both Gram matrices, on which it weighs entries if they commute. If they do not, the
-    noise is the best of this kind on these axes, and nothing is proven about other noise.
+    noise is the best of this form on these axes, and no bound is proven for other noise.
     """
     largest = sensitivity.radius**2
     replaced = sensitivity.adjacency == REPLACE
@@ -262,9 +261,9 @@ def _two_scales(dimension: int, largest: float, replaced: bool) -> Symmetric:
     """One scale on the trace and one on the traceless part, of dimension D.
 
     The set is unchanged by rotations x -> O x, so averaging a covariance over rotations keeps the constraint and the
-    error; what is left acts as a number on each of the two invariant parts. With a = radius^4:
+    error. What is left acts as a number on each of the two invariant parts. With a = radius^4:
     add/remove: (1/d)/t + (1 - 1/d)/s <= 1/a, so t and s are in the ratio sqrt(1/d) : sqrt((1 - 1/d)/D).
-    Replace: also 2/s <= 1/a (two orthogonal records have no trace), which is the tighter one; it leaves t = 2a/(d+1).
+    Replace: also 2/s <= 1/a (the difference of two orthogonal records has no trace). It is tighter: t = 2a/(d+1).
     """
     d = dimension
     if replaced:

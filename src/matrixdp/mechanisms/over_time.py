@@ -1,6 +1,6 @@
 """Noise correlated over time, for values whose rows are steps: banded, Toeplitz, inverse-banded, and the binary tree.
 
-All of them answer a linear workload on the steps, running sums by default, with far less error than independent noise:
+All are for a linear workload on the steps, running sums by default, with far less error than independent noise; see
 `docs/over-time.md`.
 """
 
@@ -17,13 +17,11 @@ from matrixdp.distributions import Gaussian, time_workloads
 from matrixdp.distributions.covariance import OverTime
 from matrixdp.distributions.covariance.over_time import MOST_STEPS
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms.base import HEADROOM, recipe
+from matrixdp.mechanisms.base import recipe, sized
 from matrixdp.mechanisms.solvers import over_time
-from matrixdp.privacy import gaussian
-from matrixdp.privacy.suprema import supremum
 from matrixdp.sensitivity import Participation, Sensitivity
 
-# Bands where none are asked for. More cost time and memory in training, and gain little.
+# The default numbers of bands. More cost time and memory in training, and gain little.
 USUAL_BANDS, USUAL_TOEPLITZ_BANDS = 32, 64
 
 
@@ -31,10 +29,10 @@ USUAL_BANDS, USUAL_TOEPLITZ_BANDS = 32, 64
 def banded(
     shape: Shape, sensitivity: Sensitivity, budget: Budget, *, bands: int | None = None, workload: Any = "prefix"
 ) -> Gaussian:
-    """The banded strategy with the least error, within a proven distance.
+    """A banded strategy within a proven relative distance of the least error.
 
     Args:
-        bands: of the strategy, at most the separation; 32 by default, or fewer where there is no room.
+        bands: of the strategy; at most the separation, if a record takes part more than once. 32 by default, or fewer.
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: choquette2023amplified for banded strategies and their sensitivity; the solver is matrixdp's own.
@@ -50,11 +48,11 @@ def banded(
         )
     _check_dense("banded", shape)
     found = over_time.banded(taken, task, width)
-    return _sized(
+    return sized(
         OverTime(found.coefficients, shape),
         taken,
         budget,
-        f"{width} bands, within {found.gap:.2g} of the least error of any banded strategy",
+        f"{_counted(width)}, within {found.gap:.2g} of the least error of any banded strategy",
     )
 
 
@@ -62,10 +60,12 @@ def banded(
 def toeplitz(
     shape: Shape, sensitivity: Sensitivity, budget: Budget, *, bands: int | None = None, workload: Any = "prefix"
 ) -> Gaussian:
-    """The banded Toeplitz strategy with the least error, for any number of steps.
+    """A banded Toeplitz strategy with nearly the least error, for any number of steps.
+
+    It is optimised for a record that takes part once, then scaled to the certificate of the set.
 
     Args:
-        bands: of the strategy; 64 by default, or fewer where there is no room.
+        bands: of the strategy; 64 by default, or the separation if that is less and a record takes part more than once.
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: mckenna2024scaling.
@@ -74,7 +74,7 @@ def toeplitz(
     taken, task = _checked("toeplitz", shape, sensitivity, workload, toeplitz=True)
     width = min(USUAL_TOEPLITZ_BANDS, _room(taken, shape)) if bands is None else _bands(bands, shape)
     found = over_time.toeplitz(task, width)
-    return _sized(OverTime(found.coefficients, shape), taken, budget, f"{width} bands")
+    return sized(OverTime(found.coefficients, shape), taken, budget, _counted(width))
 
 
 @recipe("inverse-banded", source="kalinin2025back")
@@ -94,7 +94,7 @@ def inverse_banded(
     powers = [2**power for power in range(7) if 2**power <= shape[0]]
     widths = powers if bands is None else [_bands(bands, shape)]
     laws = [
-        _sized(OverTime(over_time.square_root(task, width), shape, inverse=True), taken, budget, f"{width} bands")
+        sized(OverTime(over_time.square_root(task, width), shape, inverse=True), taken, budget, _counted(width))
         for width in widths
     ]
     return min(laws, key=lambda law: law.expected_squared_error(workload=task))
@@ -105,10 +105,10 @@ def binary_tree(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, workl
     """Sums over all dyadic intervals of steps with independent noise, combined with the least variance.
 
     Args:
-        workload: checked, and otherwise not used: the tree is the same for all.
+        workload: checked, but otherwise not used: the tree is the same for all workloads.
 
     Source: honaker2015efficient; the tree itself is dwork2010continual and chan2011private.
-    Deviates: (1) all intervals are used, also later ones, which is the least that a tree's error can be.
+    Deviates: (1) estimates use all intervals, also later ones, which is the least error of any estimate from the tree.
     """
     taken, _ = _checked("binary-tree", shape, sensitivity, workload)
     _check_dense("binary-tree", shape)
@@ -118,7 +118,7 @@ def binary_tree(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, workl
         gram += (place[:, None] >> level) == (place[None, :] >> level)
     upper = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1]  # gram = upper upper^T, so C is its transpose
     coefficients = np.stack([np.append(np.zeros(j), np.diagonal(upper, j)) for j in range(steps)], axis=1)
-    return _sized(OverTime(coefficients, shape), taken, budget, "")
+    return sized(OverTime(coefficients, shape), taken, budget, "")
 
 
 def _checked(
@@ -126,7 +126,7 @@ def _checked(
 ) -> tuple[Participation, Array]:
     """The set and the workload of a recipe over time."""
     if not isinstance(sensitivity, Participation):
-        raise NotApplicable("is for Participation sets, on values with one row per step")
+        raise NotApplicable(f"{name} is for Participation sets, on values with one row per step")
     task = time_workloads.coefficients(workload, shape[0])
     if toeplitz and task.ndim == 2:
         raise NotApplicable(f"{name} needs a workload given by its coefficients, not by a matrix; use 'banded'")
@@ -139,6 +139,10 @@ def _room(sensitivity: Participation, shape: Shape) -> int:
     return shape[0] if once else min(sensitivity.gap, shape[0])
 
 
+def _counted(bands: int) -> str:
+    return f"{bands} band{'s' if bands > 1 else ''}"
+
+
 def _bands(bands: Any, shape: Shape) -> int:
     if not _check.count("bands", bands) <= shape[0]:
         raise InvalidInput(f"bands must be at most the number of steps, {shape[0]}, got {bands}")
@@ -148,10 +152,3 @@ def _bands(bands: Any, shape: Shape) -> int:
 def _check_dense(name: str, shape: Shape) -> None:
     if not shape[0] <= MOST_STEPS:
         raise NotApplicable(f"{name} is computed for at most {MOST_STEPS} steps, got {shape[0]}; use 'toeplitz'")
-
-
-def _sized(covariance: OverTime, sensitivity: Participation, budget: Budget, note: str) -> Gaussian:
-    """The noise in the size that the budget asks for."""
-    mu = supremum(sensitivity, covariance).mu * (1 + covariance.slack)
-    bound = float(gaussian.mu(budget.epsilon, budget.delta))
-    return Gaussian(covariance.scaled(mu / bound * HEADROOM), note=note)

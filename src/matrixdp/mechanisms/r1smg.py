@@ -18,13 +18,13 @@ from matrixdp.sensitivity import Sensitivity
 def r1smg(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Spherical:
     """A normal variable of variance 2 s^2/(epsilon psi) times a uniform direction.
 
-    Refuted: the proof fixes the directions of the two noises that lead to one output and compares the densities given
-    them. The output does not show its direction; its law has a density like r^-(M-1) at the true value, and most
-    outputs give away which of two neighbours they came from. The certificate shows the true profile.
+    Refuted: the proof fixes the directions of the two noises that lead to one output and compares the conditional
+    densities. But the output does not show its direction. Its density grows like r^-(M-1) near the true value, and most
+    outputs reveal which of two neighbours they came from. The certificate shows the true profile.
 
     Source: ji2024less, Definition 8 and Theorem 5.
-    Deviates: (1) the paper asks for epsilon below 1/M but uses more itself, so it is not asked for here. Kept to
-        reproduce the paper, and refused by `release`.
+    Deviates: (1) the paper requires epsilon below 1/M but uses larger ones itself, so this is not required here. Kept
+        to reproduce the paper, and refused by `release`.
     """
     size = math.prod(shape)
     if not size > 2:

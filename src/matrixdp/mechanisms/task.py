@@ -1,8 +1,7 @@
-"""What a released matrix is for: weights on its entries, or linear functions W1 A W2^T of it."""
+"""The task of a released matrix: weights on its entries, or linear functions W1 A W2^T of it."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.distributions.covariance import Covariance, Kronecker
 from matrixdp.errors import InvalidInput
 from matrixdp.mechanisms.directions import rows_and_columns
-from matrixdp.mechanisms.matrix_mechanism import trace_product, workload_error
+from matrixdp.mechanisms.matrix_mechanism import workload_error
 from matrixdp.mechanisms.solvers.workloads import Workload
 
 
@@ -22,7 +21,7 @@ class Task(NamedTuple):
 
     Attributes:
         weights: the diagonal of P, of the value's shape.
-        grams: W1^T W1 and W2^T W2, each a matrix, or its diagonal where that is all; None where P itself is diagonal.
+        grams: W1^T W1 and W2^T W2, each a matrix, or its diagonal if it is diagonal; None if P itself is diagonal.
     """
 
     weights: Array
@@ -30,15 +29,17 @@ class Task(NamedTuple):
 
 
 def task_of(shape: Shape, weights: Any = None, row_utility: Any = None, column_utility: Any = None) -> Task:
-    """The task that options name: weights, or else utilities; by default all entries count alike."""
+    """The task given by options: weights, or else utilities; by default all entries count alike."""
     if weights is not None:
-        return Task(checked_weights(weights, shape))
+        given = _check.broadcast("weights", weights, shape)
+        if not (np.all(given >= 0) and np.any(given > 0)):
+            raise InvalidInput("weights must be 0 or above everywhere and above 0 somewhere")
+        return Task(given)
     if row_utility is None and column_utility is None:
         return Task(np.broadcast_to(1.0, shape))
     sides = rows_and_columns("a utility", shape)
     names = ("row_utility", "column_utility")
-    given = zip(names, (row_utility, column_utility), sides, strict=True)
-    rows, columns = (_gram(name, utility, side) for name, utility, side in given)
+    rows, columns = map(_gram, names, (row_utility, column_utility), sides)
     diagonal = np.outer(*(gram if gram.ndim == 1 else np.diagonal(gram) for gram in (rows, columns)))
     if rows.ndim == columns.ndim == 1:
         return Task(diagonal)
@@ -46,33 +47,23 @@ def task_of(shape: Shape, weights: Any = None, row_utility: Any = None, column_u
 
 
 def task_error(task: Task, law: NoiseLaw) -> float:
-    """tr(P S): what the noise costs the task."""
+    """tr(P S): the expected squared error of the task."""
     covariance = law.covariance if isinstance(law, Gaussian) else None
     independent = not isinstance(covariance, Covariance) or getattr(covariance, "independent", False)
     if task.grams is None or independent:
         return law.expected_squared_error(task.weights.reshape(law.shape))
     if isinstance(covariance, Kronecker):
-        return math.prod(map(trace_product, task.grams, (covariance.rows, covariance.columns)))
+        return covariance.task_error(*task.grams)
     return workload_error(Workload(name="utilities", terms=(tuple(map(square, task.grams)),)), law)
 
 
 def couples(utility: Any) -> bool:
-    """Whether a utility looks at a sum of several lines at once, so that its Gram matrix is not diagonal."""
+    """Whether a utility combines several rows or columns, so that its Gram matrix is not diagonal."""
     return utility is not None and _gram("utility", utility, np.shape(utility)[-1]).ndim == 2
 
 
-def checked_weights(weights: Any, shape: Shape) -> Array:
-    """The weights of all entries, or ones."""
-    if weights is None:
-        return np.broadcast_to(1.0, shape)
-    given = _check.broadcast("weights", weights, shape)
-    if not (np.all(given >= 0) and np.any(given > 0)):
-        raise InvalidInput("weights must be 0 or above everywhere and above 0 somewhere")
-    return given
-
-
 def _gram(name: str, utility: Any, size: int) -> Array:
-    """W^T W for a matrix W, its diagonal where that is all, or the weights themselves."""
+    """W^T W for a matrix W, or its diagonal if it is diagonal; weights are returned as they are."""
     if utility is None:
         return np.ones(size)
     given = _check.finite(name, utility)
@@ -87,5 +78,5 @@ def _gram(name: str, utility: Any, size: int) -> Array:
 
 
 def square(gram: Array) -> Array:
-    """The matrix, where only its diagonal was kept."""
+    """The full matrix of a Gram matrix that may be stored as its diagonal."""
     return np.diag(gram) if gram.ndim == 1 else gram

@@ -1,8 +1,8 @@
 """Budgets that several releases share: the noise of all of them is fixed beforehand, and their composition certified.
 
-A law sized for n copies of itself must not be mixed with another one so sized: three discrete Laplace laws and one
-Gaussian, each for four copies at (1, 1e-6), have 149 times that delta together. So either every law is fixed at once
-(`Plan`), or all releases lie under one reference profile at every epsilon (`Shared`).
+A law sized for n copies of itself must not be mixed with another law sized the same way: three discrete Laplace laws
+and one Gaussian, each sized for four copies at (1, 1e-6), together have 149 times that delta. So either every law is
+fixed at once (`Plan`), or one reference profile dominates all releases at every epsilon (`Shared`).
 
 Guarantee: whatever `search` finds, only the composition of the certificates claims privacy (`Plan.composition`).
 """
@@ -39,7 +39,7 @@ from matrixdp.sensitivity import Sensitivity
 # The share of delta that the total-variation errors of the samplers may use.
 USED = 1e-5
 _SOURCE = "a shared reference [matrixdp, planning]"
-_INFLATED = (1.0, 1.0 + 1e-6, 1.0 + 1e-4, 1.01)  # noise, until the composition keeps the budget
+_INFLATED = (1.0, 1.0 + 1e-6, 1.0 + 1e-4, 1.01)  # factors of the noise, tried until the composition keeps the budget
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ class PlannedRelease(Allotment):
 
     Attributes:
         sensitivity: its set.
-        noise: its noise; for a plan without shapes, on the smallest shape that the set has.
-        guarantee: what the plan counts it as.
+        noise: its noise law; for a plan without shapes, on the smallest shape on which the set has its full size.
+        guarantee: the guarantee that the plan counts for it.
         composition: the composition that it is a part of.
         shaped: whether the shape was planned.
 
@@ -73,7 +73,7 @@ class PlannedRelease(Allotment):
         return self.noise if self.shaped else _on_shape(self.noise, shape, sensitivity.matrix_shape(shape))
 
     def check(self, certificate: Certificate) -> None:
-        """Raises InvalidInput unless the release lies under what was planned, at every epsilon."""
+        """Raises InvalidInput unless the planned guarantee dominates the release at every epsilon."""
         _check_under(certificate, self.guarantee, "part of the plan")
 
     def terms(self) -> Mapping[str, Any]:
@@ -85,11 +85,11 @@ class PlannedRelease(Allotment):
 class Plan(Sequence[PlannedRelease]):
     """Releases whose noise was fixed at once.
 
-    Guarantee: `composition`: all of them together keep the budget, also when queries depend on earlier answers. Each
-    part is for one release; a ledger refuses a second one.
+    Guarantee: that of `composition`: all releases together keep the budget, also when queries depend on earlier
+    answers. Each part is for one release; only a ledger refuses a second one.
 
     Attributes:
-        budget: what all of them may use.
+        budget: what all releases together may use.
         composition: the certificate of all of them together; `to_json` writes it, and `matrixdp verify` checks it.
         parts: one per release.
 
@@ -112,9 +112,6 @@ class Plan(Sequence[PlannedRelease]):
     def __len__(self) -> int:
         return len(self.parts)
 
-    def __iter__(self) -> Iterator[PlannedRelease]:
-        return iter(self.parts)
-
     @property
     def certificate(self) -> Composition:
         """Another name of `composition`."""
@@ -131,11 +128,11 @@ class Plan(Sequence[PlannedRelease]):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
-        """Reads a plan with shapes, if it is true."""
+        """Reads a plan with shapes; raises InvalidInput if it does not verify or does not keep its budget."""
         composition = Composition.from_json(text)
         verification = composition.verify()
         if not verification:
-            raise InvalidInput(f"the plan is not true: {verification.findings[0]}")
+            raise InvalidInput(f"the plan does not verify: {verification.findings[0]}")
         certificates = [part.certificate for part in composition.parts for _ in range(part.count)]
         known = [each for each in certificates if isinstance(each, Certificate)]
         if composition.budget is None or len(known) < len(certificates):
@@ -152,15 +149,15 @@ class Plan(Sequence[PlannedRelease]):
 
 @dataclass(frozen=True, eq=False)
 class Shared(Allotment):
-    """A budget for each of several releases that share one: each must lie under one reference at every epsilon.
+    """The budget of each of several releases that share one: a reference must dominate each at every epsilon.
 
-    Guarantee: any `releases` of them together keep the whole budget, whatever their sets; see
+    Guarantee: any `releases` such releases together keep the whole budget, whatever their sets; see
     `accounting.domination` for how that is checked. Only a ledger counts them.
 
     Attributes:
-        releases: how many there are at most.
-        reference: what each of them may have at most.
-        composition: the composition of as many references, which keeps the whole budget.
+        releases: the largest number of releases.
+        reference: the guarantee that must dominate each release.
+        composition: the composition of `releases` references, which keeps the whole budget.
 
     Example:
         >>> from matrixdp import Budget, Counts, release
@@ -174,7 +171,7 @@ class Shared(Allotment):
     composition: Composition = field(kw_only=True, repr=False)
 
     def law(self, shape: Shape, sensitivity: Sensitivity) -> NoiseLaw:
-        """The least noise found for this set that lies under the reference."""
+        """The least noise found for this set that the reference dominates."""
         found = [law for law in self._candidates(shape, sensitivity) if self._allows(law, sensitivity)]
         if not found:
             raise InvalidInput(
@@ -184,7 +181,7 @@ class Shared(Allotment):
         return min(found, key=lambda law: law.expected_squared_error())
 
     def check(self, certificate: Certificate) -> None:
-        """Raises InvalidInput unless the release lies under the reference, at every epsilon."""
+        """Raises InvalidInput unless the reference dominates the release at every epsilon."""
         _check_under(certificate, self.reference, "reference that is shared")
 
     def terms(self) -> Mapping[str, Any]:
@@ -244,7 +241,7 @@ def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Sh
         raise InvalidInput(f"like must be a set from matrixdp.sensitivity, got {_check.kind(like)}")
     adjacency = checked(ADD_REMOVE if like is None else like.adjacency)
     profile: Profile
-    if budget.delta == 0:  # randomized response, under which all noise with this pure epsilon lies
+    if budget.delta == 0:  # randomized response, which dominates all noise with this pure epsilon
         scale = releases / budget.epsilon
         while not is_pure(budget.epsilon, scale, releases):
             scale = math.nextafter(scale, math.inf)
@@ -274,7 +271,7 @@ def _larger(law: NoiseLaw, factor: float) -> NoiseLaw:
 def _planned(
     kind: Kind, law: NoiseLaw, budget: Budget, releases: int, shaped: bool
 ) -> tuple[NoiseLaw, Guarantee, Sensitivity]:
-    """The noise of a release, what the plan counts it as, and its set."""
+    """The noise of a release, the guarantee that the plan counts for it, and its set."""
     undrawn = certify(law, kind.sensitivity)
     if not shaped:
         most = _most_variation(budget, releases)
@@ -283,12 +280,12 @@ def _planned(
 
 
 def _most_variation(budget: Budget, releases: int) -> float:
-    """The most that the sampler of each of so many releases may err by."""
+    """The largest total-variation error that the sampler of each release may have."""
     return USED * budget.delta / (releases * (1.0 + math.exp(min(budget.epsilon, 700.0))))
 
 
 def _alone(guarantee: Guarantee, budget: Budget) -> Budget:
-    """What one of the releases keeps by itself, at the delta of the whole, with room for its sampler."""
+    """The budget that one of the releases keeps alone, at the delta of the whole, with room for its sampler."""
     return Budget(max(guarantee.profile.epsilon(budget.delta * (1.0 - ROOM)), 1e-9), budget.delta)
 
 
@@ -297,7 +294,7 @@ def _assembled(
 ) -> Plan:
     parts = []
     for law, guarantee, sensitivity in found:
-        alone = _alone(certify(law, sensitivity), budget)  # of the law, as when it was sized
+        alone = _alone(certify(law, sensitivity), budget)  # from the law, as when it was sized
         parts.append(
             PlannedRelease(
                 alone.epsilon,
@@ -313,7 +310,7 @@ def _assembled(
 
 
 def _on_shape(law: NoiseLaw, shape: Shape, matrix: Shape) -> NoiseLaw:
-    """The same noise for values of another shape, read as a matrix; it is the same for every entry."""
+    """The same i.i.d. noise for values of another shape, read as a matrix."""
     if isinstance(law, Product):
         return law.reshaped(shape)
     found = Gaussian(Isotropic(matrix, law.root_mean_square)).attributed_to(law.source)
@@ -332,7 +329,7 @@ def _check_under(certificate: Certificate, planned: Guarantee, what: str) -> Non
 
 @lru_cache(maxsize=64)
 def _name(composition: Composition) -> str:
-    """The series of a plan in a ledger: equal plans have equal names."""
+    """The name of a plan's series in a ledger; equal plans have equal names."""
     try:
         text = composition.to_json()
     except MatrixDPError as reason:

@@ -1,16 +1,18 @@
-"""The noise of all releases of a plan at once.
+"""Finds the noise of all releases of a plan at once.
 
-Releases with equal sets, shapes and weights have the same law. What can have discrete noise has it with one
-exponent t, at scales s prop. to (k m^p / w)^(1 / (2 + p)) for k entries that change by m steps, and the weight w of
-s^2 in the error: the least error if the privacy losses add up like (m/s)^p, p = 1 for pure noise and 2 otherwise. The
-rest is Gaussian with mu^2 prop. to the root of its error at mu = 1, which is the least error. That leaves the exponent,
-and the share of Gaussian noise, which are tried; or all of it is Gaussian. What is found need not be the optimum.
+Releases with equal sets, shapes and weights have the same law. There are two candidates: Gaussian noise for all
+releases, or discrete noise wherever it applies. Discrete noise has one exponent t for all, and scales s prop. to
+(k m^p / w)^(1 / (2 + p)) for k entries that change by m steps, with weight w of s^2 in the error. That has the least
+error if the privacy losses add up like (m/s)^p, p = 1 for pure noise and 2 otherwise. Gaussian noise has mu^2 prop. to
+the square root of its error at mu = 1, which has the least error. A few exponents, and shares of Gaussian noise, are
+tried. The result need not be optimal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -32,25 +34,26 @@ from matrixdp.privacy import gaussian
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile
+from matrixdp.privacy.records import encode, kind_of
 from matrixdp.residuals import Residuals
 from matrixdp.sensitivity import L1, Entrywise, OneColumn, OneRow, RankOne, Sensitivity, Vertices
 
 ROOM = 1e-4
 """The share of delta that is left for the total-variation errors of the samplers."""
-ROUGH, _FINE = 5e-3, 1e-6  # of a scale, while a plan is sought, and in the end
-_SHARES = 0.05  # of the share of Gaussian noise
+ROUGH, _FINE = 5e-3, 1e-6  # tolerances of a scale, during the search and at its end
+_SHARES = 0.05  # tolerance of the share of Gaussian noise
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Releases with one set, shape and weight, and what noise they can have.
+    """Releases with one set, shape and weight, and the noise that they can have.
 
     Attributes:
         sensitivity: the set.
-        count: how many.
-        weight: of the squared error of one entry; summed over the entries if the shape is known.
-        normal: Gaussian noise, in any size; None for delta = 0.
-        discrete: discrete noise, in any size, if there is any.
+        count: how many releases.
+        weight: the weight of the squared error of one entry; times the number of entries if the shape is known.
+        normal: Gaussian noise, to be rescaled; None for delta = 0.
+        discrete: discrete noise, to be rescaled; None if the set has none.
     """
 
     sensitivity: Sensitivity
@@ -61,7 +64,7 @@ class Kind:
 
     @cached_property
     def normal_error(self) -> float:
-        """Of Gaussian noise with mu = 1."""
+        """The weighted squared error of Gaussian noise with mu = 1."""
         assert self.normal is not None
         each = self.normal.expected_squared_error() / math.prod(self.normal.shape)
         return self.weight * each * mu_of(self.normal, self.sensitivity) ** 2
@@ -72,10 +75,10 @@ class Kind:
         assert self.discrete is not None
         profile = certify(self.discrete, self.sensitivity).profile
         assert isinstance(profile, DiscreteProfile)
-        return ((profile.shift, profile.cells), *profile.others)
+        return profile.groups
 
     def profile(self, exponent: float, scale: float) -> DiscreteProfile:
-        """Of one release with discrete noise of this scale, in steps."""
+        """The profile of one release with discrete noise of this scale, in steps."""
         (shift, cells), *others = self.groups
         return DiscreteProfile(exponent, scale, shift, cells, tuple(others))
 
@@ -85,12 +88,12 @@ class Kind:
         return replace(self.discrete, exponent=exponent, scale=scale * self.discrete.step)
 
     def discrete_error(self, exponent: float, scale: float) -> float:
-        """Of one release with it."""
+        """The weighted squared error of one release with discrete noise of this scale, in steps."""
         assert self.discrete is not None
         return self.weight * self.discrete.step**2 * steps_variance(exponent, scale)
 
     def relative_scale(self, power: float) -> float:
-        """The scale, up to a factor that all kinds share; see the module."""
+        """The scale up to a factor common to all kinds, by the formula at the top of the module."""
         assert self.discrete is not None
         cost = sum(cells * shift**power for shift, cells in self.groups)
         return float((cost / (self.weight * self.discrete.step**2)) ** (1.0 / (2.0 + power)))
@@ -99,7 +102,7 @@ class Kind:
 def kinds_of(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list[Kind], list[Kind]]:
     """The kinds of releases, and the kind of each release in order."""
     budget.whole("a plan")
-    sets = list(sets)
+    sets = list(sets) if isinstance(sets, Iterable) else []
     if not sets or not all(isinstance(each, Sensitivity) for each in sets):
         raise InvalidInput("sets must be a list of sets from matrixdp.sensitivity, one per release, and not be empty")
     if len({each.adjacency for each in sets}) > 1:
@@ -111,7 +114,8 @@ def kinds_of(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list
     keys: list[tuple[Any, ...]] = []
     for each, weight, shape in zip(sets, counted, shaped, strict=True):
         each.fits(shape)
-        keys.append((type(each), each.extent(shape), shape, weight))
+        written = repr(encode(each)) if kind_of(each) else id(each)  # the whole set; its extent is not enough
+        keys.append((type(each), written, shape, weight))
     found: dict[tuple[Any, ...], Kind] = {}
     for key, each, weight, shape in zip(keys, sets, counted, shaped, strict=True):
         if key not in found:
@@ -123,7 +127,7 @@ def kinds_of(budget: Budget, sets: Any, weights: Any, shapes: Any) -> tuple[list
 
 
 def _own_shape(sensitivity: Sensitivity) -> Shape:
-    """The smallest shape that has all of a set, where one stands for all."""
+    """The smallest shape on which a set has its full size; raises InvalidInput if the size grows with the shape."""
     if isinstance(sensitivity, Vertices):
         return tuple(sensitivity.differences[0].shape)
     if isinstance(sensitivity, RankOne):
@@ -141,7 +145,7 @@ def _own_shape(sensitivity: Sensitivity) -> Shape:
 
 
 def gaussian_noise(shape: Shape, sensitivity: Sensitivity, budget: Budget, alike: bool = False) -> Gaussian:
-    """Gaussian noise of the least error, or the same for all entries."""
+    """Gaussian noise of the least error; with `alike`, or if none is found, i.i.d. noise."""
     law: NoiseLaw | None = None
     if not alike:
         try:
@@ -155,7 +159,7 @@ def gaussian_noise(shape: Shape, sensitivity: Sensitivity, budget: Budget, alike
 
 
 def _discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product | None:
-    """Discrete noise, if there is any for the set; for delta = 0 there must be."""
+    """Discrete noise for the set; None if there is none, which is an error for delta = 0."""
     name = "discrete" if budget.delta > 0 else "laplace"
     try:
         law = calibrate(name, shape=shape, sensitivity=sensitivity, budget=budget)
@@ -168,7 +172,7 @@ def _discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product
 
 
 def mu_of(law: Gaussian, sensitivity: Sensitivity) -> float:
-    """What Gaussian noise guarantees on a set."""
+    """The mu of Gaussian noise on a set."""
     mu = certify(law, sensitivity).mu
     assert mu is not None
     return mu
@@ -195,25 +199,30 @@ def least_error(budget: Budget, kinds: Sequence[Kind]) -> dict[Kind, NoiseLaw]:
 
 
 def _pure_laws(budget: Budget, kinds: Sequence[Kind]) -> dict[Kind, NoiseLaw]:
-    """Discrete Laplace noise whose pure epsilons add up to the budget's: scales as above with p = 1."""
+    """Discrete Laplace noise whose pure epsilons add up to the budget's, at the scales above with p = 1."""
     relative = {kind: kind.relative_scale(1.0) for kind in kinds}
-    changes = [kind.count * cells * shift / relative[kind] for kind in kinds for shift, cells in kind.groups]
-    factor = math.fsum(changes) / budget.epsilon
-
-    def uses() -> dict[Use, int]:
-        found: dict[Use, int] = {}
-        for kind, scale in relative.items():
-            use = Use(kind.profile(1.0, scale * factor))
-            found[use] = found.get(use, 0) + kind.count
-        return found
-
-    while not methods.pure_epsilon(uses()) <= budget.epsilon:
+    factor = _pure_factor(relative, budget)
+    while not methods.pure_epsilon(_uses(relative, 1.0, factor)) <= budget.epsilon:
         factor = math.nextafter(factor, math.inf)
     return {kind: kind.discrete_law(1.0, scale * factor) for kind, scale in relative.items()}
 
 
+def _pure_factor(relative: Mapping[Kind, float], budget: Budget) -> float:
+    """The factor of the scales at which the pure epsilons of discrete Laplace noise add up to the budget's."""
+    changes = [kind.count * cells * shift / scale for kind, scale in relative.items() for shift, cells in kind.groups]
+    return math.fsum(changes) / budget.epsilon
+
+
+def _uses(relative: Mapping[Kind, float], exponent: float, factor: float) -> Counter[Use]:
+    """All releases of the kinds, with discrete noise at these scales times the factor."""
+    found: Counter[Use] = Counter()
+    for kind, scale in relative.items():
+        found[Use(kind.profile(exponent, scale * factor))] += kind.count
+    return found
+
+
 def _gaussian_laws(kinds: Sequence[Kind], mu: float) -> tuple[dict[Kind, NoiseLaw], float]:
-    """Gaussian noise for all, of the least error: the squares of mu, which add up, in proportion to roots of errors."""
+    """Gaussian noise of the least total error, and that error: mu^2, which adds up, is prop. to the roots of errors."""
     roots = {kind: math.sqrt(kind.normal_error) for kind in kinds}
     whole = math.fsum(kind.count * roots[kind] for kind in kinds)
     laws, error = dict[Kind, NoiseLaw](), 0.0
@@ -244,14 +253,14 @@ class _Mixture:
             found = self._at(share, ROUGH)
             return math.inf if found is None else math.log(found[1])
 
-        # both ends cost without bound
+        # the error is unbounded at both ends
         found = scipy.optimize.minimize_scalar(
             error, bounds=(0.02, 0.98), method="bounded", options={"xatol": _SHARES, "maxiter": 9}
         )
         return self._at(float(found.x), _FINE)
 
     def _at(self, share: float, tolerance: float) -> tuple[dict[Kind, NoiseLaw], float] | None:
-        """The laws where the others have so much of the square of mu."""
+        """The laws, and their error, if Gaussian noise has this share of mu^2."""
         mu = self.whole * math.sqrt(share)
         scales = self._scales(mu, tolerance)
         if scales is None:
@@ -263,24 +272,20 @@ class _Mixture:
         return laws, error
 
     def _scales(self, mu: float, tolerance: float) -> dict[Kind, float] | None:
-        """The least scales, in their proportion, at which everything keeps the budget, as far as bisection finds."""
+        """The least scales found, in their proportions, at which all releases together keep the budget."""
         power = 1.0 if self.exponent == 1.0 else 2.0
         relative = {kind: kind.relative_scale(power) for kind in self.grained}
         target = self.budget.delta * (1.0 - ROOM)
 
         @cache
         def excess(log_factor: float) -> float:
-            uses = {Use(GaussianProfile(mu)): 1} if mu > 0.0 else {}
-            for kind, scale in relative.items():
-                use = Use(kind.profile(self.exponent, scale * math.exp(log_factor)))
-                uses[use] = uses.get(use, 0) + kind.count
+            normal = {Use(GaussianProfile(mu)): 1} if mu > 0.0 else {}
+            uses = {**normal, **_uses(relative, self.exponent, math.exp(log_factor))}
             found = methods.delta(uses, "add/remove", self.budget.epsilon)
             return math.log(max(found, 1e-300) / target)
 
-        changes = [kind.count * cells * shift / relative[kind] for kind in self.grained for shift, cells in kind.groups]
-        pure = math.log(math.fsum(changes) / self.budget.epsilon)
         try:
-            low, high = _bracket(excess, pure)
+            low, high = _bracket(excess, math.log(_pure_factor(relative, self.budget)))
             root = float(scipy.optimize.brentq(excess, low, high, xtol=tolerance, rtol=1e-15))
             while tolerance <= _FINE and not excess(root) <= 0.0:
                 root += tolerance
@@ -290,7 +295,7 @@ class _Mixture:
 
 
 def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
-    """Two points around a root: above 0 at the first, at most 0 at the second."""
+    """Two points around a root: the function is above 0 at the first, and at most 0 at the second."""
     step, high = 0.05, start
     while not excess(high) <= 0.0:
         high, step = high + step, 2.0 * step

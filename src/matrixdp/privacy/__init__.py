@@ -1,1 +1,1 @@
-"""What noise guarantees: profiles, certificates."""
+"""What noise guarantees: privacy profiles and certificates."""

@@ -1,4 +1,4 @@
-"""Two arithmetics with one interface, so that a formula is written once for floats and arrays; and exact operations.
+"""Two arithmetics with one interface, so that formulas are written once for floats and arrays; and exact operations.
 
 Formulas take `Floats` (fast for one setting) or `Arrays` (one vectorised solve) as an argument `xp`.
 """
@@ -18,7 +18,7 @@ from matrixdp.errors import InvalidInput, NumericalFailure
 Real = Any  # a float, or a one-dimensional float64 array, as the arithmetic says
 
 _BLOCK = 8192  # entries of an array worked on at a time: they stay in the cache
-_ITERATIONS = 40  # at most 5 were seen for useful arguments, 7 outside
+_ITERATIONS = 40  # at most 5 were observed for useful arguments, 7 outside
 
 
 class Floats:
@@ -30,7 +30,7 @@ class Floats:
     @staticmethod
     @cache
     def special() -> Any:
-        """Special functions, loaded when first needed: that takes longer than the rest of the package."""
+        """Special functions, loaded when first needed, as loading them takes longer than the rest of the package."""
         from scipy.special import cython_special
 
         return cython_special
@@ -103,7 +103,7 @@ def divide_up(xp: Any, x: Real, power_of_two: Real) -> Real:
     return xp.where(quotient * power_of_two < x, xp.nextafter(quotient, math.inf), quotient)
 
 
-# --- exact sums and products (Knuth, Dekker): the rounded result and what rounding left out ---
+# --- exact sums and products (Knuth, Dekker): the rounded result and the rounding error ---
 
 
 def two_sum(x: Real, y: Real) -> tuple[Real, Real]:
@@ -138,7 +138,7 @@ def evaluate(function: Callable[..., Real], given: Mapping[str, Real]) -> Any:
         raise InvalidInput(f"the shapes must broadcast together, got {shapes}") from None
     flat = [np.ravel(array) for array in arrays]
     result = np.empty(flat[0].size)
-    with np.errstate(all="ignore"):  # what overflows or underflows on the way ends in the right limit
+    with np.errstate(all="ignore"):  # intermediate overflows and underflows lead to the right limit
         for first in range(0, result.size, _BLOCK):
             block = slice(first, first + _BLOCK)
             result[block] = function(Arrays, *(entries[block] for entries in flat))

@@ -1,9 +1,11 @@
 """delta of independent entries with discrete noise: the sum (1) of cells.py, rounded up.
 
-One entry: term by term. Losses on a common lattice, which they are for t = 1 (steps of 2/scale) and t = 2 (steps of
-2m/scale^2): by direct convolution while that is short. Two or three entries: term by term over all but one of them, and
-by sums from the left over the last. Otherwise by a Fourier transform after an exponential tilt e^(tilt l) p(l), which
-makes the losses near epsilon the likely ones; a bound on its rounding is added.
+- One entry: term by term.
+- Losses on a common lattice, as for t = 1 (steps of 2/scale) and for t = 2 and one shift m (steps of 2m/scale^2): by
+  direct convolution, if it is short.
+- Two or three other entries: term by term over all but one of them, and by cumulative sums over the last.
+- Otherwise: by a Fourier transform after an exponential tilt e^(tilt l) p(l), which makes the losses near epsilon
+  likely; a bound on its rounding is added.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from matrixdp._check import Array
 from matrixdp.privacy.cells import DEPTHS, TINY, UNIT, CellLoss, cell_loss, sum_rounding
 
 _DIRECT = 4096  # atoms of a sum on a lattice that is convolved directly
-_MOST_TERMS, _FEW_TERMS = 2_000_000, 10_000  # of a sum over two or three entries; where a rougher sum is enough
+_MOST_TERMS, _FEW_TERMS = 2_000_000, 10_000  # of a sum over two or three entries; the latter if a rougher sum will do
 _MOST_BINS = 2**20  # of a Fourier transform
-_FEW_BINS = 2**14  # on the lattice of the losses, where a coarser grid would do
+_FEW_BINS = 2**14  # up to which the lattice of the losses is used even if a coarser grid would do
 _WIDTH = 8.5  # half the window of the transform, in standard deviations of the tilted law
 _OUTSIDE = 1e-14  # tilted mass above the window that is accepted without a wider one
-_CUT = 1e-12  # the share of delta that may be due to what was cut off
-_ENOUGH_ATOMS = 512  # of an entry, where about is enough
+_CUT = 1e-12  # the share of delta that may be due to the tails cut off
+_ENOUGH_ATOMS = 512  # of an entry, for approximations
 
 EXACT, CLOSE = 1e-10, 1.5e-5
 """What splitting atoms may add to delta, relative: for up to three entries, and for more."""
@@ -54,8 +56,8 @@ class Cells:
             epsilon: any.
             tolerance: what splitting atoms may add, relative, where no large atom is near epsilon; by default EXACT
                 or CLOSE, and finer grids are tried until that holds everywhere.
-            enough: what is not above this need not be improved.
-            stride: 1; for an approximation without a guarantee see `cell_loss`.
+            enough: a result of at most this is not improved further.
+            stride: 1; above 1, an approximation without a guarantee, see `cell_loss`.
         """
         settle = tolerance is None
         if tolerance is None:
@@ -79,10 +81,10 @@ def _finite(total: _Total, epsilon: float, tolerance: float, settle: bool) -> fl
     entries = [loss for loss, count in zip(losses, counts, strict=True) for _ in range(min(count, 4))]
     if sum(counts) == 1:
         return _excess(losses[0].losses, losses[0].masses, epsilon)
-    length = sum(count * (loss.losses.size - 1) for count, loss in zip(counts, losses, strict=True)) + 1
     lattice = total.spacing
     if lattice:
-        above = min(length, math.ceil((top - epsilon) / lattice * (1.0 + 8.0 * UNIT)) + 1)  # all others have no excess
+        above = math.ceil((top - epsilon) / lattice * (1.0 + 8.0 * UNIT)) + 1  # all others have no excess
+        above = min(above, total.length)
         if above <= _DIRECT:
             return _convolved(losses, counts, epsilon, above)
     most = _MOST_TERMS if tolerance <= EXACT else _FEW_TERMS
@@ -98,7 +100,7 @@ def _excess(losses: Array, masses: Array, epsilon: float) -> float:
 
 
 def _convolved(losses: Sequence[CellLoss], counts: Sequence[int], epsilon: float, size: int) -> float:
-    """The largest sums on a lattice, so many, directly: sums of positive terms, so the rounding is relative.
+    """From the `size` largest sums on a lattice, by direct convolution of positive terms, so that rounding is relative.
 
     Places count downwards from the largest loss and add up, so later ones never contribute to these.
     """
@@ -118,7 +120,7 @@ def _convolved(losses: Sequence[CellLoss], counts: Sequence[int], epsilon: float
 
 
 def _enumerated(entries: Sequence[CellLoss], epsilon: float) -> float:
-    """Over all atoms of all entries but the last, the contribution of the last from its sums."""
+    """A sum over all atoms of all entries but the last; the last contributes by its cumulative sums."""
     *others, last = entries
     sums, masses = np.zeros(1), np.ones(1)
     for other in others:
@@ -141,8 +143,8 @@ def _enumerated(entries: Sequence[CellLoss], epsilon: float) -> float:
 def _transformed(total: _Total, epsilon: float, tolerance: float, settle: bool) -> float:
     """By a Fourier transform of the tilted masses, on the lattice of the losses or on a grid.
 
-    Every grid gives a bound, so the least counts. To settle, a grid is compared with one four times as coarse: the
-    error of the finer one is at most a third of the difference if errors are of first order.
+    Every grid gives an upper bound, and the least is returned. To settle, a grid is compared with one four times as
+    coarse: the error of the finer one is at most a third of the difference if errors are of first order.
     """
     tilt, hope = _tilt(total, epsilon)
     if hope < math.log(0.1 * tolerance):
@@ -166,7 +168,7 @@ def _transformed(total: _Total, epsilon: float, tolerance: float, settle: bool) 
     return found
 
 
-# A search ends by asking about its last scale again, to settle it.
+# These are cached because a search ends by asking about its last scale again, to settle it.
 
 
 @lru_cache(maxsize=4)
@@ -196,15 +198,6 @@ class _Moments:
     variance: float
 
 
-@dataclass(frozen=True)
-class _Window:
-    """The sums at places first, ..., first + bins - 1, counted downwards from the largest, and the mass before them."""
-
-    first: int
-    bins: int
-    outside: float
-
-
 @dataclass(frozen=True, eq=False)
 class _Total:
     """The sum of independent losses, some of them several times."""
@@ -228,16 +221,21 @@ class _Total:
         """Of the lattice of all losses; 0 if there is none."""
         return self.losses[0].spacing if len({loss.spacing for loss in self.losses}) == 1 else 0.0
 
+    @property
+    def length(self) -> int:
+        """How many sums there are on that lattice."""
+        return sum(count * (loss.losses.size - 1) for count, loss in zip(self.counts, self.losses, strict=True)) + 1
+
     def on_grid(self, step: float) -> _Total:
-        """The same with losses on a grid."""
+        """The sum with every loss moved to a grid."""
         return _Total(tuple(loss.on_grid(step) for loss in self.losses), self.counts)
 
     def thinned(self) -> _Total:
-        """About the same: fewer atoms, and without what stands for a cut tail or for rounding."""
+        """An approximation: fewer atoms, and without the masses added for a cut tail or for rounding."""
         return _Total(tuple(_thinned(loss) for loss in self.losses), self.counts)
 
     def log_hope(self, epsilon: float) -> float:
-        """log of 1 - delta, or above: 1 - delta = E min(1, e^(epsilon - loss)) <= E e^((epsilon - loss) / 2)."""
+        """An upper bound on log(1 - delta): 1 - delta = E min(1, e^(epsilon - loss)) <= E e^((epsilon - loss) / 2)."""
         return 0.5 * epsilon + self.tilted(-0.5).log_moment
 
     def tilted(self, tilt: float) -> _Moments:
@@ -255,7 +253,7 @@ class _Total:
         return _Moments(log_moment, mean, variance)
 
     def best_tilt(self, epsilon: float) -> float:
-        """Chernoff's, roughly: the tilted mean is epsilon + log(1 + 1/tilt). All tilts give bounds, this one is tight.
+        """Chernoff's tilt, roughly: the tilted mean is epsilon + log(1 + 1/tilt). Every tilt gives a bound.
 
         At the root the derivative of `log M(tilt) - tilt epsilon + log max_x (1 - e^-x) e^(-tilt x)` vanishes.
         """
@@ -274,38 +272,40 @@ class _Total:
 
     def summed(self, epsilon: float, tilt: float) -> float:
         """(1) by a Fourier transform; the losses are on a lattice."""
-        length = sum(count * (loss.losses.size - 1) for count, loss in zip(self.counts, self.losses, strict=True)) + 1
-        moments = self.tilted(tilt)
+        length, moments = self.length, self.tilted(tilt)
         wanted = 2.0 * _WIDTH * math.sqrt(moments.variance) / self.spacing + 64.0
         while True:
             bins = _bins(min(wanted, length))
-            window = self._window(tilt, moments, bins, length)
-            if window.outside <= _OUTSIDE or bins >= min(length, 4 * _MOST_BINS):
-                return self._summed(epsilon, tilt, window)
+            first, outside = (0, 0.0) if bins >= length else self._window(tilt, moments, bins)
+            if outside <= _OUTSIDE or bins >= min(length, 4 * _MOST_BINS):
+                return self._summed(epsilon, tilt, first, bins, outside)
             wanted *= 2.0
 
-    def _window(self, tilt: float, now: _Moments, bins: int, length: int) -> _Window:
-        """A window around the tilted mean, and Chernoff's bound on the tilted mass of the larger sums."""
-        first = 0 if bins >= length else max(math.floor((self.top - now.mean) / self.spacing) - bins // 2, 0)
+    def _window(self, tilt: float, now: _Moments, bins: int) -> tuple[int, float]:
+        """The first place of a window around the tilted mean, and Chernoff's bound on the tilted mass before it.
+
+        Places are counted downwards from the largest sum.
+        """
+        first = max(math.floor((self.top - now.mean) / self.spacing) - bins // 2, 0)
         if first == 0:
-            return _Window(0, bins, 0.0)
+            return 0, 0.0
         edge = self.top - self.spacing * first  # sums above it are outside
         more, best = (edge - now.mean) / max(now.variance, 1e-300), 0.0
         for factor in (0.25, 0.5, 1.0):
             higher = self.tilted(tilt + factor * more)
             best = min(best, higher.log_moment - now.log_moment - factor * more * edge)
-        return _Window(first, bins, 1.001 * math.exp(best))
+        return first, 1.001 * math.exp(best)
 
-    def _summed(self, epsilon: float, tilt: float, window: _Window) -> float:
+    def _summed(self, epsilon: float, tilt: float, first: int, bins: int, outside: float) -> float:
         """The transform of n numbers, the powers, the transform back, and (1) from its result.
 
-        What wraps around from below the window only adds to the sum; what lies above it is added in full.
+        Mass that wraps around from below the window only adds to the sum; mass above it is added in full.
 
-        Rounding: a transform errs by at most 16 log2(n) units times the l2 norm of its input, in the l2 norm in which
-        it is an isometry (higham2002accuracy, section 24.1, has half of that). As no transformed value is above 1 +
+        Rounding: in the l2 norm, in which a transform is an isometry, its error is at most 16 log2(n) units times the
+        norm of its input; higham2002accuracy, section 24.1, has half of that. As no transformed value is above 1 +
         error, the error of the k-th power is k times that of its base.
         """
-        bins, unit = window.bins, 16.0 * UNIT * (math.log2(window.bins) + 1.0)
+        unit = 16.0 * UNIT * (math.log2(bins) + 1.0)
         product: npt.NDArray[np.complex128] = np.ones(bins // 2 + 1, dtype=np.complex128)
         log_scale = error = 0.0
         for loss, logs, count in zip(self.losses, self.logs, self.counts, strict=True):
@@ -321,20 +321,20 @@ class _Total:
             product = product * _power(np.fft.rfft(masses), count)
             spread = tilt * self.spacing * loss.losses.size + 800.0  # of the exponents; each is rounded in proportion
             log_scale += count * (largest + math.log(total) + 4.0 * UNIT * spread)
-        found = np.roll(np.fft.irfft(product, bins), -(window.first % bins))
+        found = np.roll(np.fft.irfft(product, bins), -(first % bins))
         error += unit * _check.norm(found)
-        above = self.top - self.spacing * (window.first + np.arange(float(bins))) - epsilon
+        above = self.top - self.spacing * (first + np.arange(float(bins))) - epsilon
         inside = above > 0.0
         above, found = above[inside], np.maximum(found[inside], 0.0)
         weights = -np.expm1(-above) * np.exp(-tilt * above)
         excess = float(np.sum(weights * found)) * (1.0 + sum_rounding(bins))
-        excess += error * _check.norm(weights) + window.outside / (1.0 + tilt) + TINY
+        excess += error * _check.norm(weights) + outside / (1.0 + tilt) + TINY
         exponent = log_scale + tilt * (self.top - epsilon) * (1.0 + 4.0 * UNIT) + math.log(excess)
         return math.exp(min(exponent, 1.0))
 
 
 def _thinned(loss: CellLoss) -> CellLoss:
-    """The first and the last atom, and every so many between them, each for its neighbours too."""
+    """The first and the last atom, and every stride-th between them with the mass of its neighbours."""
     stride = max(loss.losses.size // _ENOUGH_ATOMS, 1)
     losses, masses = (np.concatenate([x[:1], x[1:-1:stride], x[-1:]]) for x in (loss.losses, loss.masses))
     masses[1:-1] *= stride
@@ -350,7 +350,7 @@ def _bins(least: float) -> int:
 
 
 def _power(values: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:
-    """The count-th power by repeated squaring, which errs by 3 units per factor."""
+    """The count-th power by repeated squaring, with an error of 3 units per factor."""
     result = np.ones_like(values)
     while count:
         if count & 1:

@@ -9,12 +9,12 @@ For independent entries the losses add up, and with x_+ = max(x, 0)
 Two remarks about (1) are used throughout.
 
 1. It increases with every mass p and every loss l, whether or not they still belong to a pair of laws. So masses and
-   losses are rounded up one by one, the far left tail is given the loss infinity, and the far right tail the
-   loss at which it was cut.
+   losses are rounded up one by one. The far left tail is given the loss infinity, the far right tail the loss at
+   which it was cut.
 2. It is convex in each x_i = e^(-l_i) by itself. So an atom at l may be replaced by two atoms at neighbouring points of
    a grid, with the same total of p and of p e^(-l): that can only increase (1). (This is doroshenko2022connect, for a
-   law that is discrete to begin with.) The increase is of second order in the step of the grid, of first order where
-   the sum has a large atom within a few steps of epsilon.
+   law that is discrete to begin with.) The increase is of second order in the step of the grid; it is of first order
+   where the sum has a large atom within a few steps of epsilon.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ import numpy as np
 from matrixdp._check import Array
 
 UNIT = 2.0**-53
-TINY = 1e-307  # more than what underflow can take away
+TINY = 1e-307  # more than underflow can lose
 DEPTHS = (60.0, 150.0, 400.0, 740.0)  # where tails are cut, as exponents; e^-745 is the least float
 
 
 @dataclass(frozen=True, eq=False)
 class CellLoss:
-    """The law of the privacy loss of one entry, rounded up.
+    """The distribution of the privacy loss of one entry, rounded up.
 
     Guarantee: put these masses and losses into (1), and add `infinite` for every entry: the result is at least delta.
 
     Attributes:
-        losses: decreasing.
-        masses: of the losses.
+        losses: in decreasing order.
+        masses: the masses of the losses.
         infinite: the mass that was cut off on the left, where losses have no bound.
-        spacing: above 0 if `losses[i] = losses[0] - spacing * i`; sums of so many losses are then rounded up as well.
+        spacing: above 0 if `losses[i] = losses[0] - spacing * i`; sums of losses are then rounded up as well.
     """
 
     losses: Array
@@ -51,7 +51,7 @@ class CellLoss:
     spacing: float = 0.0
 
     def on_grid(self, step: float) -> CellLoss:
-        """The same by remark 2, with losses at whole multiples of the step, a power of two."""
+        """The loss moved by remark 2 to whole multiples of the step, which is a power of two."""
         floors = np.floor(self.losses / step)
         above = np.clip(self.losses - floors * step, 0.0, step)
         share = np.expm1(-above) / math.expm1(-step)
@@ -75,7 +75,7 @@ def cell_loss(exponent: float, scale: float, shift: int, depth: float = DEPTHS[0
         scale: in steps.
         shift: m.
         depth: `infinite` is about e^-depth; it is 0 for t = 1.
-        stride: if above 1, only every so many atoms are taken, each for its neighbours too: an approximation without
+        stride: if above 1, only every stride-th atom is kept, with the mass of its neighbours: an approximation without
             a guarantee, for searches.
     """
     if exponent == 1.0:
@@ -102,7 +102,7 @@ def cell_loss(exponent: float, scale: float, shift: int, depth: float = DEPTHS[0
 
 
 def _thinned(exponent: float, scale: float, shift: int, depth: float, stride: int) -> CellLoss:
-    """About the loss of one entry, from every so many atoms."""
+    """An approximation of the loss of one entry, from every stride-th atom."""
     reach = math.ceil(scale * depth ** (1.0 / exponent)) + 1
     places = np.arange(-reach, shift + reach + 1.0, stride)
     near, far = ((np.abs(x) / scale) ** exponent for x in (places, places - shift))
@@ -113,7 +113,7 @@ def _thinned(exponent: float, scale: float, shift: int, depth: float, stride: in
 
 
 def sum_rounding(size: int) -> float:
-    """More than the relative error of numpy's sum of so many rounded positive terms; it adds in pairs."""
+    """More than the relative error of numpy's pairwise sum of this many rounded positive terms."""
     return 2.0 * UNIT * (64.0 + math.log2(size + 1.0))
 
 

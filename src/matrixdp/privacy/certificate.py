@@ -1,9 +1,9 @@
-"""What a noise law really guarantees on a sensitivity set: the only place in matrixdp that claims privacy.
+"""Certificates: what a noise law guarantees on a sensitivity set. Only they, and compositions of them, claim privacy.
 
-A certificate is data: it holds law, set, way of drawing, query and budget as records, so that anyone can compute the
-guarantee again from them (`verification`). It also says what the guarantee covers: the floating-point numbers that were
-released, or the ideal law of the noise alone. Noise of which only the ideal law is known keeps no budget here, and
-`check_releasable` and `refuse_unsafe_floats` refuse it.
+A certificate is data: it holds law, set, drawing, query and budget as records, from which anyone can recompute the
+guarantee (`verification`). It also says what the guarantee covers: the floating-point numbers that were released, or
+only the ideal law of the noise. Noise that was drawn without a proof about its floating-point numbers keeps no budget,
+and `check_releasable` and `refuse_unsafe_floats` refuse it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from matrixdp.sensitivity import Sensitivity
 if TYPE_CHECKING:
     from matrixdp.privacy.verification import Verification
 
-# Where a certificate was not asked for a budget, what it is written and printed for.
+# The budget for which a certificate is written and printed if none was asked for.
 USUAL = Budget(1.0, 1e-6)
 
 _UNSAFE = (
@@ -42,19 +42,19 @@ _INSTEAD = "Use the mechanism 'auto', or another with Gaussian noise"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Certificate(Guarantee):
-    """A guarantee, with all that it follows from.
+    """A guarantee, with everything that it follows from.
 
     Attributes:
-        law: the noise.
+        law: the noise law.
         sensitivity: what a neighbour can change.
-        exact: whether the profile is that of a difference in the set, or a proven upper bound; a statement about what
-            `covers` names.
-        drawing: how the release was drawn; None for a law that has not been drawn. What the drawing costs is in the
-            guarantee: the grid in the profile, the total-variation error of the sampler in delta and epsilon.
+        exact: True if a difference in the set attains the profile, False if the profile is a proven upper bound; about
+            what `covers` names.
+        drawing: how the release was drawn; None for a law that has not been drawn. The guarantee includes the cost of
+            drawing: the grid in the profile, the total-variation error of the sampler in delta and epsilon.
         query: the name and the public parameters of the query, if it is known.
         budget: the budget that was asked for, if any.
         released: the name and the SHA-256 of the file with the released value, if it was written.
-        remark: what a reader should know besides, such as what was tested and not proved.
+        remark: anything else that a reader should know, such as what was tested and not proved.
 
     Example:
         >>> from matrixdp import Budget, Certificate, Counts, release
@@ -101,7 +101,7 @@ class Certificate(Guarantee):
 
     @property
     def covers(self) -> str:
-        """What the guarantee is about, in words: the floating-point numbers released, or the ideal law alone."""
+        """What the guarantee is about, in words: the floating-point numbers released, or only the ideal law."""
         if self.float_safe:
             return "the floating-point numbers released"
         if self.drawing is None:
@@ -112,30 +112,35 @@ class Certificate(Guarantee):
         return "the ideal law only, not the floating-point numbers released"
 
     @property
+    def unit(self) -> str | None:
+        """The column of ids, such as users, that are protected with all of their rows; None for single records."""
+        found: str | None = ((self.query or {}).get("parameters") or {}).get("unit")
+        return found
+
+    @property
     def neighbours(self) -> str:
-        """How neighbouring data sets differ, in words: by a record, or by all rows of a unit that the query names."""
-        unit = ((self.query or {}).get("parameters") or {}).get("unit")
+        """How neighbouring data sets differ, in words: by one record, or by all rows of one unit."""
         words = self.adjacency.neighbours
-        return words if unit is None else words.replace("one record", f"all rows of one {unit}")
+        return words if self.unit is None else words.replace("one record", f"all rows of one {self.unit}")
 
     @property
     def standard_error_range(self) -> tuple[float, float] | None:
-        """The least and the largest standard deviation of the noise in an entry, as drawn; None if it is not known."""
+        """The least and the largest standard deviation of the noise in an entry, as drawn; None if not known."""
         factor = 1.0 if self.drawing is None else math.sqrt(self.drawing.variance_factor)
         try:
             least, largest = self.law.standard_error_range
-        except NotApplicable:  # a law from outside the package, which does not say
+        except NotApplicable:  # a law from outside the package that does not define it
             return None
         return factor * least, factor * largest
 
     def meets(self, budget: Budget) -> bool:
-        """Whether the release keeps this budget, or the law if it has not been drawn; never true of unsafe floats."""
+        """Whether the release, or a law that has not been drawn, keeps this budget; never true of unsafe floats."""
         return not self.unsafe_floats and super().meets(budget)
 
     # --- JSON ---
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate as JSON knows it; docs/certificates.md describes every field."""
+        """The certificate as a JSON object; docs/certificates.md describes every field."""
         from matrixdp.privacy.verification import document_of
 
         return document_of(self)
@@ -165,10 +170,10 @@ class Certificate(Guarantee):
         return load(Path(path))
 
     def verify(self) -> Verification:
-        """Computes everything again from law and set, and compares it with what the certificate says.
+        """Recomputes everything from law and set, and compares it with what the certificate says.
 
         Returns:
-            What was compared; true as a condition if all of it agrees. It proves that the numbers follow from law and
+            What was compared; true as a condition if all of it agrees. That proves that the numbers follow from law and
             set, not who wrote them.
         """
         from matrixdp.privacy.verification import verified
@@ -179,7 +184,7 @@ class Certificate(Guarantee):
 
     @property
     def _covers_law_only(self) -> bool:
-        """Whether the guarantee stops short of the numbers released, or would if the law were drawn."""
+        """Whether the guarantee does not cover the numbers released, or would not if the law were drawn."""
         if self.drawing is None:
             return self.mu is None and not has_safe_sampler(self.law, None)
         return not self.drawing.float_safe
@@ -192,20 +197,27 @@ class Certificate(Guarantee):
 
     @property
     def in_short(self) -> str:
-        """The guarantee in a few words: mu, or for noise that is not Gaussian delta at the epsilon asked for."""
+        """The guarantee in a few words: mu, or delta at the epsilon asked for if the noise is not Gaussian."""
         if self.mu is not None:
             return str(self.profile)
         epsilon = self.budget.epsilon if self.budget else USUAL.epsilon
         return f"delta {rounded_up(self.delta(epsilon))} at epsilon {rounded_up(epsilon, 6)}"
 
+    def _printed(self, epsilon: float) -> str:
+        """An epsilon rounded up; with more digits if four would make it look larger than the one asked for."""
+        short = rounded_up(epsilon)
+        kept = self.budget is not None and epsilon * (1 - 1e-9) <= self.budget.epsilon < float(short)
+        return rounded_up(epsilon, 6) if kept else short
+
     def __str__(self) -> str:
         delta = self.budget.delta if self.budget else USUAL.delta
+        pure = "" if delta else ", pure differential privacy"
         added, bars = added_law(self.law), self.standard_error_range
         lines = [
             ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.in_short} ({self._tightness()})"),
-            ("", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g}{_pure(delta)}"),
+            ("", f"epsilon = {self._printed(self.epsilon(delta))} at delta = {delta:g}{pure}"),
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
@@ -217,12 +229,8 @@ class Certificate(Guarantee):
         return "\n".join(["Privacy certificate", *(f"  {name:<10} {text}" for name, text in lines)])
 
 
-def _pure(delta: float) -> str:
-    return ", pure differential privacy" if delta == 0 else ""
-
-
 def between(least: float, largest: float) -> str:
-    """A range of standard errors in words, or the one number that all entries have."""
+    """A range of standard errors in words, or one number if all entries have the same."""
     low, high = f"{least:.6g}", f"{largest:.6g}"
     return f"{low} in every entry" if low == high else f"{low} to {high}, as the entry"
 
@@ -239,7 +247,8 @@ def certify(
     """Computes what a noise law guarantees on a sensitivity set.
 
     Guarantee: for every pair of neighbours whose values differ by a member of the set, and every epsilon, the release
-    `value + noise` is (epsilon, certificate.delta(epsilon))-differentially private.
+    `value + noise` is (epsilon, certificate.delta(epsilon))-differentially private. `Certificate.covers` says whether
+    that is about the floating-point numbers released, or about noise drawn exactly from the law.
 
     Args:
         noise: the law that the noise is drawn from.
@@ -247,7 +256,7 @@ def certify(
         budget: the budget that was asked for; it changes how the certificate prints, not what it guarantees.
         drawing: how the noise is drawn, for the certificate of a release.
         query: the name and the public parameters of the query.
-        remark: what a reader should know besides.
+        remark: anything else that a reader should know.
 
     Source: yang2021improved, Lemma 1 and Theorem 2; balle2018improving, Theorem 5.
 
@@ -281,7 +290,7 @@ def certify(
 
 
 def drawn(certificate: Certificate, drawing: Drawing) -> Certificate:
-    """The certificate of a law, for a release that is drawn so."""
+    """The certificate of a release that is drawn this way, from the certificate of its law."""
     profile = certificate.profile
     if isinstance(profile, GaussianProfile):
         profile = GaussianProfile((profile.mu + drawing.enlargement) * (1 + ROUNDING))
@@ -296,8 +305,8 @@ def check_releasable(
     Args:
         certificate: the certificate of the noise as it will be drawn.
         budget: the guarantee to keep.
-        refuted: the theorem that the noise rests on is false; it is then refused even where the noise is enough.
-        accept_violation: True, and nothing else, accepts noise without the guarantee.
+        refuted: whether the theorem behind the noise is false; the noise is then refused even if it keeps the budget.
+        accept_violation: only True accepts noise without the guarantee.
     """
     if accept_violation is True or (certificate.meets(budget) and not refuted):
         return
@@ -309,20 +318,20 @@ def check_releasable(
         if refuted:
             holds = ", although this noise happens to keep the budget" if delta <= budget.delta else ""
             reason = f"rests on a theorem that is false{holds}"
-        reason += f": at epsilon {budget.epsilon:g} its delta is {delta:.3g}{bound}"
+        reason += f": at epsilon {budget.epsilon:g} its delta is {rounded_up(delta, 3)}{bound}"
     raise GuaranteeViolated(
         f"{certificate.source} {reason}; nothing was released. {_INSTEAD}; in Python, accept_violation=True releases "
         "without the guarantee"
     )
 
 
-def refuse_unsafe_floats(certificate: Guarantee, what: str = "release") -> None:
+def refuse_unsafe_floats(certificate: Guarantee, what: str) -> None:
     """Raises GuaranteeViolated for noise drawn in floating point without a proof about the numbers that come out.
 
     A law that has not been drawn passes, and so does seeded noise, whose certificate says that it is reproducible.
 
     Args:
-        certificate: the certificate of the noise; a guarantee that is merely stated passes.
+        certificate: the certificate of the noise; a stated guarantee passes.
         what: what is refused, for the message.
 
     Source: mironov2012significance.

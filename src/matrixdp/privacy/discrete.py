@@ -1,4 +1,4 @@
-"""Exact privacy of independent discrete noise on a grid: its profiles.
+"""Exact privacy profiles of independent discrete noise on a grid.
 
 Noise: independent entries K with P(K = j) = p(j) prop. to exp(-(|j|/scale)^t) on the whole numbers, 1 <= t <= 2; t = 1
 is discrete Laplace, t = 2 the discrete Gaussian. Only this is used of p: it is symmetric and *log-concave*,
@@ -10,9 +10,9 @@ The worst difference. For every real epsilon
 1. *One entry: H_v never decreases with |v|.* By log-concavity p(j)/p(j - v) never increases with j, for v > 0. So the
    best event is {j <= c}, and H_v = sup_c P(K <= c) - e^epsilon P(K <= c - v), where every term increases with v.
    By symmetry of p, v and -v are alike, and both directions of the divergence are equal.
-2. *Entries: H_v never decreases with any |v_i|.* What dominates at every epsilon dominates in a product
-   (zhu2022optimal). Hence for `Counts(k, bound)` the worst is k entries by exactly the bound, and for `Entrywise` every
-   entry by its bound; signs do not matter.
+2. *Entries: H_v never decreases with any |v_i|.* Domination at every epsilon carries over to products (zhu2022optimal).
+   Hence the worst difference of `Counts(k, bound)` changes k entries by exactly the bound, and that of `Entrywise`
+   every entry by its bound; signs do not matter.
 3. *H_v grows as a step is taken from a smaller entry and given to a larger one (Schur-convexity).* Let v_1 >= v_2 >= 0,
    and r = v_1 + v_2. Fix the other entries, which enter as a constant c, and sum over x_1 = x, x_2 = s - x:
 
@@ -21,13 +21,13 @@ The worst difference. For every real epsilon
    f_s is log-concave and symmetric about s/2. The inner sum is the integral over y > 0 of the number of whole x with
    f_s(x) > y and c f_(s-r)(x - v_1) > y: the overlap of two intervals, whose centres are s/2 and s/2 + (v_1 - v_2)/2.
    Their lengths do not depend on how r is divided, and the overlap cannot grow as the centres move apart.
-   So on the l1 ball of radius r the worst is all in one entry; if |v_i| <= b too, floor(r/b) entries by b and one by
-   the rest.
+   So on the l1 ball of radius r the worst difference is in one entry; if |v_i| <= b as well, floor(r/b) entries change
+   by b and one by the rest.
 
 None of this holds without log-concavity: a law with p(0), p(2) large and p(1) small hides a shift of 2 better than 1.
 
-Drawing from tables is within some total variation of p, and a table cut at its end is not log-concave: certify p, and
-add the error of the tables. Only the exact sampler keeps delta = 0.
+Draws from tables are within some total variation of p, and a table that ends is not log-concave. So p is certified, and
+the error of the tables is added. Only the exact sampler keeps delta = 0.
 """
 
 from __future__ import annotations
@@ -53,25 +53,26 @@ Groups = tuple[tuple[int, int], ...]
 """Entries that change, as (shift in steps, number of entries)."""
 
 FAR_BELOW = math.exp(-10.0)
-"""A ratio of deltas; searches do not tell smaller ones apart."""
+"""A ratio of deltas below which searches do not distinguish."""
 
-_ROOT = 1e-12  # of an epsilon, relative
+_ROOT = 1e-12  # tolerance of an epsilon, relative
 _LARGEST_EPSILON = 1e4
 
 
 @dataclass(frozen=True)
 class DiscreteProfile:
-    """The profile of discrete noise against itself, shifted in some entries: k-fold composition, never below the truth.
+    """The profile of discrete noise against the same noise shifted in some entries, never below the truth.
 
-    Guarantee: `delta(epsilon)` is at least H_v(epsilon) for v with `cells` entries of size `shift`, and what is in
-        `others`. With a step g that divides the bound, that is the worst of `Counts(cells, shift * g)` by 2. above; for
-        an l1 ball of radius r, `cells=1, shift=ceil(r/g)` by 3.; for `Entrywise`, one group per bound.
+    Guarantee: `delta(epsilon)` is at least H_v(epsilon) for v with `cells` entries of size `shift`, and those in
+        `others`. With a step g that divides the bound, that is the worst case of `Counts(cells, shift * g)` by 2.
+        above; of an l1 ball of radius r with `cells=1, shift=ceil(r/g)`, by 3., if values are multiples of g; and of
+        `Entrywise` with one group per bound. `laws.steps_changed` adds steps for values that were rounded before.
     Accuracy: at most (1 + 1e-9) H_v(epsilon - 1e-12) for exponents 1 (up to 10,000 cells) and 2, and for up to three
         cells (1e-8 for three cells at scales above 40); otherwise within 1e-4 of H_v, relative, for up to 64 cells.
 
     Attributes:
         exponent: t, from 1 to 2.
-        scale_in_steps: of the noise, in steps of the grid.
+        scale_in_steps: the scale of the noise, in steps of the grid.
         shift: how many steps an entry changes by.
         cells: how many entries change by that.
         others: more entries that change at the same time, as (shift, cells).
@@ -86,21 +87,22 @@ class DiscreteProfile:
     def __post_init__(self) -> None:
         object.__setattr__(self, "exponent", checked_exponent(self.exponent))
         object.__setattr__(self, "scale_in_steps", checked_scale(self.exponent, self.scale_in_steps))
-        for shift, cells in self._groups:
+        for shift, cells in self.groups:
             _check.count("shift", shift)
             _check.count("cells", cells)
-        if len({shift for shift, _ in self._groups}) < len(self._groups):
+        if len({shift for shift, _ in self.groups}) < len(self.groups):
             raise InvalidInput("others must have each shift once; add up the cells that change by the same")
 
     @property
-    def _groups(self) -> tuple[tuple[int, int], ...]:
+    def groups(self) -> Groups:
+        """All entries that change, as (shift, cells)."""
         return ((self.shift, self.cells), *self.others)
 
     @property
     def pure_epsilon(self) -> float:
-        """Where delta reaches 0: the sum of all shifts over the scale for exponent 1, else infinite.
+        """The epsilon at which delta reaches 0: the sum of all shifts over the scale for exponent 1, else infinite.
 
-        The least float that is not below it, so that noise of scale m/epsilon keeps epsilon to the last digit.
+        It is rounded up to the next float, so that noise of scale m/epsilon keeps epsilon to the last digit.
         """
         exact = self.exact_pure_epsilon
         if exact is None:
@@ -110,12 +112,12 @@ class DiscreteProfile:
 
     @property
     def exact_pure_epsilon(self) -> Fraction | None:
-        """The same, not rounded; None if it is infinite."""
-        return None if self.exponent > 1.0 else total_steps(self._groups) / Fraction(self.scale_in_steps)
+        """`pure_epsilon` without rounding; None if it is infinite."""
+        return None if self.exponent > 1.0 else total_steps(self.groups) / Fraction(self.scale_in_steps)
 
     @property
     def variance(self) -> float:
-        """Of the noise of one entry, in steps."""
+        """The variance of the noise of one entry, in squared steps."""
         return steps_variance(self.exponent, self.scale_in_steps)
 
     def delta(self, epsilon: float) -> float:
@@ -124,10 +126,10 @@ class DiscreteProfile:
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon that holds at this delta, rounded up."""
-        if not 0.0 <= _check.number("delta", delta) < 1.0:
-            raise InvalidInput(f"delta must lie between 0 and 1, got {_check.shown(delta)}")
-        if delta == 0.0 or self.delta(0.0) <= delta:
-            return self.pure_epsilon if delta == 0.0 else 0.0
+        if _check.delta(delta) == 0.0:
+            return self.pure_epsilon
+        if self.delta(0.0) <= delta:
+            return 0.0
         high = min(self.pure_epsilon, 2.0**-10)
         while not self._delta(high, enough=0.01 * delta) <= delta:
             high *= 2.0
@@ -144,16 +146,16 @@ class DiscreteProfile:
         """The privacy losses of single entries, for composition with others: (loss of one entry, number of entries).
 
         Args:
-            floor: the mass that is cut off, all entries together, is at most this much (from 1e-300).
+            floor: the largest mass that may be cut off, over all entries together (from 1e-300).
         """
-        depth = 8.0 - math.log(max(_check.positive("floor", floor), 1e-300) / sum(cells for _, cells in self._groups))
-        found = [(cell_loss(self.exponent, self.scale_in_steps, m, min(depth, 740.0)), n) for m, n in self._groups]
+        depth = 8.0 - math.log(max(_check.positive("floor", floor), 1e-300) / sum(cells for _, cells in self.groups))
+        found = [(cell_loss(self.exponent, self.scale_in_steps, m, min(depth, 740.0)), n) for m, n in self.groups]
         if not sum(loss.infinite * cells for loss, cells in found) <= floor:
             raise NotCertifiable(f"the losses cannot be cut off at a mass of {floor}; use a larger floor")
         return found
 
     def _delta(self, epsilon: float, enough: float = 0.0) -> float:
-        return delta_of(self.exponent, self.scale_in_steps, self._groups, epsilon, enough=enough)
+        return delta_of(self.exponent, self.scale_in_steps, self.groups, epsilon, enough=enough)
 
     def __str__(self) -> str:
         if self.exponent == 1.0:
@@ -162,7 +164,7 @@ class DiscreteProfile:
 
 
 def total_steps(groups: Groups) -> int:
-    """What all entries change by together."""
+    """The total change of all entries, in steps."""
     return sum(shift * cells for shift, cells in groups)
 
 
@@ -176,7 +178,7 @@ def delta_of(
     enough: float = 0.0,
     stride: int = 1,
 ) -> float:
-    """(1) of cells.py, rounded up, in the quickest way; see `Cells.delta` for the last arguments."""
+    """(1) of cells.py, rounded up, by the quickest method; see `Cells.delta` for the last three arguments."""
     if exponent == 1.0 and is_pure(epsilon, scale, total_steps(groups)):
         return 0.0
     shift, cells = groups[0]
@@ -190,7 +192,7 @@ def delta_of(
 
 
 def is_pure(epsilon: float, scale: float, total: int) -> bool:
-    """Whether total/scale <= epsilon; where rounding could decide, fractions do."""
+    """Whether total/scale <= epsilon; computed in fractions where rounding could matter."""
     above = epsilon * scale - total
     return above > 1e-12 * total or (above > -1e-12 * total and Fraction(epsilon) * Fraction(scale) >= total)
 
@@ -236,7 +238,7 @@ def _log_binomials(cells: int) -> Array:
 
 
 def crossing(function: Callable[[float], float], low: float, high: float, tolerance: float = _ROOT) -> float:
-    """A point at or just above a root, where the function is 0 or below: above 0 at `low`, and not at `high`."""
+    """A point at or just above a root, where the function is at most 0; it is above 0 at `low` but not at `high`."""
     root = float(scipy.optimize.brentq(function, low, high, xtol=tolerance * high, rtol=max(tolerance, 1e-15)))
     step = tolerance * root
     while root < high and not function(root) <= 0.0:

@@ -1,9 +1,9 @@
-"""How noise is drawn, and what that costs.
+"""How noise is drawn, and what that costs in privacy.
 
-A value is whitened (the noise becomes standard normal), put on a grid and given grid noise; colouring it again is
-post-processing. Drawing has two costs, which `Drawing` states: putting values on the grid, and rounding
-while whitening, can lengthen a difference (`enlargement`, in units of mu); and the tables have a total-variation error.
-What may be added is measured against the mu that the budget allows: noise with room to spare needs no finer grid.
+A value is whitened (the noise becomes standard normal), put on a grid, and noise on the grid is added; colouring it
+again is post-processing. Drawing has two costs, which `Drawing` states. Putting values on the grid, and rounding while
+whitening, can lengthen a difference (`enlargement`, in units of mu); and the tables have a total-variation error. The
+enlargement is limited relative to the mu that the budget allows, so noise with room to spare needs no finer grid.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from matrixdp.sensitivity import Participation, Sensitivity
 
 # The share of the allowed mu that the grid, and rounding in the whitening, may each add.
 TOLERANCE = 2.0**-10
-# Whitened values must stay below this norm, or below less where rounding asks for it.
+# The largest norm of whitened values; it is lower where rounding requires it.
 LARGEST_NORM = 2.0**40
-# A law whose whitening is so inexact that not even this norm is safe makes no claim about floating point.
+# If the whitening of a law is so inexact that not even this norm is safe, the law is not floating-point-safe.
 LEAST_NORM = 2.0**20
 
 
@@ -37,13 +37,14 @@ class Drawing:
     Attributes:
         grid: the grid of its noise, in units of the noise; None for noise that is not drawn on one.
         step: the step of the grid of discrete noise, in the units of the value, which is floored to it; None otherwise.
-        exact: True for discrete Laplace noise that is drawn without any error, as delta = 0 needs; None otherwise. One
-            draw in 2^48 or fewer takes longer (`secure.discrete.ExactLaplace`), and no guarantee covers that.
-        largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law alone.
-        enlargement: what has to be added to mu.
-        total_variation: the distance of the drawn noise from its law, over the entries that a neighbour can change.
+        exact: True for discrete Laplace noise and quantile searches that are drawn without any error, as delta = 0
+            needs; None otherwise. At most one draw in 2^48 takes longer (`secure.discrete`); no guarantee covers that.
+        largest_norm: the norm that the whitened value must stay below; None for no limit. It depends on the law and the
+            budget, not on the value.
+        enlargement: what drawing adds to mu.
+        total_variation: the total-variation error of the sampler, over the entries that a neighbour can change.
         float_safe: whether the guarantee covers the floating-point numbers that are released.
-        reproducible: drawn from a generator that the caller gave, so not secret.
+        reproducible: whether the noise was drawn from a generator that the caller gave, so that it is not secret.
         third_party: the kind of a law from outside the package, whose sampler matrixdp does not vouch for.
     """
 
@@ -83,13 +84,13 @@ class Drawing:
 
 
 def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None, *, pure: bool = False) -> Drawing:
-    """How to draw a law, so that the grid adds at most a thousandth of mu, which is what the budget allows.
+    """How to draw a law, so that the grid adds at most a thousandth of mu.
 
     Args:
-        law: the noise.
+        law: the noise law.
         sensitivity: what a neighbour can change.
-        mu: what the budget allows; None for noise that is not Gaussian.
-        pure: whether delta = 0 is to be kept: discrete Laplace noise is then drawn exactly.
+        mu: the mu that the budget allows; None for noise that is not Gaussian.
+        pure: whether the budget has delta = 0: discrete Laplace noise is then drawn exactly.
     """
     if not isinstance(law, Gaussian) or mu is None:
         exact = True if pure and isinstance(law, Product) and law.exponent == 1.0 else None
@@ -99,7 +100,7 @@ def drawing_for(law: NoiseLaw, sensitivity: Sensitivity, mu: float | None, *, pu
 
 
 def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing:
-    """What this way of drawing costs, computed again from the choices: the grid and the largest norm."""
+    """The drawing with its costs, recomputed from its choices: grid, largest norm, and whether it is exact."""
     added = added_law(law)
     if drawing.reproducible:
         return Drawing(reproducible=True)
@@ -107,7 +108,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         return Drawing(float_safe=added.float_safe, third_party=added.kind)
     if isinstance(law, Product):
         exact = True if drawing.exact else None
-        error = discrete.sampler(law.exponent, law.scale_in_steps, exact=bool(exact)).total_variation
+        error = discrete.Sampler(law.exponent, law.scale_in_steps, exact=bool(exact)).total_variation
         changed = sensitivity.changed_entries(law.shape)
         return Drawing(step=law.step, exact=exact, total_variation=changed * error, float_safe=True)
     if isinstance(law, QuantileSearch):
@@ -120,7 +121,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         grid=drawing.grid,
         largest_norm=norm,
         enlargement=drawing.grid.displacement * math.sqrt(changed) * _feedback(law.covariance) + error * (norm or 0.0),
-        # an independent entry that does not change has one law under both neighbours, tables and all
+        # an independent entry that does not change is drawn from the same table under both neighbours
         total_variation=changed * drawing.grid.total_variation,
         float_safe=norm is None or norm >= LEAST_NORM,
     )
@@ -133,7 +134,7 @@ def seeded(rng: np.random.Generator) -> Drawing:
 
 
 def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
-    """Whether the guarantee of a law, where mu is allowed, can cover the floating-point numbers that are released."""
+    """Whether the guarantee of a law can cover the floating-point numbers released, if the budget allows this mu."""
     added = added_law(law)
     if added is not None:
         return added.float_safe
@@ -147,35 +148,35 @@ def has_safe_sampler(law: NoiseLaw, mu: float | None) -> bool:
 def _changed(law: Gaussian, sensitivity: Sensitivity) -> int:
     """The most coordinates of the noise that a neighbour changes."""
     if isinstance(law.covariance, OverTime) and isinstance(sensitivity, Participation):
-        # (C x)_t is computed from the rows of the last steps alone: where those are the same, so are its floats
+        # (C x)_t is computed only from the rows of the last steps: where those are equal, so are its floats
         steps, columns = law.shape
         return min(steps, sensitivity.most_times(steps) * law.covariance.bands) * columns
-    independent = _independent(law.covariance)
-    return sensitivity.changed_entries(law.shape) if independent else law.covariance.rank()
+    return sensitivity.changed_entries(law.shape) if independent(law.covariance) else law.covariance.rank()
 
 
 def _feedback(covariance: Covariance) -> float:
-    """How much the rounding of one row to the grid grows in later rows, where those follow from it."""
+    """How much the rounding of one row to the grid grows in later rows that are computed from it."""
     return covariance.rounding_feedback if isinstance(covariance, OverTime) else 1.0
 
 
-def _independent(covariance: Covariance) -> bool:
+def independent(covariance: Covariance) -> bool:
+    """Whether the entries of the noise are independent, so that whitening divides each by its standard deviation."""
     return isinstance(covariance, FullCovariance) and covariance.independent
 
 
 def _whitening_error(covariance: Covariance) -> float:
     """How far rounding while whitening two values can move their difference, relative to the larger norm."""
-    return 0.0 if _independent(covariance) else 2 * covariance.whitening_error()
+    return 0.0 if independent(covariance) else 2 * covariance.whitening_error()
 
 
 def _largest_norm(covariance: Covariance, mu: float) -> float | None:
-    """The norm of whitened values up to which that error adds at most a thousandth to mu."""
+    """The norm of whitened values up to which the whitening error adds at most a thousandth of mu."""
     inexact = _whitening_error(covariance)
     return min(LARGEST_NORM, mu * TOLERANCE / inexact) if inexact else None
 
 
 def _grid_for(displacement: float) -> Grid:
-    """The coarsest grid with at most this displacement of an entry."""
+    """The coarsest grid that displaces an entry by at most this much."""
     fineness = displacement / (Grid(1).displacement / Grid(1).step)
     if not fineness >= Grid(FINEST).step:
         raise NumericalFailure(

@@ -11,8 +11,8 @@ and, since e^epsilon phi(z_second) = phi(z_first), with the Mills ratio R(z) = P
 
 Arguments are taken as exact float64 numbers. Every answer is on the private side of the truth: `delta` and `epsilon`
 are never too small, `mu` is never too large, and the three agree with one another: `delta(mu(e, d), e) <= d` and
-`delta(m, epsilon(m, d)) <= d`. For epsilon from 1e-8 to 1e3 and delta from 1e-300 to 0.5 they are within 1e-12 of the
-truth, relative; outside that range they still stay on their side.
+`delta(m, epsilon(m, d)) <= d`. For epsilon from 1e-8 to 1e3 and delta from 1e-300 to 0.5 their relative error is at
+most 1e-12; outside that range they still stay on the private side.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WINDOW = 1e-13  # a root is accepted within this of the guarded truth, relative
 _SHIFT = 4e-15  # a root moves to the private side by this, relative, so that its own rounding cannot bring it back
 
 _SCALE = 2.0**300  # deltas are computed in units of 2^-300, so that a subnormal one keeps its digits
-_TINY, _LIFT = 1e-250, 2.0**600  # below _TINY mu, epsilon and delta grow in proportion: they are lifted first
+_TINY, _LIFT = 1e-250, 2.0**600  # below _TINY mu, epsilon and delta grow in proportion, so they are scaled up first
 _HUGE = 1.7e308  # a larger epsilon is taken as this one, which is the private side
 
 _PHI_0, _PHI_0_LOW = 0.3989422804014327, -2.49232720227773e-17  # 1 / sqrt(2 pi) in two floats
@@ -113,7 +113,7 @@ def _gap_backward(xp: Any, ratio: Real, half_mu: Real) -> Real:
 #
 # There delta hardly changes with epsilon, so epsilon needs more digits of delta than a float has:
 #     delta(mu, epsilon) = delta(mu, 0) - drop,    drop = int_0^epsilon phi(z_first(t)) R(z_second(t)) dt,
-# with delta(mu, 0) in two floats. The drop is smooth, positive and well conditioned: plain floats will do for it.
+# with delta(mu, 0) in two floats. The drop is smooth, positive and well conditioned: plain floats are enough for it.
 
 _NEAR = 2.0  # the largest mu served; above it, with delta <= 0.5, epsilon is well conditioned without this
 _DROP_GUARD = 1e-14  # margin on the drop, relative; its error is below 1e-15
@@ -178,7 +178,7 @@ def _delta(xp: Any, mu: Real, epsilon: Real) -> Real:
     return xp.where(positive, xp.minimum(xp.maximum(divide_up(xp, result, lift), 5e-324), 1.0), 0.0)
 
 
-# --- mu and epsilon: Halley's iteration; a root is returned only once its own delta was seen to be small enough ---
+# --- mu and epsilon: Halley's iteration; a root is returned only once its own delta was checked to be small enough ---
 
 
 def _halley(xp: Any, value: Real, slope: Real, curvature: Real) -> Real:
@@ -191,10 +191,10 @@ def _halley(xp: Any, value: Real, slope: Real, curvature: Real) -> Real:
 
 
 def _compare(xp: Any, density: Real, gap: Real, z_first: Real, target: Real, condition: Real) -> tuple[Real, Real]:
-    """Whether delta, rounded up, meets the target closely enough, and ln(delta / target) with a margin off the target.
+    """Whether delta, rounded up, meets the target closely enough; and ln(delta / target), with a margin.
 
-    Closely means to within _WINDOW of the root, which is `condition` times as much of delta. The logarithm errs like
-    z_first^2 in the last digit, but the condition number grows like z_first^2 too, so the root does not.
+    Close enough means within _WINDOW of the root, relative, which is `condition` times as much of delta. The error of
+    the logarithm grows like z_first^2 in the last digit, but so does the condition number; that of the root does not.
     """
     rounded_up = density * gap * (1.0 + _GUARD)
     accepted = (rounded_up <= target) & (rounded_up >= target * (1.0 - _GUARD - _WINDOW * condition))
@@ -253,7 +253,7 @@ def _epsilon_far(xp: Any, mu: Real, delta: Real) -> Real:
 
 
 def _epsilon_high(xp: Any, mu: Real, delta: Real) -> Real:
-    """For so large a delta that epsilon may be 0."""
+    """For a delta so large that epsilon may be 0."""
     zero = delta >= _delta(xp, mu, 0.0 * mu)
     return xp.where(zero, 0.0, _epsilon_far(xp, mu, xp.where(zero, 0.6, delta)))
 
@@ -278,7 +278,7 @@ def _epsilon_near(xp: Any, mu: Real, delta: Real) -> Real:
     base, base_low = _base(mu)
     high, low = two_sum(base, -delta)
     difference = high + (low + (base_low + _BASE_GUARD * base))
-    # a little more, so that _delta_near, with roundings of its own, stays below delta
+    # slightly more, so that _delta_near, with its own rounding, stays below delta
     wanted = (xp.maximum(difference, 0.0) + _BASE_GUARD * base) * (1.0 + 1e-15)
     return xp.where(difference > 0.0, xp.solve(_drop_step, 2.0 * wanted, mu, wanted), 0.0)
 
@@ -302,7 +302,7 @@ _DOMAINS: dict[str, tuple[Callable[[Real], Any], str]] = {
 
 
 def _argument(name: str, value: Any) -> Real:
-    """The argument as a float or an array of floats, refused if any entry lies outside its domain."""
+    """The argument as a float or an array of floats; raises InvalidInput if any entry is outside its domain."""
     if type(value) is not float:
         try:
             given = np.asarray(value)
@@ -331,7 +331,7 @@ def delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
     """The least delta for which Gaussian noise of this mu is (epsilon, delta)-private.
 
     Args:
-        mu: How far apart neighbours may be, in units of the noise: 0 or above; infinity is no protection.
+        mu: The sensitivity in units of the noise, 0 or above; infinity is no protection.
         epsilon: Finite, 0 or above. Two numbers give a float; arrays broadcast, and give an array.
 
     Returns:
@@ -372,7 +372,7 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
 
 
 def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
-    """The largest mu at which Gaussian noise is (epsilon, delta)-private: the least std is sensitivity / mu.
+    """The largest mu at which Gaussian noise is (epsilon, delta)-private; the least std is sensitivity / mu.
 
     Args:
         epsilon: Finite, 0 or above.

@@ -1,4 +1,4 @@
-"""What a release guarantees: delta for every epsilon, for which neighbours. All that accountants and ledgers need."""
+"""What a release guarantees: delta for every epsilon, and for which neighbours; accountants and ledgers use no more."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import gaussian
 
-# mu is raised by this much, so that rounding in sums and norms can never put it below the truth.
+# The relative amount by which mu is raised, so that rounding in sums and norms can never put it below the truth.
 ROUNDING = 1e-12
 
 
 @runtime_checkable
 class Profile(Hashable, Protocol):
-    """The least delta for every epsilon, rounded up: that of a pair of laws, the same in both directions.
+    """The least delta for every epsilon, rounded up, of a pair of laws; it holds in both directions.
 
-    Immutable and hashable, so that an accountant can count equal ones.
+    Profiles are immutable and hashable, so that an accountant can count equal ones.
     """
 
     def delta(self, epsilon: float) -> float:
@@ -39,7 +39,7 @@ class Profile(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class GaussianProfile:
-    """The profile of Gaussian noise, which one number determines."""
+    """The profile of Gaussian noise, which mu determines."""
 
     mu: float
 
@@ -51,7 +51,7 @@ class GaussianProfile:
         return float(gaussian.delta(self.mu, epsilon))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon that holds at this delta; at delta = 0 none does, unless mu is 0."""
+        """The least epsilon that holds at this delta; infinite at delta = 0, unless mu is 0."""
         if delta == 0:
             return math.inf if self.mu > 0 else 0.0
         return float(gaussian.epsilon(self.mu, delta))
@@ -62,11 +62,11 @@ class GaussianProfile:
 
 @dataclass(frozen=True)
 class Curve:
-    """A profile known at some points, and between them by chords, which lie above a curve convex in e^epsilon.
+    """A profile known at some points; between them it is bounded by chords, as it is convex in e^epsilon.
 
     Attributes:
-        epsilons: from 0, increasing.
-        deltas: the delta at each; what holds at the last holds beyond it.
+        epsilons: increasing, from 0.
+        deltas: the delta at each epsilon; the last one also holds beyond.
     """
 
     epsilons: tuple[float, ...]
@@ -79,7 +79,7 @@ class Curve:
         rising = all(low < high for low, high in zip(self.epsilons, self.epsilons[1:], strict=False))
         falling = all(high >= low for high, low in zip(self.deltas, self.deltas[1:], strict=False))
         if not (len(self.epsilons) == len(self.deltas) >= 2 and self.epsilons[0] == 0 and rising and falling):
-            raise InvalidInput("a curve needs epsilons that rise from 0 and as many deltas that fall, two or more")
+            raise InvalidInput("a curve needs at least two epsilons that increase from 0, and as many falling deltas")
 
     def delta(self, epsilon: float) -> float:
         """The least delta that holds at this epsilon."""
@@ -103,7 +103,7 @@ class Curve:
 
 
 def chords(epsilons: Array, deltas: Array, epsilon: Array) -> Array:
-    """Linear in e^epsilon between the points, which lies above a convex curve; constant beyond the last."""
+    """Chords, linear in e^epsilon, through these points, which bound a convex curve; constant beyond the last."""
     right = np.clip(np.searchsorted(epsilons, epsilon), 1, epsilons.size - 1)
     left, inside = right - 1, np.minimum(epsilon, epsilons[-1])
     gap = np.expm1(epsilons[left] - epsilons[right])
@@ -119,7 +119,7 @@ class Guarantee:
     Attributes:
         profile: delta for every epsilon, never below the truth.
         adjacency: which data sets are neighbours.
-        total_variation: the total-variation error of the sampler; it is added to delta and epsilon.
+        total_variation: the total-variation error of the sampler, included in `delta` and `epsilon`.
     """
 
     profile: Profile
@@ -150,11 +150,11 @@ class Guarantee:
         return epsilon_with_total_variation(self.profile.epsilon, delta, self.total_variation)
 
     def renyi(self, order: float) -> float:
-        """An upper bound of the Rényi divergence at an order above 1, exact for Gaussian noise.
+        """An upper bound on the Rényi divergence at an order above 1, exact for Gaussian noise.
 
-        Guarantee: the divergence of the outputs on any two neighbours is at most this, in both directions.
-            Infinite where no bound is known: for spherical noise, and for a release that was drawn, as the
-            total-variation error of a sampler bounds no divergence. `certify(law, set)` has that of the law.
+        Guarantee: the divergence of the outputs on any two neighbours is at most this, in both directions. It is
+            infinite where no bound is known: for noise that is neither Gaussian nor discrete, and for a sampler with a
+            total-variation error, which bounds no divergence. `certify(law, set)` has the divergence of the law.
         Source: mironov2017renyi. Deviates: none.
         """
         from matrixdp.privacy.renyi import divergence
@@ -171,15 +171,15 @@ class Guarantee:
 
 @lru_cache(maxsize=256)
 def _ideal_delta(profile: Profile, epsilon: float) -> float:
-    """delta of a law drawn without error, remembered: releases are alike, and discrete noise takes milliseconds."""
+    """delta of a law drawn without error, cached: releases are often alike, and discrete noise takes milliseconds."""
     return profile.delta(epsilon)
 
 
 def with_total_variation(delta: float, epsilon: float, total_variation: float) -> float:
-    """delta for noise within a total variation of its law: P'(E) <= P(E) + t <= e^eps (P''(E) + t) + delta + t."""
+    """delta for noise within total variation t of its law: P'(E) <= P(E) + t <= e^eps (Q'(E) + t) + delta + t."""
     if total_variation == 0:
         return delta
-    # rounded up: what is added can be far below the last digit of delta
+    # rounded up, because the sum may lose a term far below the last digit of delta
     total = delta + (1 + math.exp(min(epsilon, 700.0))) * total_variation * (1 + ROUNDING)
     return min(1.0, math.nextafter(total, math.inf))
 
@@ -187,8 +187,8 @@ def with_total_variation(delta: float, epsilon: float, total_variation: float) -
 def epsilon_with_total_variation(epsilon_at: Callable[[float], float], delta: float, total_variation: float) -> float:
     """epsilon for noise within a total variation of its law, from epsilon as a function of delta for the law itself.
 
-    The error grows with epsilon, so epsilon is raised until what the error leaves of delta is enough for it. What is
-    then needed is enough itself, for at a smaller epsilon the error leaves more.
+    The error grows with epsilon, so epsilon is raised until the law needs no more than it at the delta that the error
+    leaves. The epsilon that the law then needs is enough, because at a smaller epsilon the error leaves more of delta.
     """
     epsilon = epsilon_at(delta)
     if total_variation == 0:
@@ -198,6 +198,6 @@ def epsilon_with_total_variation(epsilon_at: Callable[[float], float], delta: fl
         needed = epsilon_at(left) if left > 0 else math.inf
         if needed <= epsilon or not math.isfinite(needed):
             return needed
-        # a little above what is needed now, so that this ends after a few steps
+        # slightly above what is needed now, so that this ends after a few steps
         epsilon = needed + max(1e-3 * (needed - epsilon), 1e-12 * needed)
     return math.inf

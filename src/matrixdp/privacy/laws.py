@@ -1,6 +1,6 @@
 """What each noise law guarantees on a set, and how laws from outside the package are added.
 
-A law describes noise (`matrixdp.distributions`); its claim is computed here, never by the mechanism that proposed it.
+A law describes noise (`matrixdp.distributions`). Its guarantee is computed here, never by the mechanism that chose it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from matrixdp.secure.tables import LEAST_SCALE
 from matrixdp.sensitivity import L1, Counts, Entrywise, Sensitivity
 
 MOST_STEPS = 2**14
-"""If one entry of an l1 ball may change by more, all of the radius is counted in one: else profiles take seconds."""
+"""If one entry of an l1 ball may change by more steps, the whole radius is counted in one entry, to save seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Claim:
 
     Attributes:
         profile: delta for every epsilon, never below the truth.
-        exact: whether it is that of a difference in the set, or a proven upper bound.
-        witness: gives a worst-case difference in the set.
+        exact: True if a difference in the set attains the profile, False if the profile is a proven upper bound.
+        witness: returns a worst-case difference in the set.
     """
 
     profile: Profile
@@ -66,7 +66,7 @@ def claim(law: NoiseLaw, sensitivity: Sensitivity) -> Claim:
 
 @claim.register
 def _(law: Gaussian, sensitivity: Sensitivity) -> Claim:
-    """One number, mu: the largest norm of a whitened difference."""
+    """The profile has one parameter, mu: the largest norm of a whitened difference."""
     found = supremum(sensitivity.read_as(law.shape, law.covariance.shape), law.covariance)
     mu = found.mu * (1 + ROUNDING + law.covariance.slack)
 
@@ -88,7 +88,7 @@ def _(law: Spherical, sensitivity: Sensitivity) -> Claim:
 
 @claim.register
 def _(law: Product, sensitivity: Sensitivity) -> Claim:
-    """The worst difference in whole steps, after values were floored to the grid."""
+    """The worst difference in whole steps, after values are floored to the grid."""
     groups, attained = steps_changed(sensitivity, law.shape, law.step)
     profile = DiscreteProfile(law.exponent, law.scale_in_steps, *groups[0], groups[1:])
     return Claim(profile, attained, lambda: longest(law, sensitivity))
@@ -96,7 +96,7 @@ def _(law: Product, sensitivity: Sensitivity) -> Claim:
 
 @claim.register
 def _(law: QuantileSearch, sensitivity: Sensitivity) -> Claim:
-    """Pure epsilon, and the profile that bounds everything with it: a bit that is told truly with e^epsilon odds.
+    """The profile that dominates every release with this pure epsilon: randomized response with odds e^epsilon.
 
     That is discrete Laplace noise of scale 1/epsilon on one entry that changes by 1.
     """
@@ -110,17 +110,17 @@ def _(law: QuantileSearch, sensitivity: Sensitivity) -> Claim:
 
 
 def steps_changed(sensitivity: Sensitivity, shape: Shape, step: float) -> tuple[Groups, bool]:
-    """The worst change on a grid, as (steps, entries) of groups; and whether a difference in the set attains it.
+    """The worst change on a grid, as groups of (steps, entries); and whether a difference in the set attains it.
 
-    Floor turns a difference of at most b into at most ceil(b/step) steps. Counts differ by their bound as they stand.
-    Of entries with bounds, such as sums, each value may have been rounded twice before, by 2^-53 of at most 2^51 steps:
-    both values together by one step more.
+    Floor turns a difference of at most b into at most ceil(b/step) steps. Counts are exact. Entries with bounds, such
+    as sums, may have been rounded twice before, each time by 2^-53 of at most 2^51 steps: for both values together,
+    that is at most one step more.
 
-    So it is for an l1 ball of radius r: an entry that differs by v changes by less than v/step + 2 steps, the n entries
-    together by at most T = ceil(r/step) + 2n - 1 steps, and all T in one entry is at least as bad as any other way
-    (Schur-convexity: `privacy.discrete`, 3.). Values that are multiples of the step are not moved: T = r/step, each
-    entry changes by at most B = b/step, where b is the most that one can differ by, and the worst is B steps in T // B
-    entries and the rest in one.
+    The same holds for an l1 ball of radius r: an entry that differs by v changes by less than v/step + 2 steps, and the
+    n entries together by at most T = ceil(r/step) + 2n - 1 steps. All T steps in one entry are at least as bad as any
+    other way to divide them (Schur-convexity: `privacy.discrete`, 3.). Values that are multiples of the step are not
+    moved: T = r/step, and each entry changes by at most B = b/step, where b is the largest difference of one entry. The
+    worst case is then B steps in T // B entries, and the rest in one.
     """
     if math.frexp(step)[0] != 0.5:
         raise NotCertifiable(f"the step of discrete noise must be a power of two, got {step!r}")
@@ -155,12 +155,12 @@ def _steps_in_l1(sensitivity: L1, shape: Shape, step: float) -> tuple[Groups, bo
 
 
 def is_known(law: Any) -> bool:
-    """Whether a claim is known for this very class; one derived from it may draw something else."""
+    """Whether a guarantee is known for exactly this class; a subclass may draw something else."""
     return isinstance(law, NoiseLaw) and (type(law) in claim.registry or type(law) in _ADDED)
 
 
 def longest(law: NoiseLaw, sensitivity: Sensitivity) -> Array:
-    """A difference in the set of the largest norm."""
+    """A difference of the largest norm in the set."""
     matrix = sensitivity.matrix_shape(law.shape)
     found = supremum(sensitivity.read_as(law.shape, matrix), Isotropic(matrix, 1.0))
     return found.witness().reshape(law.shape)
@@ -185,7 +185,7 @@ _ADDED: dict[type, AddedLaw] = {}
 
 
 def added_law(law: NoiseLaw) -> AddedLaw | None:
-    """How a law from outside the package was registered; None for a law of matrixdp's own."""
+    """How a law from outside the package was registered; None for matrixdp's own laws."""
     return _ADDED.get(type(law))
 
 
@@ -201,20 +201,22 @@ def register_law(
 ) -> None:
     """Makes a noise law from outside the package known to certificates, releases, accountants, ledgers and audits.
 
-    Guarantee: none of matrixdp's. A certificate for such a law rests on the profile and the sampler given here, and
-        says that matrixdp does not vouch for them.
+    Guarantee: none by matrixdp. A certificate for such a law rests on the profile and the sampler given here, and says
+        that matrixdp does not vouch for them.
 
     Args:
-        law: a frozen dataclass derived from `matrixdp.distributions.NoiseLaw`; its fields are its JSON.
+        law: a frozen dataclass derived from `matrixdp.distributions.NoiseLaw`; its fields are written as JSON.
         kind: its name in JSON, such as "acme.discrete-laplace".
-        profile: from a law and a set to its Profile: an immutable, hashable object with delta(epsilon) and
-            epsilon(delta), never below the truth, for the worst difference in the set, and convex in e^epsilon. It
-            raises NotCertifiable where nothing is proven.
-        add_noise: from a law and a value to the noisy value, with secret randomness; `value + law.sample()` by default.
-        float_safe: whether the author claims that the profile covers the floating-point numbers which add_noise gives.
-            `release` and ledgers refuse a law without this claim.
-        exact: whether the profile is attained by a difference in the set.
-        witness: from a law and a set to a worst-case difference, for audits; the longest by default.
+        profile: a function of a law and a set that returns a Profile: an immutable, hashable object with delta(epsilon)
+            and epsilon(delta), for the worst difference in the set and the worse of both directions, never below the
+            truth, with delta convex in e^epsilon. If delta reaches 0, its attribute `pure_epsilon` says where; budgets
+            with delta = 0 need it. The function raises NotCertifiable if nothing is proven.
+        add_noise: a function of a law and a value that returns the noisy value, with secret randomness; by default
+            `value + law.sample()`.
+        float_safe: whether the author claims that the profile covers the floating-point numbers that add_noise returns.
+            `release` refuses a law without this claim, and so do ledgers once it has been drawn.
+        exact: whether a difference in the set attains the profile.
+        witness: a function of a law and a set that returns a worst-case difference, for audits; by default the longest.
 
     Example:
         >>> from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The worst pattern of participation: which steps of one record the noise over time hides worst.
+"""The worst pattern of participation: the steps at which one record is protected least by noise over time.
 
 With G the precision of the rows (C^T C / std^2 for a strategy C), a record with rows v_i of norm at most `clip` at the
 steps of a pattern p has mu^2 = sum over i, j in p of G_ij <v_i, v_j>, hence
@@ -10,7 +10,7 @@ pattern p, is clip * sqrt(|p| * largest eigenvalue of G on p). The maximum over 
 
 1. If G_ij = 0 wherever |i - j| >= b, as for a strategy with at most b bands, only the diagonal counts, and a dynamic
    program finds the heaviest pattern.
-2. Cyclic patterns are few: all are looked at.
+2. Cyclic patterns are few: all are tried.
 3. If |G_ij|, i <= j, does not fall as i grows, and does not grow along a diagonal, the worst pattern is 0, b, 2b, ...:
    take any pattern p_1 < p_2 < ... and q_a = (a - 1) b. For a < a', the lag of the q's is at most that of the p's, and
    q_a' <= p_a'. Raise the smaller index of the pair (p_a, p_a') until it has the lag of the q's, then move along the
@@ -25,6 +25,8 @@ pattern p, is clip * sqrt(|p| * largest eigenvalue of G on p). The maximum over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from matrixdp._check import Array
@@ -32,10 +34,10 @@ from matrixdp.sensitivity.participation import Participation, Steps
 
 
 def worst_pattern(sensitivity: Participation, gram: Array) -> tuple[float, Steps]:
-    """A bound on the squared mu of a record with clip 1, and the worst pattern found.
+    """An upper bound on the squared mu of a record with clip 1, and the worst pattern found.
 
     Args:
-        sensitivity: which patterns there are.
+        sensitivity: which patterns are possible.
         gram: G.
     """
     sizes, gap, steps = np.abs(gram), sensitivity.gap, len(gram)
@@ -52,7 +54,7 @@ def worst_pattern(sensitivity: Participation, gram: Array) -> tuple[float, Steps
     if _falls(sizes):
         pattern = sensitivity.first_pattern(steps)
         square = float(np.sum(sizes[np.ix_(pattern, pattern)]))
-        if np.all(gram >= 0):  # then it is attained
+        if np.all(gram >= 0):  # then the bound is attained
             return square * rounding, pattern
     else:
         square, pattern = _by_single_steps(sensitivity, sizes)
@@ -61,7 +63,7 @@ def worst_pattern(sensitivity: Participation, gram: Array) -> tuple[float, Steps
 
 
 def _bound(gram: Array) -> float:
-    """Of one pattern."""
+    """The bound for one pattern."""
     return min(float(np.sum(np.abs(gram))), len(gram) * float(np.linalg.eigvalsh(gram)[-1]))
 
 
@@ -72,7 +74,7 @@ def _falls(sizes: Array) -> bool:
 
 
 def _by_single_steps(sensitivity: Participation, sizes: Array) -> tuple[float, Steps]:
-    """Case 4, and the pattern that its last program gives."""
+    """The bound of case 4, and the pattern that attains it in the last dynamic program."""
     place = np.arange(len(sizes))
     others = np.where(np.abs(place[:, None] - place[None, :]) >= sensitivity.gap, sizes, 0.0)
     most = sensitivity.most_times(len(sizes))
@@ -80,12 +82,15 @@ def _by_single_steps(sensitivity: Participation, sizes: Array) -> tuple[float, S
 
 
 def signs(gram: Array) -> Array:
-    """Signs that make the sum of s_i s_j G_ij large: those that reinforce the first step, improved one by one."""
-    found = np.where(gram[0] < 0, -1.0, 1.0)
+    """Signs that make the sum of s_i s_j G_ij large: an ascent from the signs that reinforce the first step."""
+    return ascended(np.where(gram[0] < 0, -1.0, 1.0), np.ones(len(gram)), lambda corner: gram @ corner)
+
+
+def ascended(corner: Array, bounds: Array, gradient: Callable[[Array], Array]) -> Array:
+    """Moves from a corner of the box with these bounds along the gradient, until no step improves it (at most 50)."""
     for _ in range(50):
-        pull = gram @ found
-        better = np.where(pull < 0, -1.0, 1.0)
-        if np.array_equal(better, found):
+        better = np.where(gradient(corner) < 0, -bounds, bounds)
+        if np.array_equal(better, corner):
             break
-        found = better
-    return found
+        corner = better
+    return corner

@@ -1,9 +1,9 @@
-"""Laws, sets and all that a certificate holds, as JSON and back.
+"""Laws, sets and the other parts of a certificate, to JSON and back.
 
-A record is a JSON object with a `kind` and one entry for each field of the class that the kind names. Floats have all
-their digits, so they come back as they were. Arrays are nested lists while they are small; larger ones are written as
-their bytes (little-endian float64, base64), or kept in a file beside the document and named by their SHA-256. Reading
-builds objects through their constructors, which check every argument: nothing in a document is trusted.
+A record is a JSON object with a `kind` and one entry for each field of the class that the kind names. Floats are
+written with all their digits, so they are read back unchanged. Small arrays are nested lists; larger ones are written
+as their bytes (little-endian float64, base64), or kept in a file beside the document and named by their SHA-256.
+Reading builds objects through their constructors, which check every argument: nothing in a document is trusted.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from matrixdp.sensitivity import (
 )
 
 LISTED = 64
-"""The most entries of an array that is written as a list."""
+"""The largest number of entries of an array that is written as a list."""
 
 BESIDE = 1 << 16
-"""The fewest entries of an array that goes into a file beside the document, where there is one."""
+"""The smallest number of entries of an array that is kept in a file beside the document, if there is such a file."""
 
 Store = Callable[[bytes], str]
-"""Keeps the bytes of an array and gives their SHA-256."""
+"""Keeps the bytes of an array and returns their SHA-256."""
 
 Fetch = Callable[[str], bytes]
-"""Gives the bytes with this SHA-256."""
+"""Returns the bytes with this SHA-256."""
 
 
 def _one_line(kind: type[OneRow] | type[OneColumn]) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ def _one_line(kind: type[OneRow] | type[OneColumn]) -> Callable[..., Any]:
 
 
 def _spectrum(*, variances: Any, directions: Any, slack: float) -> Spectrum:
-    """With the stated slack, unless that is less than follows from the numbers."""
+    """A spectrum with the stated slack, unless that is less than the slack computed from the numbers."""
     found = Spectrum(variances, directions)
     if _check.at_least_zero("slack", slack) >= found.slack * (1 - 1e-9):
         object.__setattr__(found, "slack", float(slack))
@@ -94,7 +94,7 @@ def register(
         kind: its name in JSON.
         record: the class.
         build: makes an object from its fields; the class itself by default.
-        optional: fields that are written only where they are not None, since earlier documents do not have them.
+        optional: fields that are written only if they are not None, since earlier documents do not have them.
     """
     if kind in _BUILD or record in _KINDS:
         raise InvalidInput(f"kind {kind!r} or the class {record.__name__} is registered already; choose another name")
@@ -136,14 +136,14 @@ register("spectrum", Spectrum, _spectrum)
 
 
 QUERIES: dict[str, Callable[..., Any]] = {}
-"""How the set of a query follows from its public parameters and the shape of its value; queries fill it in."""
+"""By query name: from its public parameters and the shape of its value to its set; filled in by the queries."""
 
 LATER: list[Callable[[], object]] = []
-"""Imports of further queries, for when one is met that is not known yet."""
+"""Imports of further queries, called when a query name is not known yet."""
 
 
 def change_of(query: str) -> Callable[..., Any] | None:
-    """How the set of a query follows from its parameters, if there is a query of this name."""
+    """The entry of QUERIES for a query; None if there is no query of this name."""
     if query not in QUERIES:
         for load in LATER:
             load()
@@ -151,16 +151,16 @@ def change_of(query: str) -> Callable[..., Any] | None:
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind of an object, if its class is registered."""
+    """The kind of an object; None if its class is not registered."""
     return _KINDS.get(type(value))
 
 
 def encode(value: Any, store: Store | None = None) -> Any:
-    """An object as JSON knows it.
+    """An object as JSON.
 
     Args:
-        value: a record, an array, a number, a string, a mapping or a sequence of such.
-        store: keeps large arrays elsewhere; without it they are written into the document.
+        value: a record, an array, a number, a string, or a mapping or sequence of these.
+        store: keeps large arrays outside the document; by default they are written into it.
     """
     if value is None or isinstance(value, (bool, str)):
         return value.value if isinstance(value, Enum) else value
@@ -234,7 +234,7 @@ def _decoded_array(content: Any, fetch: Fetch | None) -> Array:
             content_bytes = base64.b64decode(content["float64"], validate=True)
         else:
             if fetch is None:
-                raise InvalidInput("an array lies in a file beside this document; read it with Certificate.load(path)")
+                raise InvalidInput("an array is in a file beside this document; read it with Certificate.load(path)")
             content_bytes = fetch(content["sha256"])
             if digest(content_bytes) != content["sha256"]:
                 raise InvalidInput("the file of arrays beside this document is not the one that it was written with")

@@ -1,16 +1,16 @@
 """Rényi divergences of noise, rounded up.
 
-For alpha > 1, `D = log(E_Q (P/Q)^alpha) / (alpha - 1)`. x^alpha is convex, so D is an f-divergence: what a pair that
-dominates at every real epsilon has is at least what the dominated pair has (Blackwell). Profiles are those of the worst
-difference of a set at every real epsilon (`privacy.discrete`, 1. to 3.; for Gaussian noise the largest mu), and are the
-same in both directions. Hence D of a profile's own pair is the largest on the set.
+For alpha > 1, `D = log(E_Q (P/Q)^alpha) / (alpha - 1)`. x^alpha is convex, so D is an increasing function of an
+f-divergence: a pair that dominates another at every real epsilon has the larger D (Blackwell). A profile is that of the
+worst difference of a set at every real epsilon (`privacy.discrete`, 1. to 3.; for Gaussian noise the largest mu), and
+is the same in both directions. Hence D of the profile's own pair is the largest on the set.
 
 - Gaussian noise: alpha mu^2 / 2.
-- Discrete noise: a sum of `log(E_P e^((alpha - 1) l)) / (alpha - 1)` over the entries, from the losses l. For
-  exponent 1 there are finitely many. Otherwise the terms of the sum, e^f(x) at j = -x, are such that
+- Discrete noise: a sum of `log(E_P e^((alpha - 1) l)) / (alpha - 1)` over the entries, with losses l. For exponent 1
+  there are finitely many losses. Otherwise the expectation is a series with terms e^f(x) at j = -x, where
   f(x) = -phi(x) + (alpha - 1)(phi(x + m) - phi(x)) is concave for x >= 0: phi' increases, and phi'' decreases for
-  1 <= t <= 2. So what lies beyond any x is at most a geometric series with the ratio e^(f(x) - f(x - 1)).
-- Of other profiles no divergence is known here: infinite.
+  1 <= t <= 2. So the terms beyond any x add up to at most a geometric series with the ratio e^(f(x) - f(x - 1)).
+- Other profiles: infinite, as no divergence is known here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matrixdp.privacy.cells import UNIT, cell_loss, sum_rounding
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.guarantee import GaussianProfile, Profile
 
-_DEPTH = 60.0  # terms that are e^-60 of the largest are left to the bound on the rest
+_DEPTH = 60.0  # terms below e^-60 of the largest are bounded by the geometric series
 _MOST_TERMS = 2**21
 
 
@@ -35,22 +35,20 @@ def divergence(profile: Profile, order: float) -> float:
     if isinstance(profile, GaussianProfile):
         return 0.5 * order * profile.mu**2 * (1.0 + 8.0 * UNIT)
     if isinstance(profile, DiscreteProfile):
-        groups = ((profile.shift, profile.cells), *profile.others)
         exponent, scale = profile.exponent, profile.scale_in_steps
-        return math.fsum(cells * _of_cell(exponent, scale, shift, order) for shift, cells in groups)
+        return math.fsum(cells * _of_cell(exponent, scale, shift, order) for shift, cells in profile.groups)
     return math.inf
 
 
 def _of_cell(exponent: float, scale: float, shift: int, order: float) -> float:
-    """The divergence of one entry with discrete noise that is shifted by so many steps."""
+    """The divergence of one entry with discrete noise that is shifted by this many steps."""
     more = order - 1.0
     if exponent == 1.0:
         loss = cell_loss(exponent, scale, shift)
         terms = np.log(loss.masses) + more * loss.losses
         return _log_sum(terms, more * float(loss.losses[0]) + 8.0) / more * (1.0 + 4.0 * UNIT)
-    reach = (
-        math.ceil(more * shift + scale * _DEPTH ** (1.0 / exponent)) + 1
-    )  # the largest term is at more * shift or less
+    # the largest term is at more * shift or less
+    reach = math.ceil(more * shift + scale * _DEPTH ** (1.0 / exponent)) + 1
     if reach + shift > _MOST_TERMS:
         return math.inf
     phi = (np.arange(reach + shift + 1.0) / scale) ** exponent

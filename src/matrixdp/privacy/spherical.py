@@ -2,14 +2,14 @@
 
 Noise `n = rho * u` in R^M: u is uniform on the sphere, rho has density prop. to `r^(k-1) exp(-(r/c)^p)`. The Gaussian
 of standard deviation std is (k, p, c) = (M, 2, sqrt(2) std), the l2 mechanism is (M, 1, c), and R1SMG, whose radius is
-half-normal with variance sigma*, is (1, 2, sqrt(2 sigma*)). The density of n at length r is prop. to g = e^(-phi),
+distributed as |N(0, sigma*)|, is (1, 2, sqrt(2 sigma*)). The density of n at length r is prop. to g = e^(-phi),
 
     phi(r) = (M - k) log r + (r/c)^p,
 
 which increases for k <= M. For a difference v of length s the loss at n is `L = phi(r') - phi(r)` with `r' = |n - v|`,
 and `delta(epsilon) = E[(1 - e^(epsilon - L))_+]`.
 
-The worst difference. For k <= M delta never decreases as s grows, so length s is the worst of all lengths up to s.
+The worst difference. For k <= M delta never decreases as s grows, so s is the worst of all lengths up to s.
 Proof: up to the constant of the density,
 
     1 - delta = int min(g(|x|), e^epsilon g(|x-v|)) dx = int_0^oo vol{x: g(|x|) > y and e^epsilon g(|x-v|) > y} dy.
@@ -26,10 +26,10 @@ R, so that no nearly equal numbers are subtracted, and the integrand is positive
 arcsin(x), whose density is prop. to cos^(M-2), on a window that follows the threshold and the width 1/sqrt(M); the
 outer one runs over `z = log((r/c)^p p/k)`, adaptively, with breaks where the threshold passes x = 1 and x = -1.
 
-What is proven: the supremum over the set, and what is added for radii outside the window, namely their probability
-(4e-40 unless s/c is astronomical). What is estimated: the outer error, by the difference between a 24 and a 16 point
-rule on each panel, added in full although it is the error of the coarser one; the inner error and rounding, by a margin
-of 1e-9, relative. Against 30-digit values and against finer rules no error above 1e-12 has been seen.
+What is proven: the supremum over the set, and the bound for radii outside the window, namely their probability (4e-40
+unless s/c is astronomical). What is estimated: the outer error, by the difference between a 24 and a 16 point rule on
+each panel, added in full although it is the error of the coarser one; the inner error and rounding, by a relative
+margin of 1e-9. Against 30-digit values and finer rules, no error above 1e-12 has been observed.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from matrixdp.distributions.spherical import log_gamma_ratio, radius_moment, sti
 from matrixdp.errors import InvalidInput, NotCertifiable, NumericalFailure
 from matrixdp.privacy import gaussian
 
-# Beyond these, the radii that matter span more orders of magnitude than floats have.
+# Outside these ranges, the radii that matter span more orders of magnitude than floats do.
 _LEAST_K, _LEAST_P, _LARGEST_P, _LEAST_SHAPE = 0.5, 0.25, 8.0, 0.25
 _LEAST_RATIO, _LARGEST_RATIO = 1e-100, 1e100
 
 _OUTSIDE = 1e-40  # probability of the radii cut off at either end
-_LEAST_DELTA = 1e-30  # a smaller delta drowns in what was cut off, and is answered as delta = 0
+_LEAST_DELTA = 1e-30  # a smaller delta is too close to what was cut off, and is treated as delta = 0
 _DEPTH = 50.0  # angles whose density is below e^-50 of the largest are cut off
 _SATURATED = 40.0  # where the loss is this far above epsilon, 1 - e^(epsilon - L) is 1
 _TOLERANCE = 1e-10  # of the outer integral, relative
-_MOST_PANELS = 100  # that are refined at a time; a handful are needed
+_MOST_PANELS = 100  # to refine at a time; a handful is usual
 _BACKWARD = 2e-15  # s is raised by this, relative, which outweighs all rounding of the loss
 _MARGIN = 1e-9  # for the inner integral and rounding, relative
-_ROOT = 1e-10  # of a scale or an epsilon, relative
+_ROOT = 1e-10  # tolerance of a scale or an epsilon, relative
 _LARGEST_SEARCH = 10_000  # above, the best member gains less than 0.1 % at delta = 1e-6, and a Gaussian composes better
 
 
@@ -73,7 +73,7 @@ def _unit_rule(points: int) -> tuple[Array, Array]:
 
 
 def _graded_rule(points: int) -> tuple[Array, Array]:
-    """The same after u -> u^2 (3 - 2u): the integrand starts at a break with the power (M+1)/2, now a whole one."""
+    """Gauss-Legendre after u -> u^2 (3 - 2u), which makes the power (M+1)/2 of the integrand at a break a whole one."""
     nodes, weights = _unit_rule(points)
     return nodes**2 * (3.0 - 2.0 * nodes), 6.0 * nodes * (1.0 - nodes) * weights
 
@@ -95,7 +95,7 @@ class _Divergence:
 
     @property
     def shape(self) -> float:
-        """(rho/c)^p is gamma distributed with this shape."""
+        """The shape of the gamma distribution of (rho/c)^p."""
         return self.k / self.p
 
     def bound(self) -> float:
@@ -122,7 +122,7 @@ class _Divergence:
     def _window(self) -> tuple[float, float, float]:
         """The range of z that is integrated, and a bound on the rest, where the integrand is at most the density.
 
-        Radii below s e^-300 and powers of the radius below e^-600 are cut off too: their inverses would overflow.
+        Radii below s e^-300 and powers of the radius below e^-600 are also cut off: their inverses would overflow.
         """
         shape = self.shape
         low = math.log(max(float(scipy.special.gammaincinv(shape, _OUTSIDE)), 1e-300))
@@ -218,7 +218,7 @@ class _Divergence:
 
 
 def _member(dimension: int, k: float, p: float) -> tuple[int, float, float]:
-    """The arguments, if the theorem covers them."""
+    """The arguments; raises an error if the theorem does not cover them."""
     dimension, k, p = _check.count("dimension", dimension), _check.positive("k", k), _check.positive("p", p)
     if not k <= dimension:
         raise NotCertifiable(
@@ -231,12 +231,6 @@ def _member(dimension: int, k: float, p: float) -> tuple[int, float, float]:
             f"{_LEAST_SHAPE}, got k = {k}, p = {p}"
         )
     return dimension, k, p
-
-
-def _checked_delta(delta: float) -> float:
-    if not 0.0 <= _check.number("delta", delta) < 1.0:
-        raise InvalidInput(f"delta must be 0 or above and below 1, got {_check.shown(delta)}; 1e-6 is a common choice")
-    return float(delta)
 
 
 @dataclass(frozen=True)
@@ -276,7 +270,7 @@ class Profile:
 
     @property
     def pure_epsilon(self) -> float:
-        """The epsilon from which on delta is 0: (s/c)^p for k = M and p <= 1, the largest loss; else infinite."""
+        """The epsilon from which delta is 0: (s/c)^p, the largest loss, for k = M and p <= 1; otherwise infinite."""
         if not (self.k == self.dimension and self.p <= 1.0):
             return math.inf
         value = math.pow(self.radius / self.scale, self.p)
@@ -289,13 +283,13 @@ class Profile:
         epsilon = _check.at_least_zero("epsilon", epsilon)
         if epsilon >= self.pure_epsilon:
             return 0.0
-        with np.errstate(over="ignore"):  # an infinite loss or threshold means what it says
+        with np.errstate(over="ignore"):  # a loss or threshold may be infinite
             shift = self.radius / self.scale * (1.0 + _BACKWARD)
             return _Divergence(self.dimension, self.k, self.p, shift, epsilon).bound()
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon that holds at this delta, rounded up by about 1e-9, relative; infinite if there is none."""
-        delta = _checked_delta(delta)
+        delta = _check.delta(delta)
         if delta < _LEAST_DELTA:
             return self.pure_epsilon
         if self.delta(0.0) <= delta:
@@ -338,14 +332,14 @@ def scale_for(dimension: int, k: float, p: float, radius: float, epsilon: float,
         p: between 0.25 and 8, and at most 4k.
         radius: the l2 sensitivity.
         epsilon: 0 or above.
-        delta: 0 or above; 0, and all below 1e-30, can be met with k = M, p <= 1 and epsilon > 0 alone.
+        delta: 0 or above; below 1e-30 only k = M, p <= 1 and epsilon > 0 can keep it.
 
     Raises:
-        NotCertifiable: no scale will do.
+        NotCertifiable: if no scale is large enough.
     """
     dimension, k, p = _member(dimension, k, p)
     radius, epsilon = _check.positive("radius", radius), _check.at_least_zero("epsilon", epsilon)
-    return _scale(dimension, k, p, radius, epsilon, _checked_delta(delta), _ROOT)
+    return _scale(dimension, k, p, radius, epsilon, _check.delta(delta), _ROOT)
 
 
 def _scale(dimension: int, k: float, p: float, radius: float, epsilon: float, delta: float, tolerance: float) -> float:
@@ -363,11 +357,11 @@ def _scale(dimension: int, k: float, p: float, radius: float, epsilon: float, de
 
 
 def best_member(dimension: int, radius: float, epsilon: float, delta: float) -> Profile:
-    """The member with the least expected squared error among those that keep the budget, as far as two searches find.
+    """The member with the least expected squared error found among those that keep the budget.
 
-    The searches go over p at k = M, then over k at constant kp, along which the error hardly changes. The Gaussian and
-    the l2 mechanism are candidates too, so a search never ends worse than they are. At epsilon = 1, delta = 1e-6 it has
-    89 % less error than the Gaussian in one dimension, 48 % less in 10, 14 % less in 50, and about 7.5/M less in many.
+    Two searches go over p at k = M, then over k at constant kp, along which the error hardly changes. The Gaussian and
+    the l2 mechanism are also candidates, so the result is never worse. At epsilon = 1, delta = 1e-6 it has 89 % less
+    error than the Gaussian in one dimension, 48 % less in 10, 14 % less in 50, and a share of about 7.5/M less in many.
     Above 10,000 dimensions there is no search, and the Gaussian is returned.
 
     Args:

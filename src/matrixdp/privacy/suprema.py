@@ -1,7 +1,7 @@
 """The largest norm of a whitened difference over a sensitivity set, which is mu for Gaussian noise.
 
-Each supremum is exact in closed form or a proven upper bound; the flag `exact` says which, and the witness is a
-difference in the set that attains mu (or, for a bound, the worst one found).
+Each supremum is an exact closed form or a proven upper bound; the flag `exact` says which. The witness is a difference
+in the set that attains mu, or, for a bound, the worst one found.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from matrixdp.sensitivity import (
 
 Indices = npt.NDArray[np.intp]
 
-# A bound this close to its witness is attained: what is left is rounding.
+# A bound this close, relative, to its witness counts as attained: the rest is rounding.
 ATTAINED = 1e-9
 
 
 @dataclass(frozen=True)
 class Supremum:
-    """The largest norm of a whitened difference over a set."""
+    """The largest norm of a whitened difference over a set, and a function that returns a witness."""
 
     mu: float
     exact: bool
@@ -102,7 +102,7 @@ def _(sensitivity: Frobenius, covariance: Covariance) -> Supremum:
 
 @_supremum.register
 def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
-    """At most sqrt(R^T |Q| R), with equality when some choice of signs of R makes every product Q_ij R_i R_j positive.
+    """At most sqrt(R^T |Q| R), with equality if some choice of signs of R makes no product Q_ij R_i R_j negative.
 
     The other bound is the ball around the box. Finding the best signs is NP-hard; a few steps of ascent suggest some.
     """
@@ -112,21 +112,7 @@ def _(sensitivity: Entrywise, covariance: Covariance) -> Supremum:
         return Supremum(_mu(full, bounds), True, lambda: bounds)
     by_entries = math.sqrt(float(np.sum(bounds * full.absolute_precision(bounds))))
     by_ball = _check.norm(bounds) / full.smallest_std
-    return _attained(min(by_entries, by_ball), _worst_corner(bounds, bounds, full), full)
-
-
-def _worst_corner(start: Array, bounds: Array, covariance: FullCovariance) -> Array:
-    """A corner of the box that no step along the gradient improves."""
-    corner = start
-    if covariance.independent:
-        return corner
-    for _ in range(50):
-        pull = covariance.precision(corner)
-        better = np.where(pull < 0, -bounds, bounds)
-        if np.array_equal(better, corner):
-            break
-        corner = better
-    return corner
+    return _attained(min(by_entries, by_ball), patterns.ascended(bounds, bounds, full.precision), full)
 
 
 @_supremum.register(OneColumn)
@@ -180,7 +166,8 @@ def _(sensitivity: L1, covariance: Covariance) -> Supremum:
     """Exact for the plain ball, whose vertices are single entries, and for independent noise; otherwise a bound.
 
     A vertex of the set with largest entry b has k entries of size b and one of size r - k b. For independent noise the
-    largest sizes belong to the least noise. Otherwise ||v|| <= sum |v_i| sqrt(Q_ii), where they do too.
+    worst vertex has the largest sizes where the noise is least. Otherwise ||v|| <= sum |v_i| sqrt(Q_ii), which is
+    largest for the same vertex.
     """
     full = _full(covariance)
     largest, whole, rest = sensitivity.worst(full.shape)
@@ -211,19 +198,20 @@ def _worst_cells(weights: Array, cells: int) -> tuple[float, Indices]:
 
 
 def _signed(covariance: FullCovariance, cells: Indices, bound: float | Array) -> Array:
-    """A change of these cells by the bound, or by one each, with signs that reinforce each other, as with the first."""
+    """A change of these cells by the bound (or a bound each), with signs that reinforce the first and then ascend."""
     box = np.zeros(math.prod(covariance.shape))
     box[cells] = bound
     box = box.reshape(covariance.shape)
     pull = covariance.precision(unit(covariance.shape, np.unravel_index(cells[0], covariance.shape)))
-    return _worst_corner(np.where(pull < 0, -box, box), box, covariance)
+    corner = np.where(pull < 0, -box, box)
+    return corner if covariance.independent else patterns.ascended(corner, box, covariance.precision)
 
 
 @_supremum.register
 def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
-    """Exact for symmetric noise and for i.i.d. noise; otherwise the ball around the set.
+    """Exact for symmetric noise and for i.i.d. noise; otherwise the bound of the ball around the set.
 
-    With symmetric noise, mu^2 of p u u^T - q w w^T is largest for u orthogonal to w, and is convex in (p, q), so the
+    With symmetric noise, mu^2 of p u u^T - q w w^T is largest for u orthogonal to w, and is convex in (p, q). So the
     worst case is one record alone or two orthogonal records, all of full norm.
     """
     d, square = covariance.shape[0], sensitivity.radius**2
@@ -251,15 +239,15 @@ def _(sensitivity: RankOne, covariance: Covariance) -> Supremum:
 
 
 def _rank_one_by_entries(square: float, covariance: SymmetricEntries, two: bool) -> Supremum:
-    """A bound on the records' forms, exact where every record has the same (docs/optimal-noise.md, second moments).
+    """A bound on the records' forms, exact if all records have the same form (docs/optimal-noise.md, second moments).
 
     In the directions U let K be the precision of the diagonal, q_ij = 1/(2 v_ij) that of sqrt(2) times an entry off it,
     and records of norm 1. With u_i = x_i^2 and w_i = y_i^2, which each add up to 1:
 
     - x x^T has the form u^T M u <= max M, where M_ii = K_ii and M_ij = K_ij + q_ij.
     - x x^T - y y^T has the form (u - w)^T K (u - w) + sum_ij q_ij (x_i x_j - y_i y_j)^2 (i, j different). As u - w adds
-      up to 0, -E may stand for K, with E_ij = (K_ii + K_jj)/2 - K_ij. Let t = max(0, max(q_ij - E_ij)). Raising q_ij to
-      E_ij + t, and the diagonal to t, does not lower the form, and makes it
+      up to 0, K may be replaced by -E, with E_ij = (K_ii + K_jj)/2 - K_ij. Let t = max(0, max(q_ij - E_ij)). Raising
+      q_ij to E_ij + t, and the diagonal to t, does not lower the form, and makes it
       2 t (1 - (x.y)^2) + sum_ij E_ij (x_i y_j - x_j y_i)^2 <= 2 (t + max E)(1 - (x.y)^2).
 
     Shorter records are covered: the form is convex in their two squared norms, so largest at the ends.
@@ -290,7 +278,7 @@ def _(sensitivity: Vertices, covariance: Covariance) -> Supremum:
 
 @_supremum.register
 def _(sensitivity: Residuals, covariance: Covariance) -> Supremum:
-    """The longest difference of residuals, in units of their noise; see `matrixdp.residuals.worst`."""
+    """The longest difference of residuals in units of their noise; see `matrixdp.residuals.worst`."""
     basis, every = sensitivity.basis, range(len(sensitivity.basis.sizes))
     if isinstance(covariance, Isotropic):
         found, unit_std = sensitivity.longest, covariance.std
@@ -308,7 +296,7 @@ def _(sensitivity: Residuals, covariance: Covariance) -> Supremum:
 
 @_supremum.register
 def _(sensitivity: Participation, covariance: Covariance) -> Supremum:
-    """The worst pattern; `patterns` has the cases. Exact where it is attained, otherwise a bound."""
+    """The worst pattern, by the cases of `patterns`; exact if it is attained, otherwise a bound."""
     full = _full(covariance)
     if sensitivity.most_times(full.shape[0]) == 1:
         return _supremum(OneRow(sensitivity.clip), full)
@@ -333,7 +321,7 @@ def _(sensitivity: Participation, covariance: Covariance) -> Supremum:
 
 
 def _of_strategy(sensitivity: Participation, covariance: OverTime) -> Supremum:
-    """Without a matrix of all pairs of steps, where the bands or the order of the coefficients allow it."""
+    """The worst pattern, without a matrix of all pairs of steps if the bands or the coefficients allow it."""
     along = np.arange(covariance.shape[1]) == 0.0
     if covariance.bands <= sensitivity.gap:
         square, pattern = sensitivity.heaviest(covariance.gram_diagonal)
@@ -353,7 +341,7 @@ def _of_strategy(sensitivity: Participation, covariance: OverTime) -> Supremum:
 
 
 def _decreasing(covariance: OverTime) -> bool:
-    """Whether the coefficients of C fall and are 0 or above; for C = B^-1, by Kaluza's theorem (`patterns`, case 3)."""
+    """Whether the coefficients of C fall and are at least 0; for C = B^-1 by Kaluza's theorem (`patterns`, case 3)."""
     given = covariance.coefficients
     if not covariance.inverse:
         return bool(np.all(np.diff(given) <= 0) and given[-1] >= 0)

@@ -1,9 +1,10 @@
 """Certificates as JSON documents, and their verification without trust in any stored number.
 
-A document holds the records (law, set, drawing, query, budget) and what was computed from them. Verifying reads the
-records, computes everything again, writes a fresh document, and compares the two entry by entry. So a change of any
-record shows in what follows from it, and a change of a result shows against the fresh one; to pass, the whole document
-must be the true one for its law and set. That proves consistency, not origin: nothing is signed.
+A document holds the records (law, set, drawing, query, budget) and what was computed from them. Verification reads the
+records, recomputes everything, writes a fresh document, and compares the two entry by entry. So a changed record shows
+in what follows from it, and a changed result differs from the fresh one. To pass, the whole document must be the true
+one for its records; only the file named in `released` is checked apart (`with_value`). That proves consistency, not
+origin: nothing is signed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from matrixdp.privacy import records, spherical
 from matrixdp.privacy.certificate import USUAL, Certificate, certify, drawn
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.drawing import Drawing, costed
-from matrixdp.privacy.guarantee import Curve, GaussianProfile
+from matrixdp.privacy.guarantee import Curve, GaussianProfile, Profile
 from matrixdp.privacy.records import Fetch, Store, change_of, decode, digest, encode
 from matrixdp.sensitivity import Sensitivity
 
@@ -35,7 +36,10 @@ SCHEMA = 1
 """The version of the documents that are written; older ones stay readable."""
 
 TOLERANCE = 1e-9
-"""The relative difference up to which two numbers agree: linear algebra differs between machines."""
+"""The relative difference up to which two numbers agree, as linear algebra differs between machines."""
+
+FAULTS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError)
+"""The errors besides MatrixDPError that a document with entries of wrong kinds or sizes may raise; it is refused."""
 
 for _kind, _record in {
     "gaussian-profile": GaussianProfile,
@@ -66,7 +70,7 @@ def document_of(certificate: Certificate, store: Store | None = None) -> dict[st
         "remark": certificate.remark,
         "guarantee": {
             "adjacency": str(certificate.adjacency),
-            "profile": _profile(certificate, store),
+            "profile": profile_record(certificate.profile, store),
             "total_variation": certificate.total_variation,
             "exact": certificate.exact,
             "mu": certificate.mu,
@@ -99,16 +103,26 @@ def _of_gaussian(law: NoiseLaw) -> dict[str, Any]:
     return {"inverse_trace": law.covariance.power_trace(-1), "rounding": law.covariance.slack}
 
 
-def _profile(certificate: Certificate, store: Store | None) -> Any:
-    """The profile as a record; that of a law from outside the package is computed again by its author's code alone."""
-    known = records.kind_of(certificate.profile) is not None
-    return encode(certificate.profile, store) if known else {"words": str(certificate.profile)}
+def profile_record(profile: Profile, store: Store | None = None) -> Any:
+    """The profile as a record; in words if it has no JSON form, as only its author's code can recompute it."""
+    return {"words": str(profile)} if records.kind_of(profile) is None else encode(profile, store)
+
+
+def read_json(text: str | bytes) -> Any:
+    """Parses JSON; raises ValueError if a name occurs twice in an object, as other readers may take the other entry."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a name occurs twice in an object")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:
     """A JSON object of a version that this program knows."""
     try:
-        content = json.loads(text)
+        content = read_json(text)
     except (ValueError, TypeError, RecursionError) as reason:
         raise InvalidInput(f"the certificate is not JSON ({type(reason).__name__})") from None
     if not isinstance(content, dict) or "matrixdp" not in content:
@@ -146,8 +160,8 @@ def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Ce
             remark=content["remark"],
             document=content,
         )
-    except (KeyError, TypeError, AttributeError) as reason:
-        raise InvalidInput(f"the certificate lacks an entry, or has one of the wrong kind ({reason})") from None
+    except FAULTS as reason:
+        raise InvalidInput(f"the certificate lacks an entry, or has one of the wrong kind ({said(reason)})") from None
     return certificate
 
 
@@ -156,7 +170,7 @@ def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Ce
 
 @dataclass(frozen=True)
 class Finding:
-    """One entry of a document that is not what follows from law and set, with words where two numbers do not say it."""
+    """One entry of a document that does not follow from law and set; in words where two numbers are not enough."""
 
     entry: str
     stated: Any
@@ -166,7 +180,10 @@ class Finding:
     def __str__(self) -> str:
         if self.words:
             return f"{self.entry}: {self.words}"
-        stated, computed = _check.shown(self.stated), _check.shown(self.computed)
+        stated, computed = (  # certificates are public, so are their words
+            repr(value[:80]) if isinstance(value, str) else _check.shown(value)
+            for value in (self.stated, self.computed)
+        )
         return f"{self.entry}: the document says {stated}, computed again it is {computed}"
 
 
@@ -176,8 +193,8 @@ class Verification:
 
     Attributes:
         compared: how many entries were compared.
-        findings: those that do not agree.
-        remarks: what a reader should know besides.
+        findings: the entries that do not agree.
+        remarks: anything else that a reader should know.
         subject: what was verified.
     """
 
@@ -204,24 +221,25 @@ _NO_ORIGIN = (
 
 
 def verified(certificate: Certificate) -> Verification:
-    """Computes the document again from the records alone, and compares."""
+    """Recomputes the document from the records alone, and compares."""
     stated = certificate.document or document_of(certificate)
     try:
         fresh = document_of(recomputed(certificate))
-    except MatrixDPError as reason:
-        return Verification(0, (Finding("law and sensitivity", None, None, str(reason)),), (_NO_ORIGIN,))
+    except (MatrixDPError, *FAULTS) as reason:
+        return Verification(0, (Finding("law and sensitivity", None, None, said(reason)),), (_NO_ORIGIN,))
     findings, compared = compared_documents(stated, fresh)
     remarks = [_NO_ORIGIN]
-    if certificate.drawing is not None and certificate.drawing.third_party:
-        kind = certificate.drawing.third_party
+    drawing = certificate.drawing
+    if drawing is not None and drawing.third_party:
+        kind = drawing.third_party
         remarks.append(f"Profile and sampler of {kind} come from outside matrixdp, which does not vouch for them.")
-    if certificate.drawing is not None and certificate.drawing.reproducible:
+    if drawing is not None and drawing.reproducible:
         remarks.append("The noise is seeded: whoever knows the seed can remove it.")
     return Verification(compared, findings, tuple(remarks))
 
 
 def with_value(found: Verification, released: Mapping[str, str] | None, content: bytes) -> Verification:
-    """The same verification, and whether these are the bytes of the released file."""
+    """The verification, extended by whether these are the bytes of the released file."""
     stated = (released or {}).get("sha256", _ABSENT)
     wrong = Finding("released.sha256", stated, digest(content), "the file is not the one that was released")
     findings = found.findings if stated == digest(content) else (*found.findings, wrong)
@@ -229,37 +247,44 @@ def with_value(found: Verification, released: Mapping[str, str] | None, content:
 
 
 def recomputed(certificate: Certificate) -> Certificate:
-    """The certificate that follows from the records, and from no number that was stated."""
+    """The certificate that follows from the records alone, without any stated result."""
     law, sensitivity = certificate.law, certificate.sensitivity
     _check_query(certificate)
     fresh = certify(law, sensitivity, certificate.budget, query=certificate.query, remark=certificate.remark)
     return fresh if certificate.drawing is None else drawn(fresh, costed(certificate.drawing, law, sensitivity))
 
 
+def said(reason: Exception) -> str:
+    """The message of an error, with its type if it is not one of matrixdp's own."""
+    return str(reason) if isinstance(reason, MatrixDPError) else f"{type(reason).__name__}: {reason}"
+
+
 _ABSENT = "nothing"
 
 _LATER_FACTS = {"standard_error"}
-"""Facts that the first documents of the schema do not have."""
+"""Facts that early documents of this schema do not have."""
 
 
 def _check_query(certificate: Certificate) -> None:
     query = certificate.query
     if query is None:
         return
-    change = change_of(str(query.get("name")))
+    if {*query} != {"name", "parameters"}:
+        raise InvalidInput("the query must have a name and parameters, and nothing else")
+    change = change_of(str(query["name"]))
     if change is None:
-        raise InvalidInput(f"query {_check.shown(query.get('name'))} is not one that matrixdp knows")
+        raise InvalidInput(f"query {_check.shown(query['name'])} is not one that matrixdp knows")
     try:
         asked = change(decode(query["parameters"]), certificate.shape)
-    except (KeyError, TypeError, IndexError) as reason:
-        raise InvalidInput(f"the query's parameters are not those of {query['name']} ({reason})") from None
+    except FAULTS as reason:
+        raise InvalidInput(f"the query's parameters are not those of {query['name']} ({said(reason)})") from None
     findings, _ = compared_documents(encode(certificate.sensitivity), encode(asked))
     if findings:
         raise InvalidInput(f"the query's parameters give another sensitivity set ({findings[0]})")
 
 
 def compared_documents(stated: Any, computed: Any) -> tuple[tuple[Finding, ...], int]:
-    """The entries that differ, and how many were compared; the name of a released file is left out."""
+    """The entries that differ, and how many were compared; the entry `released` is left out."""
     entries = list(_pairs("", stated, computed))
     return tuple(Finding(name, a, b) for name, a, b in entries if not _agree(a, b)), len(entries)
 
@@ -284,14 +309,23 @@ def _agree(stated: Any, computed: Any) -> bool:
         return type(stated) is type(computed) and bool(stated == computed)
     if isinstance(stated, int) and isinstance(computed, int):
         return stated == computed
-    return math.isclose(stated, computed, rel_tol=TOLERANCE, abs_tol=1e-300)
+    return close(stated, computed, TOLERANCE)
+
+
+def close(stated: float, computed: float, tolerance: float) -> bool:
+    """Whether two numbers agree, relative to the larger; 0 agrees only with 0, an int beyond all floats with none."""
+    try:
+        alike = math.isclose(stated, computed, rel_tol=tolerance, abs_tol=1e-300)
+        return alike and (stated == 0) == (computed == 0)  # a delta of 0 is another claim than a tiny one
+    except OverflowError:
+        return False
 
 
 # --- files ---
 
 
 def save(certificate: Certificate, path: Path) -> None:
-    """Writes a certificate to a new file, and its large arrays to another beside it."""
+    """Writes a certificate to a new file, and its large arrays to another file beside it."""
     text, arrays = written(certificate)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

@@ -2,12 +2,12 @@
 
     release(*second_moment(X, norm=1.0), Budget(1.0, 1e-6))
 
-Bounds, centers and edges must be known without the data. Nothing here compares them with it, since a warning would
-depend on the records.
+Bounds, centers and edges must be known without the data. Nothing here compares them with the data, since a warning
+would depend on the records.
 
-That there is at least one record, how many columns there are, and that the data can be read are taken as public. A
-refusal of records (a cell that is no number, NaN or infinite) depends on them and is visible: it names the place and
-the kind of what is wrong, never a cell, a header or a label, and is not covered by any guarantee.
+It is taken as public that there is at least one record, how many columns there are, and that the data can be read. An
+error about the records (a cell that is not a number, NaN or infinite) depends on them, is visible, and is not covered
+by any guarantee. It gives the place and the kind of the problem, never a cell, a header or a label.
 """
 
 from matrixdp.queries.answer import Answer

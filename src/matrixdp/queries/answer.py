@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from matrixdp._check import Array, Shape
 from matrixdp.privacy.records import QUERIES
@@ -36,14 +36,16 @@ class Answer(_Pair):
 
     query: Mapping[str, Any] | None
 
-    def __new__(cls, value: Array, sensitivity: Sensitivity, query: Mapping[str, Any] | None = None) -> Answer:
-        """The pair of value and set; `query` is an attribute beside it."""
+    def __new__(cls, value: Any, sensitivity: Sensitivity, query: Mapping[str, Any] | None = None, **more: Any) -> Self:
+        """The pair of value and set; `query` and the attributes of a subclass (`more`) are stored beside it."""
         answer = super().__new__(cls, value, sensitivity)
-        answer.query = query
+        answer.__dict__.update(more, query=query)
         return answer
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.value, self.sensitivity, self.query
+    @classmethod
+    def of(cls, value: Any, query: Mapping[str, Any], **more: Any) -> Self:
+        """The answer to a registered query, with its set computed as verifying does; `more` are other attributes."""
+        return cls(value, QUERIES[query["name"]](query["parameters"], value.shape), query, **more)
 
     @property
     def shape(self) -> Shape:
@@ -61,7 +63,7 @@ class Answer(_Pair):
 
 
 def query(name: str, **parameters: Any) -> dict[str, Any]:
-    """A query's name and those of its public parameters that were given."""
+    """A query's name and its public parameters, without those that are None."""
     return {"name": name, "parameters": {key: value for key, value in parameters.items() if value is not None}}
 
 
@@ -72,7 +74,7 @@ def with_columns(asked: Mapping[str, Any] | None, columns: Any) -> dict[str, Any
 
 
 def changes(name: str) -> Callable[[C], C]:
-    """Registers how the set of a query follows from the shape of its value and its public parameters."""
+    """Registers the function that computes a query's set from the shape of its value and its public parameters."""
 
     def register(change: C) -> C:
         knows_units = "contributions" in inspect.signature(change).parameters

@@ -1,7 +1,7 @@
-"""What a cell says, whatever it holds: total functions that raise nothing, warn of nothing and keep no cell.
+"""Reading of single cells by total functions: none raises, warns or stores a cell, whatever the cell holds.
 
-A cell may be anything that a source hands out: text, numbers, dates, nothing, or an object of some class. Each function
-returns a plain value, MISSING for a cell that says nothing, or UNEXPECTED for one that does not say what was asked for.
+A cell may be anything that a source returns: text, numbers, dates, None, or an object of some class. Each function
+returns a plain value, MISSING for an empty cell, or UNEXPECTED for one that cannot be read as asked for.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Gap(Enum):
 
 MISSING, UNEXPECTED = Gap
 EPOCH = date(1970, 1, 1).toordinal()
-# Integral decimals up to so many digits are written out; longer ones keep their exponent.
+# Whole decimals of at most this many digits are written out; longer ones keep their exponent.
 DIGITS = 40
-# Databases write "BC" or "(BC)" after days before the year 1, which no column has.
+# Databases write "BC" or "(BC)" after days before the year 1, which no column of dates can hold.
 _ISO_DAY = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](?!.*\bBC\b).*)?", re.ASCII | re.DOTALL)
 
 
 def total(function: Callable[[Any], T]) -> Callable[[Any], T | Gap]:
-    """Makes a function of a plain value total: what is no such value, or makes it raise, is UNEXPECTED."""
+    """Makes a function of a plain value total: any other cell, and any for which it raises, is UNEXPECTED."""
 
     def read(cell: Any) -> T | Gap:
         try:
@@ -49,7 +49,7 @@ def total(function: Callable[[Any], T]) -> Callable[[Any], T | Gap]:
 
 
 def _plain(cell: Any) -> Any:
-    """A bool, int, float, Decimal, str, date or datetime64; text without space around it."""
+    """The cell as a bool, int, float, Decimal, str, date or datetime64; text without surrounding space."""
     if type(cell) is str:
         return unicodedata.normalize("NFC", cell).strip() or MISSING
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
@@ -85,7 +85,7 @@ def _text(cell: Any) -> str | Gap:
 
 
 def _number(cell: Any) -> float | Gap:
-    if isinstance(cell, str) and "_" in cell:  # float() takes 1_000, no other program does
+    if isinstance(cell, str) and "_" in cell:  # float() accepts 1_000, other programs do not
         return UNEXPECTED
     if isinstance(cell, (date, np.datetime64)):
         return UNEXPECTED
@@ -112,7 +112,7 @@ number_of = total(_number)
 """A cell as a number, perhaps infinite; text in the usual decimal or exponential form."""
 
 day_of = total(_day)
-"""A cell as days since 1970-01-01: a date, a time (its own day), or text that begins with an ISO date."""
+"""A cell as days since 1970-01-01: a date, a timestamp (its day), or text that begins with an ISO date."""
 
 
 def day_in(form: str) -> Callable[[Any], int | Gap]:

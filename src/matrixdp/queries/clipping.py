@@ -1,11 +1,11 @@
 """Clipping that enforces a sensitivity.
 
-Clipping is safe in floating point: after it a record obeys its bound in exact arithmetic, whatever its size, and the
-radius of a set is rounded up. Norm clipping therefore stops a few units in the last place short of the norm.
+Clipping is floating-point-safe: a clipped record obeys its bound in exact arithmetic, whatever its size, and the radius
+of a set is rounded up. Norm clipping therefore stops a few units in the last place short of the norm.
 
-A clipped record depends on that record alone, to the last bit, and not on its place, the records beside it, how they
-lie in memory, or the machine: every operation is one that IEEE 754 rounds correctly, entry by entry, and the squares of
-a record are added in a fixed order. `matrixdp.queries.exact_sums` adds clipped records without rounding.
+A clipped record depends on that record alone, to the last bit: not on its position, the other records, the memory
+layout or the machine. Every operation is correctly rounded by IEEE 754, entry by entry, and the squares of a record are
+added in a fixed order. `matrixdp.queries.exact_sums` adds clipped records without rounding.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from matrixdp.errors import InvalidInput
 
 # Squares of bounds, and sums of billions of them, stay far from overflow and underflow inside these limits.
 SMALLEST, LARGEST = 1e-30, 1e30
-# Entries whose norms are computed at a time: half a megabyte, which stays in the cache.
+# How many entries are processed at a time: half a megabyte, which stays in the cache.
 ENTRIES = 1 << 16
-# Scales any float so that its square is finite, and one whose square overflows so that its square does not vanish.
+# Scales any float so that its square is finite; the square of a scaled float does not vanish if it overflowed before.
 FAR = 2.0**-600
 
 
@@ -62,7 +62,7 @@ class Ball:
 
 
 def center_of(center: Any, shape: tuple[int, ...]) -> Array:
-    """A public center of records, near enough to 0 that no record overflows when it is taken off."""
+    """A public center of records, near enough to 0 that no record overflows when it is subtracted."""
     middle = _check.broadcast("center", center, shape)
     if not np.all(np.abs(middle) <= LARGEST):
         raise InvalidInput(f"center must lie within {LARGEST} of 0; rescale the records")
@@ -70,9 +70,9 @@ def center_of(center: Any, shape: tuple[int, ...]) -> Array:
 
 
 def centred(records: Array, low: Any, high: Any) -> Array:
-    """The records clipped to public bounds, which become -1 and 1.
+    """The records clipped to public bounds and mapped so that these become -1 and 1.
 
-    They are clipped first: no record, however large, overflows, since the warning of that would be about it.
+    They are clipped first, so that no record overflows, however large: the warning would reveal it.
     """
     middle, half = (np.asarray(high) + low) / 2, (np.asarray(high) - low) / 2
     scaled: Array = np.clip((np.clip(records, low, high) - middle) / half, -1.0, 1.0)
@@ -81,7 +81,7 @@ def centred(records: Array, low: Any, high: Any) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """Records with low <= entry <= high, one bound for all columns or one each; other entries are moved to a bound."""
+    """Records with low <= entry <= high, one bound for all columns or one per column; other entries are clipped."""
 
     low: Array
     high: Array
@@ -91,7 +91,7 @@ class Box:
         return np.clip(records, self.low, self.high)
 
     def widths(self, adjacency: str, divisor: int = 1) -> Any:
-        """How far one record can move each entry of a sum over the divisor, rounded up: a number, or one per column."""
+        """How far one record can move each entry of a sum divided by the divisor, rounded up; a number or one each."""
         ends = [(Fraction(float(a)), Fraction(float(b))) for a, b in np.broadcast(self.low, self.high)]
         reach = [max(abs(a), abs(b)) if adjacency != REPLACE else b - a for a, b in ends]
         bounds = [at_least(width / divisor) for width in reach]
@@ -142,6 +142,11 @@ def divisor(size: Any, count: int, adjacency: str) -> int:
             "records is private, and dividing by it is not covered by the guarantee. If that number is public, use "
             'adjacency="replace"; if it is not, release queries.sum and a count (queries.histogram) and divide them'
         )
+    return checked_size(size)
+
+
+def checked_size(size: Any) -> int:
+    """A public number to divide by."""
     if not _check.count("size", size) < 2**63:
         raise InvalidInput("size must be below 2^63; it is a number of records")
     return int(size)

@@ -5,17 +5,17 @@ can change it by more than its norm. Here a sum is computed in three steps.
 
 1. Every record is truncated, by itself: its entries are rounded towards zero to whole multiples of a step, the power of
    two at or above the bound times 2^-53 (second moments: 2^-42). No entry and no norm grows, so a clipped record stays
-   within its bound. Only a box, for "replace", can become wider, by less than a step; its width is that of the
+   within its bound. Only a box, under replace, can become wider, by less than a step; its width is that of the
    truncated ends, rounded up.
-2. The multiples are added up as integers. Integers add up exactly, in any order; so the sum depends on the records
-   alone, not on their order, blocks, threads or partitions, and two neighbours' sums differ by one truncated record
+2. The multiples are added as integers. Integer sums are exact in any order, so the sum depends on the records alone,
+   not on their order, blocks, threads or partitions. The sums of two neighbours differ by one truncated record
    (replace: by the difference of two), for any number of records.
-3. The sum, or the sum over a public number, becomes the nearest float: one rounding of relative error 2^-53, which
+3. The sum, or its quotient by a public number, becomes the nearest float: one rounding of relative error 2^-53, which
    `matrixdp.secure.grid.Grid.displacement` and `Covariance.whitening_error` account for.
 
-Truncation moves a sum of n records towards zero by at most n steps per entry, 2e-7 of the bound for a billion records,
-and a second moment by at most twice n steps times the bound, 9e-4 of the squared bound for a billion: far less than the
-noise. It changes the released value, not its privacy.
+Truncation moves a sum of n records by at most n steps per entry: 2e-7 of the bound for a billion records. It moves a
+second moment by at most twice n steps times the bound: 9e-4 of the squared bound for a billion. Both are far less than
+the noise, and change the released value, not its privacy.
 
 The integers are added by floating-point units, which are exact on integers up to 2^53. An entry of a record is written
 as u 2^b + v, with integers u and v of a and b bits and one sign. For sums a = 26, b = 27, so that 2^26 records can be
@@ -50,7 +50,7 @@ Whole = npt.NDArray[np.int64]
 
 SUM_DIGITS = 26, 27
 MOMENT_DIGITS = 21, 21
-"""Bits of an entry of a record: those of u, and those of v."""
+"""The bits of u and of v in an entry of a record."""
 
 ROWS = 512
 """Records in a matrix product, at most."""
@@ -66,7 +66,7 @@ LIMB = 62
 class Integers:
     """An array of integers high * 2^62 + low, 0 <= low < 2^62, that add up exactly.
 
-    A sum of n records has 53 bits and those of n, a second moment 84 and those of n: up to 2^40 records fit.
+    A sum of n records has 53 bits plus those of n, a second moment 84 plus those of n: up to 2^40 records fit.
     """
 
     high: Whole
@@ -100,7 +100,7 @@ def vector(records: Array, bounds: Ball | Box) -> Integers:
 
 
 def vector_value(total: Integers, bounds: Ball | Box, divisor: int) -> Array:
-    """The floats that are nearest to a sum over a divisor."""
+    """The floats nearest to a sum divided by the divisor."""
     return _nearest(total.exact(), divisor, _exponents(bounds) - sum(SUM_DIGITS))
 
 
@@ -114,7 +114,7 @@ def moments(records: Array, ball: Ball) -> Integers:
 
 
 def _moments(records: Array, ball: Ball) -> Integers:
-    """The same of at most GROUP records."""
+    """`moments` of at most GROUP records."""
     columns, shift = records.shape[1], MOMENT_DIGITS[1]
     high, both, low = np.zeros((3, columns + 1, columns), dtype=np.int64)
     for upper, lower in _digits(records, ball, MOMENT_DIGITS):
@@ -129,14 +129,14 @@ def _moments(records: Array, ball: Ball) -> Integers:
 
 
 def moment_value(total: Integers, ball: Ball, divisor: int) -> Array:
-    """The floats that are nearest to a second moment over a divisor."""
+    """The floats nearest to a second moment divided by the divisor."""
     return _symmetric(total[_above(total)].exact(), divisor, ball)
 
 
 def scatter_value(total: Integers, ball: Ball, count: int, divisor: int) -> Array:
-    """The floats that are nearest to the scatter of `count` records about their mean, over a divisor.
+    """The floats nearest to the scatter of `count` records about their mean, divided by the divisor.
 
-    With M for the second moment and s for the sum it is M - s s^T / count, here (count M - s s^T) / count.
+    With M for the second moment and s for the sum the scatter is M - s s^T / count, here (count M - s s^T) / count.
     """
     row, column = _above(total)
     vector = total[-1].exact()
@@ -150,7 +150,7 @@ def _above(total: Integers) -> tuple[Whole, ...]:
 
 
 def _symmetric(numerators: npt.NDArray[np.object_], divisor: int, ball: Ball) -> Array:
-    """The symmetric matrix of the quotients, in units of the records, from what is on and above its diagonal."""
+    """The symmetric matrix of the quotients, in units of the records, from the entries on and above its diagonal."""
     values = _nearest(numerators, divisor, 2 * (_exponents(ball) - sum(MOMENT_DIGITS)))
     columns = math.isqrt(2 * len(values))
     row, column = np.triu_indices(columns)
@@ -171,7 +171,7 @@ def _digits(records: Array, bounds: Ball | Box, bits: tuple[int, int]) -> Iterat
     scale = np.ldexp(1.0, bits[0] - _exponents(bounds))
     height = max(ENTRIES // records.shape[1] // ROWS, 1) * ROWS
     for first in range(0, len(records), height):
-        # column by column in memory, so that what is done to each record runs along all of them
+        # column by column in memory, so that each operation runs over many records at once
         clipped = bounds.clip(np.asfortranarray(records[first : first + height]))
         with np.errstate(under="ignore"):  # what underflows is truncated to 0
             rest = clipped * scale
@@ -182,7 +182,7 @@ def _digits(records: Array, bounds: Ball | Box, bits: tuple[int, int]) -> Iterat
 
 
 def _exponents(bounds: Ball | Box) -> Whole:
-    """The least power of two at or above what an entry can be: one for all columns, or one each."""
+    """The exponent of the least power of two at or above any entry: one for all columns, or one per column."""
     reach = bounds.norm if isinstance(bounds, Ball) else np.maximum(np.abs(bounds.low), np.abs(bounds.high))
     return np.asarray(np.frexp(np.nextafter(reach, 0.0))[1])
 

@@ -24,8 +24,8 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
 
     Args:
         records: see `load`; one column, or two for a two-dimensional histogram.
-        edges: the borders of the cells, increasing; a pair of such arrays for two columns. A cell holds its lower
-            border and not its upper one, but the last cell holds both. Records outside the grid are not counted.
+        edges: the borders of the cells, increasing; a pair of such arrays for two columns. A cell includes its lower
+            border but not its upper one; the last cell includes both. Records outside the grid are not counted.
         columns: which columns to use; all by default.
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
 
@@ -50,7 +50,7 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
     cells = np.ravel_multi_index(tuple(place[inside] for place in places), shape)
     counts = np.bincount(cells, minlength=int(np.prod(shape))).reshape(shape)
     asked["parameters"]["edges"] = borders
-    return Answer(counts.astype(np.float64), change_in_histogram(shape, **asked["parameters"]), asked)
+    return Answer.of(counts.astype(np.float64), asked)
 
 
 def cells_of(rows: Array, borders: list[Array]) -> tuple[list[Cells], npt.NDArray[np.bool_]]:
@@ -66,14 +66,14 @@ def cells_of(rows: Array, borders: list[Array]) -> tuple[list[Cells], npt.NDArra
 
 @changes("histogram")
 def change_in_histogram(shape: Shape, *, edges: Any, adjacency: str, columns: Any = None) -> Counts:
-    """One cell changes by 1 when a record comes or goes, two when it moves."""
+    """One cell changes by 1 when a record is added, removed or zeroed out; two cells when it is replaced."""
     if shape != tuple(len(border) - 1 for border in edges):
         raise InvalidInput(f"edges must be those of {' x '.join(map(str, shape))} cells")
     return Counts(2 if adjacency == REPLACE else 1, adjacency=adjacency)
 
 
 def grid_counts(records: Array, low: Array, high: Array, steps: int, adjacency: str) -> Answer:
-    """How many records lie in each step of each feature's range, one row per feature.
+    """How many records are in each step of each feature's range, one row per feature.
 
     Guarantee: a record changes one cell of each row by 1 (replace: two cells).
     """
@@ -81,7 +81,7 @@ def grid_counts(records: Array, low: Array, high: Array, steps: int, adjacency: 
     places = np.minimum((share * steps).astype(np.int64), steps - 1)
     value = np.stack([np.bincount(column, minlength=steps) for column in places.T]).astype(np.float64)
     asked = query("grid-counts", low=low, high=high, steps=steps, adjacency=checked(adjacency))
-    return Answer(value, change_in_grid_counts(value.shape, **asked["parameters"]), asked)
+    return Answer.of(value, asked)
 
 
 @changes("grid-counts")

@@ -38,10 +38,10 @@ def identity(
         columns: which columns to use, when records are rows; all by default.
         adjacency: REPLACE or ZERO_OUT; another number of records would be a matrix of another shape.
 
-    Guarantee: replacing one record changes one row (column) of the value, by at most high - low in each entry, or by
-        at most 2 norm in norm; zeroing it out, by at most max(|low|, |high|), or norm. This holds provided that each
-        record keeps its row: their order must not depend on what is in them. Shuffle records that were sorted by a
-        column first. Nothing here checks the order: a warning would depend on the records.
+    Guarantee: replacing one record changes one row (column) of the value, by at most high - low in each entry, or by at
+        most twice `norm` in norm; zeroing it out, by at most max(|low|, |high|), or `norm`. This holds only if each
+        record keeps its row: the order of the records must not depend on their content. Shuffle records that were
+        sorted by a column first. The order is not checked, since a warning would depend on the records.
 
     Example:
         >>> from matrixdp.queries import identity
@@ -64,8 +64,7 @@ def identity(
     asked = query(
         "identity", columns=columns, norm=norm, low=low, high=high, records_are=records_are, adjacency=adjacency
     )
-    value = clipped if upright else np.ascontiguousarray(clipped.T)
-    return Answer(value, change_in_records(value.shape, **asked["parameters"]), asked)
+    return Answer.of(clipped if upright else np.ascontiguousarray(clipped.T), asked)
 
 
 @changes("identity")
@@ -79,7 +78,7 @@ def change_in_records(
     high: Any = None,
     columns: Any = None,
 ) -> Sensitivity:
-    """One line changes; in a box only its widths count, and these are rounded up."""
+    """One row or column changes; for a box only its widths matter, which are rounded up."""
     line, width = (OneRow, shape[1]) if records_are == "rows" else (OneColumn, shape[0])
     bounds = region(norm, low, high, width)
     if isinstance(bounds, Ball):

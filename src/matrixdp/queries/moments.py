@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -18,9 +19,9 @@ from matrixdp.queries.sparse import sparse_sum
 from matrixdp.sensitivity import L1, RankOne
 
 STEP = 2.0**-16
-"""Products of entries are rounded to whole multiples of this, where their sums get discrete noise."""
+"""Products of entries are rounded to whole multiples of this if their sums get discrete noise."""
 
-# Rows whose products are held at a time.
+# How many rows have their products in memory at a time.
 _ROWS = 1 << 14
 
 
@@ -34,7 +35,7 @@ def second_moment(
     average: bool = False,
     size: int | None = None,
 ) -> Answer:
-    """X^T X, for the matrix X with a clipped record in each row.
+    """X^T X, for the matrix X with one clipped record per row.
 
     Args:
         records: see `load`.
@@ -45,8 +46,8 @@ def second_moment(
         size: a public number to divide by, when averaging; ADD_REMOVE needs it.
 
     Guarantee: a neighbour changes the value by x x^T (replace: x x^T - y y^T), with x and y of norm at most `norm`,
-        divided as the value is, for any number of records: nothing but the final sum is rounded, and the certificate
-        covers that (see `matrixdp.queries.exact_sums`).
+        divided by the same number as the value. This holds for any number of records: only the final sum is rounded,
+        and the certificate covers that (see `matrixdp.queries.exact_sums`).
 
     Example:
         >>> from matrixdp.queries import second_moment
@@ -61,13 +62,14 @@ def second_moment(
     divisor = clipping.divisor(size, len(rows), adjacency) if average else 1
     asked = query("second-moment", columns=columns, norm=norm, adjacency=adjacency, size=divisor)
     value = exact_sums.moment_value(exact_sums.moments(rows, ball), ball, divisor)
-    return Answer(value, change_in_moment(value.shape, **asked["parameters"]), asked)
+    return Answer.of(value, asked)
 
 
 @changes("second-moment")
 def change_in_moment(shape: Shape, *, norm: float, adjacency: str, size: int = 1, columns: Any = None) -> RankOne:
-    """What a neighbour can change in the second moment of clipped records, over the size."""
-    return RankOne(clipping.root_at_least(Fraction(clipping.Ball(norm).norm) ** 2 / size), adjacency)
+    """What a neighbour can change in the second moment of clipped records divided by the size."""
+    square = Fraction(clipping.Ball(norm).norm) ** 2 / clipping.checked_size(size)
+    return RankOne(clipping.root_at_least(square), adjacency)
 
 
 @takes_relation
@@ -84,13 +86,13 @@ def covariance(
 
     Args:
         records: see `load`.
-        norm: the largest norm of a record, counted from the center if there is one and from 0 if there is none.
+        norm: the largest distance of a record from the center, or from 0 without a center.
         columns: which columns to use; all by default.
-        adjacency: which data sets are neighbours; REPLACE where the number of records is public, and ZERO_OUT, about a
-            public center alone.
+        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE where the number of records is public, or
+            ZERO_OUT, only with a center.
         center: a vector known without the data. A good one allows a smaller norm; at the same norm the noise has a
             quarter of the std that it has without a center.
-        size: a public number to divide by; the number of records by default, where that is public.
+        size: a public number to divide by; ADD_REMOVE needs it. The number of records by default.
 
     Guarantee: with a center, that of the averaged second moment of x - center. Without one, write m for the mean of n
         clipped records, |m| <= r, S for their scatter sum (x_i - m)(x_i - m)^T, and r for the norm. One more record x
@@ -101,10 +103,10 @@ def covariance(
         the first term from the n old records, the second from the new one. As |x - m| <= 2r, add/remove changes S by
         +-u u^T with |u| < 2r. Replacing x by y is to remove x and add y to the same n - 1 records, with mean m':
         (n - 1)/n ((x - m')(x - m')^T - (y - m')(y - m')^T). So the sets are RankOne(2r/sqrt(size)), and
-        RankOne(2r sqrt((n - 1)/n)/sqrt(size), REPLACE); n = size unless given. Both radii are needed: records at
-        -r and one at r attain the second, and approach the first as n grows. (The replace set is not tight in Frobenius
-        norm: it holds orthogonal pairs of length 2r, which no records reach.) The scatter is computed without rounding,
-        as in `second_moment`.
+        RankOne(2r sqrt((n - 1)/n)/sqrt(size), REPLACE), with size = n unless given. Neither radius can be smaller:
+        records at -r and one at r attain the second, and approach the first as n grows. (The replace set is not tight
+        in Frobenius norm: it contains orthogonal pairs of length 2r, which no records reach.) The scatter is computed
+        without rounding, as in `second_moment`.
 
     Example:
         >>> from matrixdp import Budget, queries, release
@@ -123,11 +125,11 @@ def covariance(
     else:
         value = exact_sums.scatter_value(exact_sums.moments(rows, ball), ball, len(rows), divisor)
     asked = covariance_query(columns, norm, adjacency, center, divisor, len(rows))
-    return Answer(value, change_in_covariance(value.shape, **asked["parameters"]), asked)
+    return Answer.of(value, asked)
 
 
 def covariance_query(columns: Any, norm: float, adjacency: str, center: Any, size: int, records: int) -> dict[str, Any]:
-    """The record of a covariance; the number of records is in it where it counts, and is public."""
+    """The query of a covariance, with the number of records if the set depends on it; that number is then public."""
     counted = records if center is None and adjacency == REPLACE else None
     return query(
         "covariance", columns=columns, norm=norm, adjacency=adjacency, center=center, size=size, records=counted
@@ -145,7 +147,7 @@ def change_in_covariance(
     records: int = 0,
     columns: Any = None,
 ) -> RankOne:
-    """What a neighbour can change in the scatter of clipped records about the center or their mean, over the size.
+    """What a neighbour can change in the scatter of clipped records about a center or their mean, divided by the size.
 
     Guarantee: see `covariance`.
     """
@@ -154,16 +156,17 @@ def change_in_covariance(
     if adjacency == ZERO_OUT:
         raise InvalidInput("adjacency must be add/remove or replace for a covariance about the mean; or give a center")
     if adjacency == REPLACE and records < 2:
-        raise InvalidInput("covariance needs at least 2 records, or a center: about its own mean one record has none")
+        raise InvalidInput("covariance needs at least 2 records, or a center: one record does not vary about its mean")
     share = Fraction(1) if adjacency == ADD_REMOVE else Fraction(records - 1, records)
-    return RankOne(clipping.root_at_least(4 * share * Fraction(clipping.Ball(norm).norm) ** 2 / size), adjacency)
+    square = 4 * share * Fraction(clipping.Ball(norm).norm) ** 2 / clipping.checked_size(size)
+    return RankOne(clipping.root_at_least(square), adjacency)
 
 
 @takes_relation
 def moment_entries(records: Any, *, norm: float, columns: Any = None, adjacency: str = ADD_REMOVE) -> Answer:
     """The entries of X^T X / norm^2 on and above its diagonal, row by row: for noise that keeps delta = 0.
 
-    Each product of two entries is rounded to a whole multiple of `STEP`. `full_matrix` makes the matrix of a release.
+    Each product of two entries is rounded to a whole multiple of `STEP`. `full_matrix` turns a release into the matrix.
 
     Args:
         records: see `load`.
@@ -184,22 +187,21 @@ def moment_entries(records: Any, *, norm: float, columns: Any = None, adjacency:
     """
     asked = query("moment-entries", columns=columns, norm=norm, adjacency=checked(adjacency))
     rows = clipping.Ball(norm).clip(load(records, columns)) / norm
-    value = summed_products(rows, (rows.shape[1] + 1) / 2)
-    return Answer(value, change_in_moment_entries(value.shape, **asked["parameters"]), asked)
+    return Answer.of(summed_products(rows, (rows.shape[1] + 1) / 2), asked)
 
 
 @changes("moment-entries")
 def change_in_moment_entries(shape: Shape, *, norm: float, adjacency: str, columns: Any = None) -> L1:
     """What a neighbour can change; see `moment_entries`."""
     clipping.Ball(norm)
-    sides = round(np.sqrt(2 * shape[0] + 0.25) - 0.5)
+    sides = _side(shape[0])
     if shape != (sides * (sides + 1) // 2,):
         raise InvalidInput(f"the value must have the entries of half a matrix, not the shape {shape}")
     return L1((sides + 1) / 2 * (2 if adjacency == REPLACE else 1), None, adjacency, step=STEP)
 
 
 def summed_products(rows: Array, radius: float, shift: Any = 0.0) -> Array:
-    """The sums of all products of two entries of a row, less the shift, each clipped to the radius in l1."""
+    """The sum over the rows of all products of two entries minus the shift, each row's clipped to the radius in l1."""
     first, second = np.triu_indices(rows.shape[1])
     total = np.zeros(len(first))
     for start in range(0, len(rows), _ROWS):
@@ -211,7 +213,12 @@ def summed_products(rows: Array, radius: float, shift: Any = 0.0) -> Array:
 
 def full_matrix(entries: Array) -> Array:
     """The symmetric matrix with these entries on and above its diagonal."""
-    sides = round(np.sqrt(2 * len(entries) + 0.25) - 0.5)
+    sides = _side(len(entries))
     matrix = np.zeros((sides, sides))
     matrix[np.triu_indices(sides)] = entries
     return np.asarray(matrix + np.triu(matrix, 1).T)
+
+
+def _side(entries: int) -> int:
+    """How many rows a symmetric matrix has, from the number of entries on and above its diagonal."""
+    return (math.isqrt(8 * entries + 1) - 1) // 2

@@ -1,7 +1,7 @@
 """Records from an array, a data frame or a file, as a matrix with one record per row.
 
-Errors name the place and the kind of what is wrong, and never quote a cell, a header or a row's label: messages end up
-in logs, cells are private, and what was taken for a header or a label may be a cell.
+Errors give the place and the kind of the problem, and never quote a cell, a header or a row's label: messages end up in
+logs, cells are private, and what was taken for a header or a label may be a cell.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from matrixdp.errors import InvalidInput, MatrixDPError
 if TYPE_CHECKING:
     import pandas
 
-Order = Literal["C", "K"]  # row by row in memory, or as it comes
+Order = Literal["C", "K"]  # row by row in memory, or as given
 REMEDY = "drop or fill such records before the query, or choose other columns"
 FIRST = "matrixdp: position of the first row"
-"""The attribute of a data frame that is part of a larger one; rows are counted from there."""
+"""The attribute of a data frame that is part of a larger one: row numbers in messages start from it."""
 
 
 def load(records: Any, columns: Any = None) -> Array:
@@ -35,15 +35,15 @@ def load(records: Any, columns: Any = None) -> Array:
     Args:
         records: an array with a record in each row (one dimension means one column), a pandas DataFrame or Series, or
             the path of a .csv, .npy or .parquet file. Booleans count as 0 and 1. A CSV file is separated by commas, in
-            UTF-8; if its first line holds numbers only it has no header, if it holds none it is the header, and a mix
-            of both is refused, since it may be a header or a damaged record.
+            UTF-8. A first line of numbers only is a record, and one without numbers is the header. A mix of both is
+            refused, since it may be a header or a damaged record.
         columns: which columns to read, by name (data frames, CSV files with a header, Parquet files) or by position
             from 0; all by default. Columns that are not read may hold anything.
 
     Raises:
         InvalidInput: if anything is missing, not a number or not finite. The message gives the file and line (CSV, as
-            an editor counts) or the row, and the column, both by position from 0. That there is a refusal, and where,
-            depends on the records and is visible to whoever sees the error: no guarantee covers it.
+            an editor counts) or the row, and the column, both by position from 0. Whether and where there is an error
+            depends on the records and is visible to whoever sees it: no guarantee covers that.
 
     Example:
         >>> import pandas
@@ -56,8 +56,8 @@ def load(records: Any, columns: Any = None) -> Array:
 
 
 def read(records: Any, columns: Any = None, order: Order = "K") -> Array:
-    """`load`, but by default in the records' own memory order, perhaps column by column."""
-    # A data frame can only come from a pandas that was imported already, so arrays do not have to pay for the import.
+    """`load`, but by default in the memory order of the records, which may be column by column."""
+    # Records can be a data frame only if pandas was imported already, so arrays do not pay for the import.
     loaded_pandas = sys.modules.get("pandas")
     if isinstance(records, (str, Path)):
         return _from_file(Path(records), columns)
@@ -147,7 +147,7 @@ def _from_parquet(path: Path, columns: Any) -> Array:
 
 
 def _from_frame(frame: pandas.DataFrame, positions: Sequence[int], source: str, order: Order = "C") -> Array:
-    """The chosen columns of a data frame; `positions` are theirs among all."""
+    """The chosen columns of a data frame; `positions` are their positions among all columns."""
     first = frame.attrs.get(FIRST, 0)
     values = np.empty((len(frame), len(positions)), order="C" if order == "C" else "F")
     for target, position in enumerate(positions):
@@ -278,7 +278,7 @@ def _position(names: Sequence[Any], item: Any, source: str, listed: bool = True)
             return int(item)
     asked = repr(item) if listed and type(item) is str else _check.shown(item) if listed else _check.kind(item)
     ways = "by name" if numbered and not isinstance(names, range) else f"by position 0 to {len(names) - 1}, or by name"
-    raise InvalidInput(f"columns: {source} has no column {asked}; it has {len(names)} columns, to be given {ways}")
+    raise InvalidInput(f"columns: {source} has no column {asked}; it has {len(names)} columns, chosen {ways}")
 
 
 def _complete(values: Array, positions: Sequence[int], place: Callable[[int], str], source: str) -> Array:

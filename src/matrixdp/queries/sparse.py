@@ -14,7 +14,7 @@ from matrixdp.queries.answer import Answer, changes, query
 from matrixdp.queries.records import load
 from matrixdp.sensitivity import L1
 
-# Of steps in the radius, so that 2^32 records add up in 64 bits.
+# The most steps in the radius, so that 2^32 records add up in 64 bits.
 _MOST_STEPS = 2.0**31
 
 
@@ -33,13 +33,13 @@ def sparse_sum(
     Args:
         records: see `load`.
         radius: the most that the entries of a record may add up to, in absolute value; longer records are scaled down.
-        largest_entry: the largest absolute value of an entry; larger ones are cut before. The radius by default.
+        largest_entry: the largest absolute value of an entry; larger entries are clipped first. The radius by default.
         step: entries are rounded towards zero to whole multiples of this power of two; 1 for counts.
         columns: which columns to use; all by default.
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
 
     Guarantee: a neighbour changes the sum by at most `radius` in l1 and `largest_entry` in each entry (replace: twice
-        that), by whole multiples of the step; sums are integers, and exact. So discrete noise pays for no rounding.
+        that), by whole multiples of the step. Sums are exact, so discrete noise needs no allowance for rounding.
 
     Example:
         >>> from matrixdp.queries import sparse_sum
@@ -65,7 +65,7 @@ def sparse_sum(
 def change_in_sparse_sum(
     shape: Shape, *, radius: Any, adjacency: str, step: Any, largest_entry: Any = None, columns: Any = None
 ) -> L1:
-    """One record comes or goes, or one takes the place of another."""
+    """The l1 ball of one record; twice its size under replace."""
     one, records = L1(radius, largest_entry, adjacency, step=step), 2.0 if adjacency == REPLACE else 1.0
     if not one.radius / step <= _MOST_STEPS:
         raise InvalidInput(f"radius must be at most 2^31 steps, got {one.radius:g} and step {step:g}; use larger steps")
@@ -73,7 +73,7 @@ def change_in_sparse_sum(
 
 
 def _clipped(rows: Array, one: L1, step: float) -> npt.NDArray[np.int64]:
-    """Each record in whole steps: entries at most the largest, and together at most the radius, in integers."""
+    """Each record in whole steps, as integers that obey the bound on each entry and on their sum."""
     sizes = np.abs(rows) if one.bound is None else np.minimum(np.abs(rows), one.bound)
     with np.errstate(over="ignore"):  # what overflows is too long
         too_long = np.sum(sizes, axis=1) > one.radius

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from matrixdp._check import Shape
+from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
 from matrixdp.queries import clipping, exact_sums
 from matrixdp.queries.answer import Answer, changes, query
-from matrixdp.queries.clipping import Ball
+from matrixdp.queries.clipping import Ball, Box
 from matrixdp.queries.records import read
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
@@ -36,9 +37,9 @@ def sum(
         columns: which columns to use; all by default.
         adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
 
-    Guarantee: a neighbour changes the sum by norm at most `norm` (replace: twice that), or each entry by at most
-        max(|low|, |high|) (replace: high - low, rounded up), for any number of records: nothing but the final sum
-        is rounded, and the certificate covers that (see `matrixdp.queries.exact_sums`).
+    Guarantee: a neighbour changes the sum by a vector of norm at most `norm` (replace: twice that), or each entry by at
+        most max(|low|, |high|) (replace: high - low, rounded up). This holds for any number of records: only the final
+        sum is rounded, and the certificate covers that (see `matrixdp.queries.exact_sums`).
 
     Example:
         >>> from matrixdp import Budget, queries, release
@@ -49,8 +50,7 @@ def sum(
     asked = query("sum", columns=columns, norm=norm, low=low, high=high, adjacency=checked(adjacency))
     rows = read(records, columns)
     bounds = clipping.region(norm, low, high, rows.shape[1])
-    change = change_in_mean(rows.shape[1:], **asked["parameters"])
-    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, 1), change, asked)
+    return _summed(rows, bounds, 1, asked)
 
 
 @takes_relation
@@ -73,8 +73,8 @@ def mean(
         high: the largest value of an entry, likewise.
         columns: which columns to use; all by default.
         adjacency: which data sets are neighbours; REPLACE and ZERO_OUT where the number of records is public.
-        size: what to divide by, a constant known without the data: the result is a mean only as far as it is the
-            number of records. It may be left out, and is then that number, where that is public.
+        size: what to divide by, a constant known without the data; ADD_REMOVE needs it. The number of records by
+            default; with any other size the result is that sum over `size`, and not the mean.
 
     Guarantee: that of `sum`, divided by the same number.
 
@@ -89,7 +89,11 @@ def mean(
     bounds = clipping.region(norm, low, high, rows.shape[1])
     divisor = clipping.divisor(size, len(rows), adjacency)
     asked = query("mean", columns=columns, norm=norm, low=low, high=high, adjacency=adjacency, size=divisor)
-    change = change_in_mean(rows.shape[1:], **asked["parameters"])
+    return _summed(rows, bounds, divisor, asked)
+
+
+def _summed(rows: Array, bounds: Ball | Box, divisor: int, asked: Mapping[str, Any]) -> Answer:
+    change = change_in_mean(rows.shape[1:], **asked["parameters"])  # refuses bounds too small for exact sums
     return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, divisor), change, asked)
 
 
@@ -105,11 +109,11 @@ def change_in_mean(
     size: int = 1,
     columns: Any = None,
 ) -> Sensitivity:
-    """What one record can change in the sum of clipped and truncated records over the size."""
-    bounds = clipping.region(norm, low, high, shape[0])
+    """What one record can change in the sum of clipped and truncated records divided by the size."""
+    bounds, size = clipping.region(norm, low, high, shape[0]), clipping.checked_size(size)
     if isinstance(bounds, Ball):
         records = 2 if adjacency == REPLACE else 1
         return Frobenius(clipping.at_least(records * Fraction(bounds.norm) / size), adjacency)
-    # Truncation can make a box wider, by less than a step: if it moves only the end that is nearer to zero.
+    # Truncation can widen a box, by less than a step, if it moves only the end that is nearer to zero.
     widths = (box.widths(adjacency, size) for box in (bounds, exact_sums.truncated(bounds)))
     return Entrywise(np.maximum(*widths), adjacency)

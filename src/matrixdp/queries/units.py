@@ -1,13 +1,13 @@
 """The unit of privacy: whose rows a guarantee covers, and how many of them count.
 
-A unit is everybody with the same id. At most `contributions` rows of a unit count; which, is drawn at random in secret,
-each choice of rows alike. Other units' rows have no part in that draw. Rows without an id do not count: taken as units
-of their own, they could be many rows of one person.
+A unit is whoever has an id, with all rows of that id. At most `contributions` of these rows count, chosen uniformly at
+random and in secret, independently of other units' rows. Rows without an id do not count: if each were a unit, one
+person could have many.
 
 Guarantee: let D' be D without all rows of one unit. Couple the draws of both so that every other unit keeps the same
 rows. Then the rows that count differ by at most `contributions` rows, all of that unit. A release that is
-(epsilon, delta)-differentially private for such a difference is so for D and D', since the hockey-stick divergence is
-jointly convex and the draw is independent of the noise.
+(epsilon, delta)-differentially private for such a difference is also private for D and D', since the hockey-stick
+divergence is jointly convex and the choice of rows is independent of the noise.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from matrixdp.errors import InvalidInput
 from matrixdp.queries import cells
 from matrixdp.queries.answer import Answer, query
 from matrixdp.queries.cells import Gap
+from matrixdp.queries.clipping import at_least
 from matrixdp.secure.entropy import Key
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, RankOne, Sensitivity
 
 Ids = npt.NDArray[np.int64]
 
 NO_UNIT = -1
-"""The id of rows that are left out for want of one."""
+"""The number of rows without an id, which are left out."""
 
-# Rows that are kept before those that cannot count are dropped.
+# How many rows are kept before those that can no longer count are dropped.
 KEPT = 1 << 22
 MOST_CONTRIBUTIONS = 1 << 20
 
 
 class Numbering:
-    """Numbers for the ids of units, as they come: equal texts, with no space around them, are one unit."""
+    """Numbers the ids of units in the order of their appearance; ids with the same stripped text are one unit."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -55,10 +56,10 @@ class Numbering:
 
 
 def listed(ids: Any) -> list[Any]:
-    """The ids by the places of their rows, whatever the labels of an index say.
+    """The ids in the order of the rows, whatever the labels of an index are.
 
     Raises:
-        InvalidInput: for what does not have one id per row, in order.
+        InvalidInput: unless there is an ordered sequence of ids.
     """
     unordered = not hasattr(ids, "__len__") or isinstance(ids, (str, bytes, Mapping, Set))
     if unordered or getattr(ids, "ndim", 1) != 1:  # a table would list its columns
@@ -67,7 +68,7 @@ def listed(ids: Any) -> list[Any]:
 
 
 class Selection:
-    """At most so many rows of each unit, drawn in secret; memory is that of the rows that can still count."""
+    """At most `contributions` rows of each unit, chosen in secret; it keeps only rows that can still be chosen."""
 
     def __init__(self, contributions: int, key: Key | None = None) -> None:
         self._contributions = contributions
@@ -76,7 +77,7 @@ class Selection:
         self._rows = 0
 
     def add(self, units: Ids, rows: npt.NDArray[Any]) -> None:
-        """Takes rows, the first axis, of these units."""
+        """Adds rows (along the first axis), with the unit of each."""
         if not len(units):
             return
         ranks = np.empty(len(units), dtype=np.uint64)
@@ -88,12 +89,12 @@ class Selection:
             self._keep()
 
     def rows(self) -> npt.NDArray[Any] | None:
-        """The rows that count, in no order that means anything; None if no row was taken."""
+        """The rows that count, in no meaningful order; None if no row was added."""
         self._keep()
         return self._parts[0][2] if self._parts else None
 
     def _keep(self) -> None:
-        """The rows with the least ranks of each unit: a uniform choice, as ranks are independent and uniform."""
+        """Keeps each unit's rows with the smallest ranks: a uniform choice, as ranks are independent and uniform."""
         if not self._parts:
             return
         units, ranks, rows = (np.concatenate(part) for part in zip(*self._parts, strict=True))
@@ -107,10 +108,10 @@ class Selection:
 
 
 def chosen_rows(ids: Sequence[Any], contributions: int) -> Ids:
-    """The places of the rows that count: at most so many of each unit, drawn in secret; private, as the ids are.
+    """The positions of the rows that count: a few of each unit, chosen in secret; as private as the ids.
 
     Args:
-        ids: whose each row is; rows without an id do not count.
+        ids: the unit of each row; rows without an id do not count.
         contributions: how many rows of a unit count.
 
     Example:
@@ -127,16 +128,16 @@ def chosen_rows(ids: Sequence[Any], contributions: int) -> Ids:
 
 
 def bounded(records: npt.ArrayLike, ids: Sequence[Any], contributions: int) -> npt.NDArray[Any]:
-    """At most so many records of each unit, for queries on records that have ids.
+    """At most `contributions` records of each unit, for queries on records that have ids.
 
     Args:
         records: an array, one record per row.
-        ids: whose each record is; records without one are left out.
+        ids: the unit of each record; records without one are left out.
         contributions: how many records of a unit count.
 
-    Guarantee: without all records of one unit, the result differs by at most `contributions` records. So the set of a
-        query on the result must be that of so many records, as `by_unit` states it. The number of records that are left
-        is as private as they are.
+    Guarantee: removing all records of one unit changes the result by at most `contributions` records. So a query on the
+        result needs the set of that many records, as `by_unit` states it. The number of records in the result is
+        private too.
 
     Example:
         >>> from matrixdp.queries import bounded
@@ -146,19 +147,19 @@ def bounded(records: npt.ArrayLike, ids: Sequence[Any], contributions: int) -> n
     """
     rows, places = _check.array_of("records", records), listed(ids)
     if rows.ndim == 0 or len(rows) != len(places):
-        raise InvalidInput(f"ids must be as many as the records, got {len(places)} for {_check.kind(rows)}")
+        raise InvalidInput(f"ids must have one entry per record, got {len(places)} for {_check.kind(rows)}")
     return np.asarray(rows[chosen_rows(places, contributions)])
 
 
 def by_unit(
     asked: Callable[..., Answer], records: npt.ArrayLike, ids: Sequence[Any], contributions: int, **options: Any
 ) -> Answer:
-    """A query on records that have ids, with a set for units.
+    """A query on records that have ids, with the sensitivity set of a unit.
 
     Args:
         asked: a query of `matrixdp.queries`.
         records: an array, one record per row.
-        ids: whose each record is; records without one are left out.
+        ids: the unit of each record; records without one are left out.
         contributions: how many records of a unit count.
         **options: of the query; its adjacency is add/remove.
 
@@ -171,12 +172,12 @@ def by_unit(
         Frobenius(radius=10.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     rows = _check.array_of("records", records)
-    of_units(asked(_example(rows), **options), contributions)  # what is refused is refused whoever has an id
+    of_units(asked(_example(rows), **options), contributions)  # so that no refusal depends on the ids
     return of_units(answered(asked, bounded(rows, ids, contributions), **options), contributions)
 
 
 def answered(asked: Callable[..., Answer], rows: npt.NDArray[Any], *arguments: Any, **options: Any) -> Answer:
-    """A query's answer, also where no row is left: under add/remove this is zero, and not an error that can be seen."""
+    """A query's answer, also if no row is left: under add/remove that is zero, since an error would reveal it."""
     if len(rows):
         return asked(rows, *arguments, **options)
     answer = asked(_example(rows), *arguments, **options)
@@ -184,17 +185,17 @@ def answered(asked: Callable[..., Answer], rows: npt.NDArray[Any], *arguments: A
 
 
 def _example(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Two rows of the same kind, without what is in them."""
+    """Two rows of zeros of the same type."""
     return np.zeros((2, *rows.shape[1:]), dtype=rows.dtype)
 
 
 def of_units(answer: Answer, contributions: int) -> Answer:
-    """An answer from bounded records, with the set of so many records of a unit.
+    """An answer from bounded records, with the set of that many records of a unit.
 
-    Guarantee: records come or go one by one, so the difference is a sum of k members of the set of one record. For a
-        convex set that is a member of k times the set. Counts in c cells by 1 add up to at most c k in all, and k in
-        one cell. Second moments, all added or all removed, add up to a semidefinite matrix of trace at most k r^2: a
-        mixture of such x x^T with |x| = sqrt(k) r, and mu is convex.
+    Guarantee: adding or removing k records one by one changes the value by a sum of k members of the set of one record.
+        For a convex set that is a member of k times the set. Counts that change in c cells by 1 per record add up to at
+        most c k in all, and k in one cell. Second moments, all added or all removed, add up to a semidefinite matrix of
+        trace at most k r^2: a mixture of matrices x x^T with |x| <= sqrt(k) r, and mu is convex.
     """
     rows = checked_contributions(contributions)
     assert answer.query is not None
@@ -203,14 +204,14 @@ def of_units(answer: Answer, contributions: int) -> Answer:
 
 
 def several(one: Sensitivity, rows: int) -> Sensitivity:
-    """The set of so many records that are all added or all removed, from that of one; see `of_units`."""
+    """The set of several records that are all added or all removed, from that of one; see `of_units`."""
     check_added(one.adjacency)
     if isinstance(one, Frobenius):
-        return Frobenius(_up(rows * Fraction(one.radius)))
+        return Frobenius(at_least(rows * Fraction(one.radius)))
     if isinstance(one, Entrywise):
         return Entrywise(np.nextafter(np.asarray(one.bound, dtype=np.float64) * rows, np.inf))
     if isinstance(one, RankOne):
-        return RankOne(_up(Fraction(math.sqrt(rows)) * Fraction(one.radius)) * (1 + 1e-15))
+        return RankOne(at_least(Fraction(math.sqrt(rows)) * Fraction(one.radius)) * (1 + 1e-15))
     if isinstance(one, Counts) and one.bound == 1:
         return one if rows == 1 else L1(one.cells * rows, rows if one.cells > 1 else None, step=1)
     if isinstance(one, L1):
@@ -219,18 +220,13 @@ def several(one: Sensitivity, rows: int) -> Sensitivity:
 
 
 def check_added(adjacency: str) -> None:
-    """Raises InvalidInput for units of another adjacency than add/remove."""
+    """Raises InvalidInput unless the adjacency is add/remove."""
     if checked(adjacency) != ADD_REMOVE:
         raise InvalidInput(f"adjacency must be add/remove for units with several records, got {adjacency}")
 
 
-def _up(exact: Fraction) -> float:
-    found = float(exact)
-    return found if Fraction(found) >= exact else math.nextafter(found, math.inf)
-
-
 def checked_contributions(contributions: Any) -> int:
-    """How many rows of a unit count, if that can be."""
+    """How many rows of a unit count; raises InvalidInput unless it is a whole number in range."""
     most = _check.count("contributions", contributions)
     if not most <= MOST_CONTRIBUTIONS:
         raise InvalidInput(f"contributions must be at most {MOST_CONTRIBUTIONS}, got {most}")

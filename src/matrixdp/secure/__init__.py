@@ -1,1 +1,1 @@
-"""How noise is drawn: entropy, exact tables on grids, and the kernels for processors and CUDA devices."""
+"""How noise is drawn: entropy, exact tables on grids, and the kernels for CPUs and CUDA devices."""

@@ -1,8 +1,8 @@
 """Grid noise on a CUDA device: the tables of grid.py, words from ChaCha20, one Triton kernel.
 
 Every lane makes one ChaCha20 block (eight 64-bit words) per level and turns it into noise for eight entries. The key of
-a release is expanded for this purpose alone; lane and level are the block counter, so no word is used twice. Its
-highest bit marks the blocks that break ties, where a word has met its threshold exactly.
+a release is expanded for this purpose alone. The block counter is made of lane and level, so no word is used twice; its
+highest bit marks the blocks that break ties, where a word equals its threshold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matrixdp.secure.entropy import Key
 from matrixdp.secure.grid import COLUMNS, REFINEMENT, SIGN_BIT, Grid
 
 LANES = 128
-"""Lanes of a program; a program serves eight entries per lane."""
+"""Lanes per program; each lane draws eight entries."""
 
 _COLUMN = tl.constexpr(COLUMNS - 1)
 _SIGN = tl.constexpr(SIGN_BIT)
@@ -48,7 +48,7 @@ def _quarter(a, b, c, d):
 def _look_up(low, high, table):
     """One word to K, as in kernels.py, and whether it meets its threshold.
 
-    The upper 52 bits go against the threshold, the lower 11 are the column.
+    The upper 52 bits are compared with the threshold, the lower 11 are the column.
     """
     word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
     column = tl.load(table + (low & _COLUMN).to(tl.int32)).to(tl.uint64, bitcast=True)
@@ -60,7 +60,7 @@ def _look_up(low, high, table):
 
 @triton.jit
 def _tie(low, high, more_low, more_high, met, table, ties):
-    """What K changes by where a word meets its threshold: a second word decides."""
+    """The change of K where a word equals its threshold: a second word decides."""
     place = (low & _COLUMN).to(tl.int32)
     more = more_low.to(tl.uint64) | (more_high.to(tl.uint64) << 32)
     own = met & (more < tl.load(ties + place).to(tl.uint64, bitcast=True))
@@ -177,7 +177,7 @@ def _tables(levels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tens
 def add_noise(
     values: torch.Tensor, std: float, grid: Grid, key: Key | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`kernels.add_noise` for a contiguous float32 or float64 tensor on a CUDA device; the result lies there too.
+    """`kernels.add_noise` for a contiguous float32 or float64 tensor on a CUDA device, where the result stays.
 
     The caller has checked that the values are finite and fit the grid, and that `out`, if given, is contiguous and of
     the same shape (it may be `values` itself). Entry i is drawn by lane i % 128 of program i // 1024, from the blocks

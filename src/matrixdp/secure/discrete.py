@@ -6,15 +6,14 @@ Floor moves neighbouring values that differ by at most m steps to whole numbers 
 to be added to the sensitivity; rounding half to even would need more (0.5 -> 0, 1.5 -> 2). The step is a power of two,
 so the quotient is exact; whole numbers need no step. All sums stay below 2^53 steps, which floats hold exactly.
 
-There are two samplers.
+K is drawn from alias tables (tables.py): one word and one look-up per table, no rejection. As in kernels.py, the loops
+have no branch that depends on values or noise; only a tie takes longer, one look-up in 2^(63-c) with 2^c columns.
+Tables of 2^11 columns stay in the first-level cache, larger ones (1 < exponent < 2 and large scales) in the second.
+The noise is within `total_variation` of the law, so delta = 0 is not possible.
 
-- `Tabled` draws from alias tables (tables.py): one word and one look-up per table, no rejection. As in kernels.py, the
-  loops have no branch that depends on values or noise; only a tie takes longer, one look-up in 2^(63-c) with 2^c
-  columns. Tables of 2^11 columns stay in the first-level cache, larger ones (1 < exponent < 2 and large scales) in the
-  second. What is drawn is within `total_variation` of the law, so delta = 0 is not possible.
-- `ExactLaplace` draws discrete Laplace noise exactly, for delta = 0, with unbounded support: from such tables, and what
-  their whole numbers leave out is drawn where a tie says so (exact_tables.py). **The time of a tie depends on the
-  noise**, and for delta = 0 no guarantee covers that.
+For delta = 0 discrete Laplace noise is drawn exactly, with unbounded support: from such tables, and, in some ties, from
+what their whole numbers leave out (exact_tables.py). **The time of a tie depends on the noise**, and for delta = 0 no
+guarantee covers that.
 
 The same key gives the same noise on every machine and for any number of threads.
 """
@@ -26,128 +25,85 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
+from matrixdp._compiled import compiled
 from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key, Stream, Words
 from matrixdp.secure.exact_tables import exact_digits
-from matrixdp.secure.kernels import BLOCK
 from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_scale
 
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them and the noise exactly."""
 
-_TIES = 64  # parts of the stream from here on break ties
-_REFINING = 128  # and from here on draw what an exact table leaves out
-
-
-class Sampler(Protocol):
-    """A sampler of whole numbers of steps."""
-
-    @property
-    def total_variation(self) -> float:
-        """An upper bound on the total-variation distance of one entry's noise from its law."""
-
-    def draw(self, stream: Stream, block: int, noise: Array, words: Words) -> None:
-        """Writes the noise of a block, as floats that are whole numbers; `words` is room for as many words."""
+_TIES = 64  # parts of the stream from this number on break ties
+_REFINING = 128  # and from this one on draw what an exact table leaves out
 
 
 @dataclass(frozen=True)
-class Tabled:
-    """Noise from tables.
+class Sampler:
+    """A sampler of whole numbers of steps.
 
-    Guarantee: let the law be (epsilon, delta)-private for neighbours that change k entries. Then what is drawn is
-        (epsilon, delta + (1 + e^epsilon) (1 - (1 - total_variation)^k))-private: other entries have the same law for
-        both.
+    Guarantee: let the law be (epsilon, delta)-private for neighbours that change k entries. Then the drawn noise is
+        (epsilon, delta + (1 + e^epsilon) (1 - (1 - total_variation)^k))-private: the other entries have the same law
+        under both neighbours. With `exact` the law of K is exact if the words are uniform (proof in exact_tables.py):
+        a total difference of m steps is (m/scale, 0)-private.
+    Source: ghosh2012universally and canonne2020discrete, for the law of exact draws and its use.
+    Deviates: canonne2020discrete draws from fair coins by rejection, for rational scales; here a table of whole numbers
+        below the law is used, and the rest of the law for the words that the table leaves out.
 
     Attributes:
         exponent: from 1 (discrete Laplace) to 2 (discrete Gaussian).
         scale: in steps, at most `tables.largest_scale(exponent)`.
+        exact: whether to draw without any error, as delta = 0 needs; known for exponent 1 alone.
     """
 
     exponent: float
     scale: float
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not 1.0 <= _check.number("exponent", self.exponent) <= 2.0:
             raise InvalidInput(f"exponent must lie between 1 and 2, got {_check.shown(self.exponent)}")
+        if self.exact and self.exponent != 1.0:
+            raise InvalidInput(f"exact draws are known for exponent 1 alone, got {_check.shown(self.exponent)}")
         highest = largest_scale(self.exponent)
         if not LEAST_SCALE <= _check.positive("scale", self.scale) <= highest:
             raise InvalidInput(
                 f"scale must lie between 2^-10 and {highest:.6g} steps, got {self.scale!r}; change the step"
             )
 
-    def __reduce__(self) -> tuple[type[Tabled], tuple[float, float]]:
-        return Tabled, (self.exponent, self.scale)  # the tables are built where they are needed
+    def __reduce__(self) -> tuple[type[Sampler], tuple[float, float, bool]]:
+        return Sampler, (self.exponent, self.scale, self.exact)  # the tables are built where they are needed
 
     @cached_property
     def digits(self) -> Digits:
         """The tables of the law."""
-        return digits(float(self.exponent), float(self.scale))
+        return exact_digits(float(self.scale)) if self.exact else digits(float(self.exponent), float(self.scale))
 
     @property
     def total_variation(self) -> float:
-        """An upper bound on the total-variation distance of one entry's noise from its law."""
-        return self.digits.total_variation
+        """An upper bound on the total-variation error of one entry."""
+        return 0.0 if self.exact else self.digits.total_variation
 
     def draw(self, stream: Stream, block: int, noise: Array, words: Words) -> None:
-        """Writes the noise of a block."""
-        _draw_digits(self.digits, stream, block, noise, words)
-
-
-@dataclass(frozen=True)
-class ExactLaplace:
-    """Discrete Laplace noise, exactly: P(K = j) prop. to e^(-|j| / scale), with unbounded support and no error.
-
-    Guarantee: the law of K is exact if the words are uniform (exact_tables.py has the proof); so a difference of m
-        steps in all is kept (m/scale, 0)-private.
-    Source: the law and its use are those of ghosh2012universally and canonne2020discrete.
-    Deviates: canonne2020discrete draws from fair coins by rejection, for rational scales; here tables of whole numbers
-        below the law are drawn from, and the rest of the law where a word falls outside them.
-    """
-
-    scale: float
-
-    def __post_init__(self) -> None:
-        highest = largest_scale(1.0)
-        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= highest:
-            raise InvalidInput(f"scale must lie between 2^-10 and 2^40 steps, got {self.scale!r}; change the step")
-
-    def __reduce__(self) -> tuple[type[ExactLaplace], tuple[float]]:
-        return ExactLaplace, (self.scale,)  # the tables are built where they are needed
-
-    @cached_property
-    def digits(self) -> Digits:
-        """The tables of the law, and what they leave out."""
-        return exact_digits(float(self.scale))
-
-    @property
-    def total_variation(self) -> float:
-        """0: the law is exact."""
-        return 0.0
-
-    def draw(self, stream: Stream, block: int, noise: Array, words: Words) -> None:
-        """Writes the noise of a block."""
-        _draw_digits(self.digits, stream, block, noise, words)
-
-
-def _draw_digits(digits: Digits, stream: Stream, block: int, noise: Array, words: Words) -> None:
-    look_up = kernels._compiled(_look_up)
-    for part, (table, shift) in enumerate(zip(digits.tables, digits.shifts, strict=True)):
-        stream.fill(words, block, part)
-        if look_up(words, table.packed, float(1 << shift), part > 0, noise):
-            more = np.empty_like(words)
-            stream.fill(more, block, _TIES + part)
-            noise += table.ties_broken(words, more) << shift
-            if digits.remainders:
-                further = partial(_further, stream, block, _REFINING + part)
-                noise += digits.remainders[part].changes(words, more, further) << shift
+        """Writes the noise of a block, as floats that are whole numbers; `words` is a buffer of the same size."""
+        look_up = compiled(kernels._look_up)
+        for part, (table, shift) in enumerate(zip(self.digits.tables, self.digits.shifts, strict=True)):
+            stream.fill(words, block, part)
+            if look_up(words, table.packed, 1.0 if part else 0.0, float(1 << shift), noise):
+                more = np.empty_like(words)
+                stream.fill(more, block, _TIES + part)
+                noise += table.ties_broken(words, more) << shift
+                if self.digits.remainders:
+                    further = partial(_further, stream, block, _REFINING + part)
+                    noise += self.digits.remainders[part].changes(words, more, further) << shift
 
 
 def _further(stream: Stream, block: int, part: int, place: int) -> Iterator[int]:
@@ -158,21 +114,12 @@ def _further(stream: Stream, block: int, part: int, place: int) -> Iterator[int]
         yield int(words[place])
 
 
-def sampler(exponent: float, scale: float, *, exact: bool = False) -> Sampler:
-    """The sampler of a law; `exact` for delta = 0, which is known for exponent 1 alone."""
-    if not exact:
-        return Tabled(exponent, scale)
-    if exponent != 1.0:
-        raise InvalidInput(f"exact draws are known for exponent 1 alone, got {_check.shown(exponent)}")
-    return ExactLaplace(scale)
-
-
 def noise(
     shape: Shape, exponent: float, scale: float, key: Key | None = None, threads: int | None = None, exact: bool = False
 ) -> Whole:
     """Noise alone, in whole steps, from a fresh key unless one is given."""
     out = np.empty(_check.any_shape(shape), dtype=np.int64)
-    _draw(sampler(exponent, scale, exact=exact), None, 1.0, out.reshape(-1), key, kernels._workers(threads, out.size))
+    _draw(Sampler(exponent, scale, exact), None, 1.0, out.reshape(-1), key, kernels._workers(threads, out.size))
     return out
 
 
@@ -198,8 +145,8 @@ def add_noise(
         Whole numbers of steps; `out` if it was given.
 
     Raises:
-        InvalidInput: before anything is drawn. That there is a refusal depends on the values; the message does not show
-            them.
+        InvalidInput: before anything is drawn, if an argument is invalid. For values that are not finite or too large,
+            whether it is raised depends on the values, but the message does not show them.
     """
     given = np.asarray(_check.array_of("values", values), order="C")
     if given.dtype.kind not in "iuf" or given.dtype.itemsize > 8 or not given.size > 0:
@@ -220,46 +167,18 @@ def add_noise(
 def _draw(
     source: Sampler, values: Array | None, step: float, out: npt.NDArray[Any], key: Key | None, workers: int
 ) -> None:
-    """Noise for all blocks, on top of the values or of zeros: in steps, or in the units of values if out is float."""
-    stream, add = (Key() if key is None else key).stream(), kernels._compiled(_add)
-    room, unit = min(BLOCK, out.size), 1.0 if out.dtype == np.int64 else step
-    given = kernels._read_only(np.zeros(room) if values is None else values)
-
-    def work(blocks: range) -> None:
-        words, drawn = np.empty(room, dtype=np.uint64), np.empty(room)
-        for block in blocks:
-            place = slice(block * BLOCK, min((block + 1) * BLOCK, out.size))
-            count = place.stop - place.start
-            source.draw(stream, block, drawn[:count], words[:count])
-            add(given[:count] if values is None else given[place], step, unit, drawn[:count], out[place])
-
-    kernels._share(work, out.size, workers)
-
-
-def _look_up(words: Words, table: Words, unit: float, more: bool, noise: Array) -> int:
-    """noise = unit * K, or that more; one word per entry. Returns how many words have met their threshold exactly.
-
-    As kernels._look_up, with digits in any order.
-    """
-    sign_bit = np.uint64(table.size)
-    size_bits = sign_bit - np.uint64(1)
-    threshold_bits = ~(sign_bit | size_bits)
-    met = 0
-    for j in range(words.size):
-        word = words[j]
-        column = table[word & size_bits]
-        chosen = word if word < (column & threshold_bits) else column
-        size = np.int64(chosen & size_bits)
-        drawn = unit * np.float64(size if word & sign_bit == 0 else -size)
-        noise[j] = noise[j] + drawn if more else drawn
-        met += (word ^ column) & threshold_bits == 0
-    return met
+    """Adds noise to the values, or to zeros, in all blocks: in steps, or in the units of the values if out is float."""
+    stream, add = (Key() if key is None else key).stream(), compiled(_add)
+    unit = 1.0 if out.dtype == np.int64 else step
+    kernels._add_in_blocks(
+        partial(source.draw, stream), lambda given, noise, to: add(given, step, unit, noise, to), values, out, workers
+    )
 
 
 def _add(values: Array, step: float, unit: float, noise: Array, out: npt.NDArray[Any]) -> None:
     """out = unit * (floor(values / step) + noise), exactly: the step is a power of two.
 
-    Tiny values are replaced by -1/4 of a step, or 0.
+    Tiny values are replaced by -1/4 of a step if negative, else by 0, as subnormal numbers are slow.
     """
     inverse, vanishing = 1.0 / step, 0.25 * step
     for j in range(values.size):

@@ -1,11 +1,11 @@
 """Cryptographic entropy: a secret key from the operating system, and the random words derived from it.
 
 The words are the key stream of AES-256 in counter mode. A key serves one release: its stream can be opened once, it
-cannot be copied or pickled, it is never printed, and a forked process refuses its parent's keys. Blocks of a release
+cannot be copied or pickled, it is redacted in repr, and a forked process refuses its parent's keys. Blocks of a release
 have disjoint ranges of the counter, so they can be drawn in any order and on any number of threads.
 
-To draw the same blocks again, or to draw the parts of one release in several places, derive: `key.derive(i)` is the
-same key for the same i, and reveals nothing about the others. Whoever derives must use each index for one part only.
+To draw the same blocks again, or the parts of one release in several places, derive keys: `key.derive(i)` is the same
+key for the same i, and reveals nothing about the others. Use each index for one part only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Words = npt.NDArray[np.uint64]
 
 _SECRET_BYTES = 32
 _BLOCK_SHIFT, _PART_SHIFT = 64, 48  # the counter: 64 bits of block, 16 bits of part, 48 bits that count inside a part
-_ZEROS = memoryview(bytes(1 << 19))  # what is encrypted: the ciphertext of zeros is the key stream
+_ZEROS = memoryview(bytes(1 << 19))  # the plaintext: the ciphertext of zeros is the key stream
 
 
 class _Secret:
@@ -80,21 +80,21 @@ class Key(_Secret):
         return self._reveal()
 
     def derive(self, *index: int) -> Key:
-        """The key of one part of a release, say of block (i, j): always the same one for the same index.
+        """The key of one part of a release, such as block (i, j): the same key for the same index.
 
-        Guarantee: keys of different indices (also of different lengths) and this key's own stream are independent,
-            as far as HMAC-SHA256 is a pseudorandom function; this is the expanding step of HKDF.
+        Guarantee: keys of different indices (also of different lengths) and this key's own stream are independent, if
+            HMAC-SHA256 is a pseudorandom function; this is the expansion step of HKDF.
         """
         if not index or not all(type(i) is int and 0 <= i < 1 << 64 for i in index):
             raise InvalidInput(f"index must be whole numbers from 0 to 2^64 - 1, at least one, got {index!r}")
         return Key.from_bytes(self._expand(b"derive" + b"".join(i.to_bytes(8, "big") for i in index)))
 
     def fingerprint(self, content: bytes) -> bytes:
-        """32 bytes that stand for some content: to those without the key they say whether two are the same, no more."""
+        """A keyed hash of 32 bytes: without the key, it reveals only whether two contents are equal."""
         return hmac.digest(self.derive(0).expose(), content, "sha256")
 
     def derive_for(self, content: bytes, *index: int) -> Key:
-        """The key of one part of a release that is always the same one for the same content, and independent else."""
+        """The key of one part of a release: the same key for the same content, independent keys for others."""
         words = np.frombuffer(self.fingerprint(content), dtype=np.uint64)
         return self.derive(*index, *(int(word) for word in words))
 
@@ -104,12 +104,12 @@ class Key(_Secret):
         return Stream(self._expand(b"stream"))
 
     def chacha_key(self) -> bytes:
-        """Uses the key up and gives the 32 bytes that key ChaCha20 on an accelerator."""
+        """Uses the key up and returns the 32-byte key for ChaCha20 on an accelerator."""
         self._use()
         return self._expand(b"chacha")
 
     def split(self) -> Iterator[Key]:
-        """Uses the key up and gives derive(0), derive(1), ... for the parts of one release."""
+        """Uses the key up and yields derive(0), derive(1), ... for the parts of one release."""
         self._use()
         return map(self.derive, itertools.count())
 

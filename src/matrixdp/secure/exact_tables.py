@@ -1,17 +1,17 @@
 """Discrete Laplace noise from tables without any error: what the tables leave out is drawn as well.
 
-The digits of the noise (1. in tables.py) are independent, so each is drawn exactly by itself. A digit D has
-T = 2^127 equally likely pairs of words; let n_k be whole numbers with n_k <= T P(|D| = k). Then
+The digits of the noise (1. in tables.py) are independent, so each is drawn exactly on its own. A digit D has
+T = 2^127 equally likely pairs of words, signs apart. Let n_k be whole numbers with n_k <= T P(|D| = k). Then
 
     P(|D| = k)  =  n_k / T  +  (E / T) R(k),      E = T - sum n_k,      R(k) = (T P(|D| = k) - n_k) / E,
 
 and R is a probability law, as its terms are not negative and T P sums to T. So: draw from the table of the n_k, and
-from R for E of the T pairs. The table has these pairs as part of the column of its largest n_k; they are chosen among
-pairs whose first word is a tie of some column with that alias, so that the loops need no other branch than that of
-ties. E / T is below 2^-60.
+from R for E of the T pairs. In the table these pairs count towards the largest n_k. They are chosen among pairs whose
+first word is a tie of some column with that alias, so that the loops need no other branch than that for ties. E / T is
+below 2^-60.
 
 R is drawn by inversion: V uniform on [0, E) gives the k with T_(k+1) <= V < T_k, where
-T_k = T P(|D| >= k) - sum of n_j over j >= k. Bits of V are drawn until they decide, with as many digits as that takes.
+T_k = T P(|D| >= k) - sum of n_j over j >= k. Bits of V are drawn until they determine k, with as many digits as needed.
 With r = e^-rate and base m, r^m = 0 for the last digit, which has no largest value, summing P(d) of tables.py gives
 
     P(|D| >= k)  =  2 (r^k - r^m - r^(m+1) + r^(2m-k+1)) / ((1 + r) (1 - r^m)^2),      0 < k <= m.
@@ -43,7 +43,7 @@ def exact_digits(scale: float) -> Digits:
 
 
 def _exact(rate: Fraction, cut: bool, weights: list[int], beyond: int) -> ExactDigit:
-    """The table of n_k, one below what the weights give: their own error is below 2^-30 of a unit."""
+    """The table of n_k, one below what the weights give, as the error of the weights is below 2^-30 of a unit."""
     both_signs = [(2 if k else 1) * weight for k, weight in enumerate(weights)]
     whole = sum(both_signs) + beyond
     numerators = [max(TOTAL * weight // whole - 1, 0) for weight in both_signs]
@@ -81,7 +81,7 @@ class ExactDigit:
     column: int
 
     def changes(self, words: Words, more: Words, further: Callable[[int], Iterator[int]]) -> Whole:
-        """What the digit changes by, where its words were left out and it was given the usual size."""
+        """The change of the digit where its words belong to R, and it was given the usual size."""
         size, packed = np.uint64(self.table.packed.size), self.table.packed[self.column]
         first = np.uint64((1 << TIE_BITS) - self.rest)
         tied = (words % size == self.column) & ((words ^ packed) // (size + size) == 0)
@@ -96,7 +96,7 @@ class ExactDigit:
         known = 0
         for length in itertools.count(64, 64):
             known = known << 64 | next(words)
-            # a context of its own: the caller's may round otherwise, or end sooner
+            # its own context: the caller's may round differently, or have fewer digits
             with localcontext(Context(100 + length, ROUND_HALF_EVEN, MIN_EMIN, MAX_EMAX, traps=[])):
                 low, high = (Decimal(self.rest * (known + end)) / (1 << length) for end in (0, 1))
                 k = self._last_above(low)
@@ -107,7 +107,7 @@ class ExactDigit:
         raise AssertionError  # the loop ends with a result
 
     def _last_above(self, value: Decimal) -> int:
-        """The last k with T_k above the value, as far as digits show."""
+        """The last k with T_k above the value, at the current precision."""
         low, high = 0, 1
         while self._mass_from(high) > value:
             low, high = high, 2 * high
@@ -117,7 +117,7 @@ class ExactDigit:
         return low
 
     def _mass_from(self, k: int) -> Decimal:
-        """T_k: what R has from k on, times E."""
+        """T_k: the probability under R of k and above, times E."""
         if k == 0:
             return Decimal(self.rest)
         if self.cut and k >= BASE:
@@ -133,7 +133,7 @@ class ExactDigit:
 
     @cached_property
     def _served(self) -> list[int]:
-        """The sums of n_j over j >= k, for k = 0, 1, ..., and 0 at last."""
+        """The sums of n_j over j >= k, for k = 0, 1, ...; the last one is 0."""
         numerators = self.table.numerators()
         numerators[self.usual] -= self.rest
         return [*itertools.accumulate(reversed(numerators), initial=0)][::-1]

@@ -1,7 +1,7 @@
 """Gaussian noise on a grid: exact tables, and how several of them make a fine grid.
 
 Floating-point noise leaks: which floats a sum can reach depends on the value. So a value is put on a grid, in units of
-the noise's standard deviation, and a whole number K of steps is added. Three facts carry the proof.
+the noise's standard deviation, and a whole number K of steps is added. The proof rests on three facts.
 
 1. Rounding commutes with the grid. For x on the grid of step h, `round(x + Z) = x + round(Z)`. So if h K has the law of
    Z = N(0, 1) rounded to the grid, P(K = k) = Phi((k + 1/2) h) - Phi((k - 1/2) h), the output is the continuous
@@ -30,14 +30,14 @@ With grids g_l = 128^-l and c = 13/8, L levels draw
             D with s^2 = c^2 (128^2 - 1)         on g_2 ... g_(L-1), which leaves N(0, (c g_l)^2) each time;
             round(N(0, (c g_(L-1))^2))           on g_L, std 128 c = 208 steps,
 
-so K has the law of round(N(0, 1)) on the step 128^-L, up to 2 q, q = 2^-75, per split, and the tail of 2^-73 that each
-table but the first leaves out.
+so K has the law of round(N(0, 1)) on the step 128^-L, up to a total variation of 2 q, q = 2^-75, per split, and of the
+tail of 2^-73 that each table but the first leaves out.
 
 Each table serves |K| < 2048, more than 9.8 standard deviations. Probabilities of |K| are whole multiples of 2^-127, and
 Walker's alias method turns them into 2048 columns, each shared by at most two outcomes. A 64-bit word holds a column
-(11 bits), a sign (1 bit) and 52 bits to compare with the column's threshold: one word, one look-up, no rejection, so
-the time does not depend on the noise, except for ties: a word that meets the first 52 bits of its threshold exactly,
-one in 2^52, needs a second word for the other 64.
+(11 bits), a sign (1 bit) and 52 bits to compare with the column's threshold: one word, one look-up, no rejection. So
+the time does not depend on the noise, except for ties: a word that equals the first 52 bits of its threshold, one in
+2^52, needs a second word for the other 64.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cache
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
@@ -56,10 +56,10 @@ REFINEMENT = 128
 """How much finer each level makes the grid."""
 
 COLUMNS = 1 << 11
-"""Columns of a table; a look-up gives |K| below this."""
+"""The number of columns of a table; a look-up gives |K| below this."""
 
 SIGN_BIT = 11
-"""The bit of a word that is the sign of K; the column lies below it, the threshold above."""
+"""The bit of a word that is the sign of K; the column is below it, the threshold above."""
 
 FINEST = 5
 """The most levels: a step of 2^-35 standard deviations."""
@@ -128,20 +128,17 @@ class Grid:
     """Standard Gaussian noise on the whole multiples of `step`.
 
     Guarantee: let the continuous mechanism N(0, 1) be (epsilon, delta)-private for differences enlarged by
-        `displacement` in every entry that changes. Then values on this grid plus its noise are
+        `displacement` in every entry that changes. Then values rounded to this grid, plus its noise, are
         (epsilon, delta + (1 + e^epsilon) M total_variation)-private, M the number of entries.
     Source: mironov2012significance for the leak; facts 1 to 3 above for the proof.
     """
 
     levels: int
-    """How many words and look-ups an entry takes, ties aside."""
+    """How many words and look-ups an entry takes, without ties."""
 
     def __post_init__(self) -> None:
         if not _check.count("levels", self.levels) <= FINEST:
             raise InvalidInput(f"levels must be at most {FINEST}, got {self.levels}")
-
-    def __reduce__(self) -> tuple[type[Grid], tuple[int]]:
-        return Grid, (self.levels,)  # the tables are built where they are needed
 
     @property
     def step(self) -> float:
@@ -152,20 +149,20 @@ class Grid:
     def displacement(self) -> float:
         """How far putting two values on the grid can move their difference, in standard deviations, per entry.
 
-        Each is rounded by half a step, and before that up to six times with a relative error of 2^-53, on at most
-        LIMIT = 2^49 steps, three eighths of a step: twice as a sum that was exact and as a quotient of it, and four
-        times on its way to units of the noise.
+        Each value is rounded by half a step. Before that it may have been rounded up to six times with a relative error
+        of 2^-53, on at most LIMIT = 2^49 steps, by three eighths of a step in all: twice as an exact sum and a quotient
+        of it, and four times in the conversion to units of the noise.
         """
         return 1.75 * self.step
 
-    @cached_property
+    @property
     def tables(self) -> tuple[AliasTable, ...]:
         """One table per level, coarsest first: K = (... (K_1 * 128 + K_2) * 128 + ...) + K_L."""
         return _tables(self.levels)
 
     @property
     def total_variation(self) -> float:
-        """Distance of one entry's noise from the rounded Gaussian, from above: all tables, and fact 2 at each split."""
+        """An upper bound on the total-variation error of one entry: all tables, and fact 2 at each split."""
         return 1.000001 * (sum(table.total_variation for table in self.tables) + (self.levels - 1) * 2.001 * _SPLIT)
 
 

@@ -2,26 +2,24 @@
 
     out = std * step * (round(value / (std * step)) + K)
 
-The work goes in blocks of 65,536 entries. A thread fills a buffer with the block's words, turns them into K level by
-level, and adds the values; memory beyond the output is one megabyte per thread. What a block draws depends on the key
-and the block's place alone, so the result does not depend on the number of threads.
+The work is done in blocks of 65,536 entries. A thread fills a buffer with the block's words, turns them into K level by
+level, and adds the values; memory beyond the output is one megabyte per thread. The noise of a block depends only on
+the key and the number of the block, so the result does not depend on the number of threads.
 
-Time: the loops below have no branch that depends on a value or on the noise, only selections; values so small that they
-round to 0 are replaced by 0 first, because some processors are slow on subnormal numbers; multiplication stands where a
-division might take a time that depends on its operands. Only a tie, one look-up in 2^52, takes longer: for an observer
-of timing, the total variation is larger by up to 2^-52 per look-up than what Grid says. The tables (16 KiB each) stay
-in the first-level cache. An attacker who shares that cache and times single look-ups is outside this model.
+Time: the loops below have no branch that depends on a value or on the noise, only selections. Values so small that they
+round to 0 are replaced by 0 first, because some processors are slow on subnormal numbers. Multiplication is used where
+the time of a division might depend on its operands. Only a tie, one look-up in 2^52, takes longer: for an observer of
+timing, the total-variation error is larger than Grid's by up to 2^-52 per look-up. The tables (16 KiB each) stay in the
+first-level cache. An attacker who shares that cache and times single look-ups is outside this model.
 
-The loops are plain functions; numba compiles them at the first draw, and is not imported before.
+The loops are plain functions; numba is imported, and compiles them, at the first draw.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +27,8 @@ import numpy.typing as npt
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.errors import InvalidInput, MatrixDPError
+from matrixdp._compiled import compiled
+from matrixdp.errors import InvalidInput
 from matrixdp.secure.entropy import Key, Words
 from matrixdp.secure.grid import FINEST, LIMIT, REFINEMENT, Grid
 
@@ -37,19 +36,19 @@ Floats = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
 
 BLOCK = 1 << 16
-"""Entries that are drawn together; another number would change the noise of a key."""
+"""Entries per block; another number would change the noise of a key."""
 
 _STREAM_ENTRIES = 1 << 20  # in a chunk of `stream`, by default
-_SCAN = 16  # blocks that a thread looks at in the time of drawing one, or less
+_SCAN = 16  # blocks that a thread can scan in the time of drawing one, at least
 
 
-def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
-    """noise = carry * noise + K, one word per entry; returns how many words have met their threshold exactly.
+def _look_up(words: Words, table: Words, carry: float, unit: float, noise: Array) -> int:
+    """noise = carry * noise + unit * K, one word per entry; returns how many words equal their threshold (ties).
 
-    With 2^11 columns, a word's lower 11 bits are its column, the next is the sign, and its upper 52 bits are below the
-    threshold exactly if the whole word is below the packed column with its lower 12 bits cleared. The lower 11 bits of
-    the packed column are the alias: so one selection between word and column gives |K|. All masks come from the table,
-    because cached machine code is not recompiled when a constant elsewhere changes.
+    With 2^11 columns, a word's lower 11 bits are its column, the next is the sign, and the upper 52 are compared with
+    the threshold: by comparing the whole word with the packed column, its lower 12 bits cleared. The lower 11 bits of
+    the packed column are the alias, so one selection between word and column gives |K|. All masks are computed from the
+    table, because cached machine code is not recompiled when a constant elsewhere changes.
     """
     sign_bit = np.uint64(table.size)
     size_bits = sign_bit - np.uint64(1)
@@ -60,7 +59,7 @@ def _look_up(words: Words, table: Words, carry: float, noise: Array) -> int:
         column = table[word & size_bits]
         chosen = word if word < (column & threshold_bits) else column
         size = np.int64(chosen & size_bits)
-        noise[j] = carry * noise[j] + np.float64(size if word & sign_bit == 0 else -size)
+        noise[j] = carry * noise[j] + unit * np.float64(size if word & sign_bit == 0 else -size)
         met += (word ^ column) & threshold_bits == 0
     return met
 
@@ -82,25 +81,8 @@ def _largest(bits: npt.NDArray[np.signedinteger[Any]], magnitude: np.signedinteg
     return largest
 
 
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as machine code that runs without the interpreter's lock."""
-    try:
-        numba = importlib.import_module("numba")
-    except ImportError as reason:
-        raise MatrixDPError(
-            f"noise cannot be drawn, because numba cannot be imported ({reason}); install a version that fits this "
-            "Python and numpy"
-        ) from None
-    try:
-        fast: Callable[..., Any] = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # nowhere to keep the machine code: a read-only installation without a home
-        fast = numba.njit(nogil=True)(function)
-    return fast
-
-
 def prepare(std: float, grid: Grid, dtype: npt.DTypeLike = np.float64) -> None:
-    """Imports, compiles and builds all that `add_noise` needs, by one draw on zeros that is thrown away.
+    """Imports, compiles and builds everything that `add_noise` needs, by one draw on zeros that is discarded.
 
     Args:
         std: The standard deviation that will be drawn.
@@ -116,7 +98,7 @@ def prepare(std: float, grid: Grid, dtype: npt.DTypeLike = np.float64) -> None:
 
 
 def limit(std: float, grid: Grid, dtype: np.dtype[Any]) -> float:
-    """What the values must stay below in size, to fit the grid and a result of this type."""
+    """The bound on the absolute values, so that they fit the grid and a result of this type."""
     return min(LIMIT * _unit(std, grid, dtype), float(np.finfo(dtype).max) / 2)
 
 
@@ -129,7 +111,7 @@ def largest(values: Floats, threads: int | None = None) -> float:
     """
     flat = _read_only(values.ravel(order="K"))
     whole = np.dtype(f"i{flat.dtype.itemsize}").type
-    scan, bits = _compiled(_largest), flat.view(whole)
+    scan, bits = compiled(_largest), flat.view(whole)
     magnitude = whole(np.iinfo(whole).max)
 
     def work(blocks: range) -> int:
@@ -146,6 +128,7 @@ def add_noise(
     key: Key | None = None,
     out: Floats | None = None,
     threads: int | None = None,
+    drawn: Array | None = None,
 ) -> Floats:
     """Puts values on the grid and adds Gaussian noise of this standard deviation.
 
@@ -156,6 +139,7 @@ def add_noise(
         key: The entropy, used up by this call; a new one from the operating system by default.
         out: Where the result goes: a C-contiguous float64 or float32 array, or `values` itself; new by default.
         threads: How many threads work; all processors by default. The result is the same for any number.
+        drawn: A contiguous float64 array for the noise alone, bit for bit what the key gives on zeros; optional.
 
     Returns:
         The noisy values, in the type of `values` unless `out` is given.
@@ -163,8 +147,8 @@ def add_noise(
     Guarantee: that of `Grid`, with values and differences in units of std. Rounding to float32 is post-processing.
 
     Raises:
-        InvalidInput: before anything is drawn or written. That there is a refusal depends on the values; the message
-            does not show them.
+        InvalidInput: before anything is drawn or written, if an argument is invalid. For values that are not finite or
+            too large, whether it is raised depends on the values, but the message does not show them.
     """
     source = np.asarray(_check.array_of("values", values), order="C")
     if source.dtype not in (np.float64, np.float32) or not source.size > 0:
@@ -178,7 +162,7 @@ def add_noise(
             f"values must be finite and below {LIMIT:.3g} grid steps of {unit:.6g}; use a coarser grid, or clip or "
             "rescale the values"
         )
-    _draw(source.reshape(-1), unit, grid, key, target.reshape(-1), workers)
+    _draw(source.reshape(-1), unit, grid, key, target.reshape(-1), workers, drawn)
     return target
 
 
@@ -206,8 +190,8 @@ def stream(
         std, grid, key, threads: As for `add_noise`. Chunk i is drawn with `key.derive(i)`.
 
     Returns:
-        An iterator over noisy chunks, each drawn when asked for. A chunk that `add_noise` refuses ends it; the chunks
-        before it have been released by then.
+        An iterator over noisy chunks, each drawn when requested. If `add_noise` refuses a chunk, its error ends the
+        iterator; the chunks before it have been released by then.
     """
     shape = _check.shape(tuple(int(side) for side in values.shape))
     entries = shape[1] if len(shape) == 2 else 1
@@ -219,39 +203,63 @@ def stream(
     return (add_noise(chunk, std, grid, part, threads=threads) for chunk, part in zip(chunks, keys, strict=False))
 
 
-def _draw(values: Floats | None, unit: float, grid: Grid, key: Key | None, out: Floats, workers: int) -> None:
-    """Noise for all blocks, on top of the values or of zeros."""
-    look_up, add = _compiled(_look_up), _compiled(_add)
+def _draw(
+    values: Floats | None,
+    unit: float,
+    grid: Grid,
+    key: Key | None,
+    out: Floats,
+    workers: int,
+    drawn: Array | None = None,
+) -> None:
+    """Adds noise to the values, or to zeros, in all blocks; writes the noise alone to `drawn` if given."""
+    look_up, add = compiled(_look_up), compiled(_add)
     entropy = (Key() if key is None else key).stream()
+
+    def draw(block: int, noise: Array, words: Words) -> None:
+        for level, table in enumerate(grid.tables):
+            entropy.fill(words, block, level)
+            if look_up(words, table.packed, float(REFINEMENT) if level else 0.0, 1.0, noise):
+                more = np.empty_like(words)
+                entropy.fill(more, block, FINEST + level)
+                noise += table.ties_broken(words, more)
+        if drawn is not None:
+            np.multiply(noise, unit, out=drawn[block * BLOCK : block * BLOCK + noise.size])
+
+    _add_in_blocks(draw, lambda given, noise, to: add(given, unit, noise, to), values, out, workers)
+
+
+def _add_in_blocks(
+    draw: Callable[[int, Array, Words], None],
+    add: Callable[[Any, Array, Any], None],
+    values: Floats | None,
+    out: npt.NDArray[Any],
+    workers: int,
+) -> None:
+    """out = add(values, noise), block by block; `draw` writes the noise of a block, with a buffer for its words."""
     room = min(BLOCK, out.size)
-    source = None if values is None else _read_only(values)
-    zeros = _read_only(np.zeros(room if values is None else 0))
+    given = _read_only(np.zeros(room) if values is None else values)
 
     def work(blocks: range) -> None:
         words, noise = np.empty(room, dtype=np.uint64), np.zeros(room)
         for block in blocks:
             place = slice(block * BLOCK, min((block + 1) * BLOCK, out.size))
             count = place.stop - place.start
-            for level, table in enumerate(grid.tables):
-                entropy.fill(words[:count], block, level)
-                if look_up(words[:count], table.packed, float(REFINEMENT) if level else 0.0, noise[:count]):
-                    more = np.empty(count, dtype=np.uint64)
-                    entropy.fill(more, block, FINEST + level)
-                    noise[:count] += table.ties_broken(words[:count], more)
-            add(zeros[:count] if source is None else source[place], unit, noise[:count], out[place])
+            draw(block, noise[:count], words[:count])
+            add(given[:count] if values is None else given[place], noise[:count], out[place])
 
     _share(work, out.size, workers)
 
 
 def _read_only(values: Floats) -> Floats:
-    """A view that may not be written, so that numba sees one type of values, which `prepare` has compiled for."""
+    """A read-only view, so that numba always sees the type of values for which `prepare` has compiled."""
     view = values.view()
     view.flags.writeable = False
     return view
 
 
 def _share(work: Callable[[range], T], size: int, workers: int) -> list[T]:
-    """The blocks, distributed over threads. The threads end with the call, so that none is lost in a fork."""
+    """Distributes the blocks over threads, which end with the call, so that none is lost in a fork."""
     blocks = -(-size // BLOCK)
     if workers == 1:
         return [work(range(blocks))]
@@ -280,7 +288,7 @@ def _unit(std: float, grid: Grid, dtype: np.dtype[Any]) -> float:
 
 
 def _checked_out(values: Floats, out: Floats) -> Floats:
-    """The caller's array, if the result can be written there."""
+    """The caller's array; raises InvalidInput if the result cannot be written there."""
     if not isinstance(out, np.ndarray) or out.dtype not in (np.float64, np.float32) or out.shape != values.shape:
         raise InvalidInput(
             f"out must be an array of floats of shape {values.shape}, got {type(out).__name__} {np.shape(out)}"

@@ -1,29 +1,29 @@
-"""Exact draws of quantiles from a histogram, by the exponential mechanism; and noisy counts around what was found.
+"""Exact draws of quantiles from a histogram, by the exponential mechanism; and noisy counts around the quantiles found.
 
-Every record gets a secret uniform place inside its bin, so that no two records tie. Each of several probabilities then
-picks a cut between records at random: a cut with g of the n records below it has the weight
+Every record gets a secret uniform place inside its bin, which splits ties at random. For each of several probabilities
+p, a cut between records is then drawn at random: a cut with g of the n records below it has the weight
 
     exp(-rate |g - p n| / span),        span = 2 max(p, 1 - p), or 1 for p = 0 and p = 1.
 
 The middle probability goes first, on all records. Its cut splits the records in two, and the other probabilities
 search in their own part, with p relative to those already found: the part between cuts for p' < p'' takes
-(p - p')/(p'' - p'). So every record takes part in one search of each level, and m probabilities need m.bit_length()
-levels. Around each cut lie probes at doubling distances; the counts between neighbouring probes get noise. Of several
-histograms, each has searches of its own.
+(p - p')/(p'' - p'). So every record takes part in one search per level, and m probabilities need m.bit_length() levels.
+Around each cut there are probes at doubling distances; noise is added to the counts between neighbouring probes. Each
+of several histograms has its own searches.
 
-Guarantee: one record added to a histogram, or removed, costs levels * rate + 1/scale, in pure epsilon, and k such
-changes k times that, in one histogram or in several.
+Guarantee: one record added to a histogram, or removed, costs a pure epsilon of levels * rate + 1/scale; k such changes,
+in one histogram or in several, cost k times that.
 
 1. *One search.* With one record more at v, g - p n changes by 1 - p for cuts above v, by -p for others. So each
-   |g - p n| changes by at most max(p, 1 - p). For p = 0 it is g, which changes by 0 or 1, and likewise for p = 1. A
-   weight's logarithm thus changes by values from a range of length rate, and so does its share of the sum of weights.
-   Weights are raised to a common floor far below all that counts, which changes no logarithm by more.
+   |g - p n| changes by at most max(p, 1 - p). For p = 0 it is g, which changes by 0 or 1, and likewise for p = 1. The
+   logarithms of the weights thus change by values in a range of length rate, so that of a probability changes by at
+   most rate. Weights are raised to a negligible common floor, which makes no change of a logarithm larger.
 2. *Levels.* Parts of a level are disjoint, and given earlier cuts a record is in one of them. Its part costs rate;
-   the others see the same records. Adaptive composition adds up.
-3. *Places.* They are drawn for each record by itself. Given all places the loss is bounded as above, hence also after
-   averaging over them. That only the sizes of bins are known changes nothing.
+   the others see the same records. Adaptive composition adds these costs up.
+3. *Places.* They are drawn for each record independently. Given all places the loss is bounded as above, hence also
+   after averaging over them. Knowing only the sizes of the bins changes nothing.
 4. *Counts.* Probes follow from the cuts. A record is in one count; discrete Laplace noise is drawn exactly.
-5. *Arithmetic.* Weights are whole numbers within 2^-120 of the above, relative, and a cut is picked by 128 random bits
+5. *Arithmetic.* Weights are whole numbers with a relative error below 2^-120, and a cut is picked by 128 random bits
    more than the sum of weights has. Both change a probability by less than 2^-100, relative; the law adds that.
 
 Source: mcsherry2007mechanism and smith2011privacy, for one quantile; kaplan2022differentially, for splitting.
@@ -49,14 +49,14 @@ from matrixdp.secure.entropy import Key, Words
 Places = npt.NDArray[np.int64]
 
 MOST_BINS = 1 << 20
-"""The most bins: a place inside a bin has 32 bits, and all of it must be a whole number that floats hold."""
+"""The most bins: a place inside a bin has 32 bits, and bin and place together must be exact as a float."""
 
 FRACTION_BITS = 32
 _WEIGHT_BITS, _FLOOR_BITS, _SPARE_BITS = 256, 96, 128
 _DIGITS = Context(prec=90)
 
 Fresh = Callable[[int], Words]
-"""Gives so many new random words."""
+"""Returns this many new random words."""
 
 
 def prepared(
@@ -66,18 +66,18 @@ def prepared(
     scale: float,
     rng: np.random.Generator | None,
 ) -> Callable[[], npt.NDArray[np.float64]]:
-    """Does all of a draw that can fail, and gives the one call that draws: cuts, in bins, and then noisy counts.
+    """Does everything that can fail, and returns a function that draws: the cuts, in bins, and then noisy counts.
 
     Args:
-        counts: the histogram, or one in each row; what is drawn for one follows that of the row before. Counts below 0
-            are taken as 0, and others are floored, as `steps_changed` counts them.
+        counts: the histogram, or one in each row; the results of the rows follow one another. Counts below 0 are taken
+            as 0, and others are floored, as `steps_changed` counts them.
         probabilities: increasing, between 0 and 1.
-        rate: of each level, above 0.
-        scale: of the noise on the counts.
-        rng: for reproducible studies.
+        rate: the pure epsilon of each level, above 0.
+        scale: the scale of the noise on the counts.
+        rng: a numpy Generator, for reproducible studies only; by default secure entropy.
     """
     sizes = np.floor(np.maximum(counts, 0.0)).astype(np.int64)
-    laplace = discrete.sampler(1.0, scale, exact=True)
+    laplace = discrete.Sampler(1.0, scale, exact=True)
     discrete.add_noise(np.zeros(1, dtype=np.int64), 1.0, laplace)  # compiles its kernels, before anything is spent
     fresh, key = (_secret(), Key()) if rng is None else (_seeded(rng), Key.from_bytes(rng.bytes(32)))
     rows = [(row, places_of(row, fresh)) for row in np.atleast_2d(sizes)]  # takes the most memory
@@ -100,7 +100,7 @@ def prepared(
 
 
 def probes(bins_found: Sequence[int], bins: int) -> Places:
-    """The edges between which records are counted: those of the bins that were found, and others at growing distances.
+    """The edges between which records are counted: those of the bins found, and others at growing distances.
 
     Distances double, and grow faster from eight quantiles on.
     """
@@ -111,14 +111,14 @@ def probes(bins_found: Sequence[int], bins: int) -> Places:
 
 
 def probes_of(found: int, bins: int, quantiles: int) -> list[int]:
-    """The edges around one bin that was found."""
+    """The edges around one bin found."""
     exponents = range(0, bins.bit_length() + 1, max(1, quantiles.bit_length() - 2))
     around = [edge for k in exponents for edge in (found + 1 - (1 << k), found + (1 << k))]
     return [edge for edge in around if 0 <= edge <= bins]
 
 
 def places_of(sizes: Places, fresh: Fresh) -> Places:
-    """A place for each record of a histogram: the bin, times 2^32, and a random place inside it; sorted."""
+    """A place for each record of a histogram, sorted: the bin times 2^32, plus a random place inside it."""
     places = np.repeat(np.arange(len(sizes), dtype=np.int64) << FRACTION_BITS, sizes)
     places += (fresh(len(places)) >> np.uint64(64 - FRACTION_BITS)).astype(np.int64)
     places.sort()
@@ -130,7 +130,7 @@ def search(places: Places, bins: int, probabilities: Sequence[Fraction], rate: F
     cuts = [0] * len(probabilities)
 
     def level(first: int, last: int, low: int, high: int, p_low: Fraction, p_high: Fraction) -> None:
-        """The probabilities first to last, whose cuts lie from low to high."""
+        """Draws the cuts of the probabilities from first to last - 1, which are between low and high."""
         if first >= last:
             return
         middle = (first + last) // 2
@@ -146,7 +146,7 @@ def search(places: Places, bins: int, probabilities: Sequence[Fraction], rate: F
 
 
 def _picked(places: Places, low: int, high: int, p: Fraction, rate: Fraction, fresh: Fresh) -> int:
-    """A cut from low to high - 1."""
+    """A random cut from low to high - 1."""
     edges, weights = gaps(places, low, high, p, rate)
     sizes = (weight * (end - start) for weight, (start, end) in zip(weights, pairwise(edges), strict=True))
     sums = list(accumulate(sizes, initial=0))
@@ -156,7 +156,7 @@ def _picked(places: Places, low: int, high: int, p: Fraction, rate: Fraction, fr
 
 
 def gaps(places: Places, low: int, high: int, p: Fraction, rate: Fraction) -> tuple[list[int], list[int]]:
-    """Cuts by their weights: each of those from edges[i] to edges[i + 1] - 1 has weights[i].
+    """Cuts grouped by weight: each cut from edges[i] to edges[i + 1] - 1 has the weight weights[i].
 
     Cuts with equally many places below them have the same weight.
     """
@@ -183,13 +183,13 @@ def _weights(first: int, last: int, target: Fraction, slope: Fraction) -> list[i
 
 
 def _exponential(x: Fraction) -> int:
-    """2^256 e^-x as a whole number, to 85 digits of 1."""
+    """2^256 e^-x as a whole number, with an error of e^-x below 10^-76."""
     power = _DIGITS.exp(_DIGITS.divide(Decimal(-x.numerator), Decimal(x.denominator)))
     return int(_DIGITS.multiply(power, Decimal(1 << _WEIGHT_BITS)))
 
 
 def _below(total: int, fresh: Fresh) -> int:
-    """A whole number below the total; each has the same probability, to 2^-128 of it."""
+    """A random whole number below the total, uniform up to a relative error of 2^-128."""
     words = -(-(total.bit_length() + _SPARE_BITS) // 64)
     return int.from_bytes(fresh(words).tobytes(), "little") * total >> (64 * words)
 

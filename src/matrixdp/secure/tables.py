@@ -1,7 +1,7 @@
 """Alias tables of exact integer probabilities for discrete Laplace and generalised Gaussian noise, at any scale.
 
 The noise K has P(K = j) prop. to exp(-(|j|/s)^t) on the whole numbers. Small scales need one table of |K| and a sign.
-How larger scales are put together from independent tables:
+Larger scales are composed of independent tables:
 
 1. *Discrete Laplace (t = 1), any scale.* K = A - B with A, B geometric, P(A = a) prop. to q^a, q = e^(-1/s). In base m
    write A = sum m^i A_i. As q^A is the product of (q^(m^i))^(A_i), the digits are independent: A_i is geometric with
@@ -17,12 +17,13 @@ How larger scales are put together from independent tables:
    C (1 + A(y)), |A| <= a = 2q/(1 - q), q = exp(-2 pi^2 v), v = s_1^2 c^2/(s_1^2 + c^2), s_1^2 the variance parameter of
    K_1. As both laws sum to 1, |C (1 + A) - 1| <= 2a/(1 - a), and the total variation is at most half of that.
 3. *1 < t < 2.* No split is known: |x|^t is not smooth at 0, so the Fourier transform of the law falls only like a
-   power, and no narrow remainder hides a coarse grid. One table of up to 2^16 columns has to do: (2^16/s)^t >= 50.
-   That is a scale of 1,500 to 9,000; the privacy of larger ones could be computed, but nothing draws them.
+   power, and no narrow remainder hides a coarse grid. One table of up to 2^16 columns must suffice: (2^16/s)^t >= 50.
+   That limits the scale to between 1,300 (t near 1) and 9,300 (t near 2); the privacy of larger ones could be computed,
+   but they cannot be drawn.
 
 A table has 2^c columns, c = 11, ..., 16, and serves |K| < 2^c. Probabilities of |K| are whole multiples of 2^-127. A
 64-bit word holds a column (c bits), a sign (1 bit) and a number to compare with the column's threshold (63 - c bits);
-if it meets the threshold exactly, one word in 2^(63-c), a second word decides.
+if it equals the threshold, one word in 2^(63-c), a second word decides.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from matrixdp.secure.entropy import Words
 Whole = npt.NDArray[np.int64]
 
 LEAST_SCALE = 2.0**-10
-"""The least scale, in steps, that is drawn: all but one in e^1024 are 0."""
+"""The least scale, in steps: all draws are 0 but about two in e^1024."""
 
 FIXED = 192
 """Bits after the point in the arithmetic that builds tables."""
@@ -53,22 +54,25 @@ ONE = 1 << FIXED
 """The number 1 in that arithmetic."""
 
 BASE_BITS = 11
-"""Of a digit of a geometric variable."""
+"""The bits of a digit of a geometric variable."""
 
 BASE = 1 << BASE_BITS
-"""Of those digits, and the least number of columns."""
+"""The base of those digits, and the least number of columns."""
 
 TOTAL = 1 << 127
 """Probabilities of a table are whole multiples of 1 / TOTAL."""
 
 TIE_BITS = 64
-"""Of the second word, which breaks ties."""
+"""The bits of the second word, which breaks ties."""
 
-_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = BASE_BITS, 16, 13  # of a column; larger laws are split if they can be
+_LEAST_BITS, _MOST_BITS, _SPLIT_BITS = BASE_BITS, 16, 13  # of a column number; wider laws are split if possible
 _DEEP = 50.0  # a table ends where probabilities are below e^-50 of the largest
 _DIGITS = Context(prec=70)  # 232 bits
 _REFINEMENT, _SMOOTH = 128, Fraction(13, 8)  # of a discrete Gaussian that is split
-_SLACK = Fraction(1, 1 << 110)  # in a total variation, for the arithmetic: its errors are below 2^-140
+_TAIL = (1 << FIXED - 38) - 1  # the bits after those by which exponentials are looked up
+# Added to a total variation for the arithmetic. Its errors are below 2^-140: each of at most 2^16 weights has an error
+# below 2^35 units of 2^-192.
+_SLACK = Fraction(1, 1 << 110)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +103,7 @@ class AliasTable:
         return totals
 
     def ties_broken(self, words: Words, more: Words) -> Whole:
-        """What K changes by, where a word has met its threshold and was given the alias: 64 more bits decide."""
+        """The change of K where a word equals its threshold, and was given the alias: 64 more bits decide."""
         size = np.uint64(self.packed.size)
         columns = words & (size - np.uint64(1))
         chosen = self.packed[columns]
@@ -112,12 +116,12 @@ class Remainder(Protocol):
     """What an exact table leaves out of its law."""
 
     def changes(self, words: Words, more: Words, further: Callable[[int], Iterator[int]]) -> Whole:
-        """What K changes by, where the words of a tie say so; `further` has more words for an entry."""
+        """The change of K where the words of a tie belong to the remainder; `further` has more words for an entry."""
 
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """K as a sum of independent digits: what the table draws times 2^shift.
+    """K as a sum of independent digits, each drawn from a table and multiplied by 2^shift.
 
     Guarantee: the law of K is within `total_variation` of P(K = j) prop. to exp(-(|j|/scale)^exponent).
     """
@@ -130,7 +134,7 @@ class Digits:
 
 
 def largest_scale(exponent: float) -> float:
-    """The largest scale, in steps, for which there are tables: 2^40 for exponent 1, 2^16 for 2, less between."""
+    """The largest scale, in steps, for which there are tables: 2^40 for exponent 1, 2^16 for 2, smaller between."""
     if exponent == 1.0:
         return 2.0**40
     return 2.0**16 if exponent == 2.0 else (1 << _MOST_BITS) / _DEEP ** (1.0 / exponent)
@@ -141,7 +145,7 @@ def digits(exponent: float, scale: float) -> Digits:
     """The tables of the law with this exponent, from 1 to 2, and this scale in steps.
 
     Raises:
-        InvalidInput: no tables are known for this law.
+        InvalidInput: if no tables are known for this law.
     """
     if not (1.0 <= exponent <= 2.0 and LEAST_SCALE <= scale <= largest_scale(exponent)):
         raise InvalidInput(
@@ -167,7 +171,7 @@ def _laplace_digits(scale: float) -> Digits:
 
 
 def laplace_weights(scale: float) -> list[tuple[Fraction, list[int], int]]:
-    """The digits of discrete Laplace noise: the rate of each, the weights of its sizes, and of all beyond."""
+    """The digits of discrete Laplace noise: the rate of each, the weights of its sizes, and that of all larger ones."""
     rate, found = 1 / Fraction(scale), []
     while (1 << _SPLIT_BITS) * rate < _DEEP:  # P(d) prop. to r^|d| - r^(2m - |d|) for |d| < m, r = e^-rate
         powers = _powers(exponential(-rate), 2 * BASE + 1)
@@ -186,7 +190,7 @@ def _powers(ratio: int, count: int) -> list[int]:
 
 
 def _split_gaussian(scale: float) -> Digits:
-    """By 2. above; exp(-(k/scale)^2) has the variance parameter scale^2 / 2."""
+    """Discrete Gaussian noise, by 2. above; exp(-(k/scale)^2) has the variance parameter scale^2 / 2."""
     fine_squared = 2 * _SMOOTH**2 * _REFINEMENT**2
     coarse_squared = (Fraction(scale) ** 2 - fine_squared) / _REFINEMENT**2
     variance, smooth = float(coarse_squared / 2), float(_SMOOTH**2)
@@ -210,19 +214,16 @@ def _generalised(exponent: float, scale: float, exact_scale: Fraction) -> AliasT
     """P(k) prop. to exp(-(k/scale)^exponent), by logarithms and exponentials."""
     if exponent == 2.0:
         return _gaussian(exact_scale**2)
-    columns = 1 << _bits(scale * _DEEP ** (1.0 / exponent))
-    unit = _exp_fixed(-_times(_fixed(_DIGITS.ln(Decimal(scale))), exponent))  # scale^-exponent
-    weights = [ONE]
-    for power in _whole_powers(exponent, columns + 1)[1:]:
-        size = power * unit >> FIXED  # (k/scale)^exponent
-        weights.append(_exp_fixed(-size) if size < FIXED * ONE else 0)
+    columns, most = 1 << _bits(scale * _DEEP ** (1.0 / exponent)), FIXED * ONE
+    sizes = _scaled_powers(exponent, scale, columns + 1)
+    weights = [_decay(size) if size < most else 0 for size in sizes]
     beyond = weights.pop()  # sizes are convex in k, so ratios of neighbours fall
     ratio = beyond * ONE // weights[-1] + 1 if weights[-1] else 0
     return alias_table(weights, 2 * (beyond * ONE // (ONE - ratio) + 2))
 
 
 def _bits(columns: float) -> int:
-    """The bits of a column's number, for so many columns."""
+    """The bits of a column number, for this many columns."""
     return max(math.ceil(math.log2(columns)), _LEAST_BITS)
 
 
@@ -230,7 +231,7 @@ def _bits(columns: float) -> int:
 
 
 def _fixed(value: Decimal) -> int:
-    """To the nearest multiple of 2^-192."""
+    """A number in fixed point, rounded to the nearest multiple of 2^-192."""
     return int(_DIGITS.multiply(value, Decimal(ONE)).to_integral_value())
 
 
@@ -244,26 +245,31 @@ def _times(x: int, factor: float) -> int:
     return x * numerator // denominator
 
 
-def _whole_powers(exponent: float, count: int) -> list[int]:
-    """k^exponent for k = 0, ..., count - 1: that of the primes, and products of them.
+def _scaled_powers(exponent: float, scale: float, count: int) -> list[int]:
+    """(k/scale)^exponent for k = 0, ..., count - 1: computed for primes, and multiplied for the others.
 
-    The logarithm of an odd prime p comes from its neighbours, whose factors are less than p:
+    The logarithm of an odd prime p is computed from its neighbours, whose factors are less than p:
     log p = (log(p - 1) + log(p + 1)) / 2 + artanh(1/(2 p^2 - 1)). An error of at most 8 log2(k) units in log k passes
-    from neighbours to primes, as halving k takes away more than a prime adds.
+    from neighbours to primes, as halving k takes away more than a prime adds. Powers of primes have a relative error of
+    2^17 units, and so results below 2^8 have an error below 2^34 units: 2^8 16 2^17, and k^2 for the unit.
     """
+    unit = _fixed(_DIGITS.power(Decimal(scale), Decimal(-exponent)))
     least = _least_factors(count + 1)
-    logs, powers = [0] * (count + 1), [0, ONE] + [0] * (count - 1)
+    logs, scaled = [0] * (count + 1), [0, unit] + [0] * (count - 1)
+    powers: dict[int, int] = {}  # p^exponent, of the primes
     for k in range(2, count):
         factor = least[k]
         if factor < k:
-            powers[k] = powers[factor] * powers[k // factor] >> FIXED
+            scaled[k] = scaled[k // factor] * powers[factor] >> FIXED
             logs[k] = logs[factor] + logs[k // factor]
         else:
             logs[k] = (
                 _log_two() if k == 2 else _log_between(_log_of(k - 1, logs, least), _log_of(k + 1, logs, least), k)
             )
-            powers[k] = _exp_fixed(_times(logs[k], exponent))
-    return powers[:count]
+            doublings, left = divmod(_times(logs[k], exponent), _log_two())
+            powers[k] = _decay(_log_two() - left) << doublings + 1
+            scaled[k] = powers[k] * unit >> FIXED
+    return scaled[:count]
 
 
 def _log_of(k: int, logs: list[int], least: list[int]) -> int:
@@ -272,7 +278,7 @@ def _log_of(k: int, logs: list[int], least: list[int]) -> int:
 
 
 def _log_between(below: int, above: int, p: int) -> int:
-    """log p from that of its neighbours."""
+    """log p from the logarithms of its neighbours."""
     square, power, series, n = (2 * p * p - 1) ** 2, ONE * (2 * p * p - 1), 0, 1
     while power := power // square:
         series += power // n
@@ -291,29 +297,28 @@ def _least_factors(count: int) -> list[int]:
 
 @cache
 def _exponentials() -> list[list[int]]:
-    """exp(-i/2^b) for i = 0, ..., 1023 and b = 10, 20, 30, 40."""
-    return [_powers(_fixed(_DIGITS.exp(Decimal(-(2.0**-bits)))), 1024) for bits in (10, 20, 30, 40)]
+    """The tables that `_decay` looks up: exp(-i/2^b) for i = 0, 1, ..., and b = 2, 14, 26, 38."""
+    lengths = {2: 1 << 10, 14: 1 << 12, 26: 1 << 12, 38: 1 << 12}
+    return [_powers(_fixed(_DIGITS.exp(Decimal(-(2.0**-bits)))), length) for bits, length in lengths.items()]
 
 
-def _exp_fixed(x: int) -> int:
-    """exp(x), all in fixed point; for x below 2^8."""
-    doublings = -(-x // _log_two())
-    rest = doublings * _log_two() - x  # from 0 to log 2, and exp(x) = 2^doublings exp(-rest)
+def _decay(x: int) -> int:
+    """exp(-x), all in fixed point; for x from 0 to 2^8.
+
+    The error is below 2^15 units, and below 2^39 x + 8 for x below 2^-26: entry i of a table has an error of at most
+    1.5 i, of the first table at most 8, and the errors of factors up to 1 add up.
+    """
     first, second, third, fourth = _exponentials()
-    head = rest >> FIXED - 40
-    product = first[head >> 30] * second[head >> 20 & 1023] >> FIXED
-    product = product * third[head >> 10 & 1023] >> FIXED
-    product = product * fourth[head & 1023] >> FIXED
-    rest -= head << FIXED - 40  # below 2^-40, and its fifth power, over 5!, vanishes
-    square = rest * rest >> FIXED
-    cube = square * rest >> FIXED
-    product -= product * (rest - (square >> 1) + cube // 6 - square * square // (24 << FIXED)) >> FIXED
-    return product << doublings if doublings >= 0 else product >> -doublings
+    head, rest = x >> FIXED - 38, x & _TAIL  # the rest is below 2^-38, and its fifth power, over 5!, vanishes
+    high = first[head >> 36] * second[head >> 24 & 4095] >> FIXED
+    product = high * (third[head >> 12 & 4095] * fourth[head & 4095] >> FIXED) >> FIXED
+    half = rest * rest >> FIXED + 1  # exp(-rest) = 1 - rest + half - half (2 rest - half) / 6
+    return product - (product * (rest - half + (half * (rest + rest - half) >> FIXED) // 6) >> FIXED)
 
 
 def exponential(x: Fraction) -> int:
-    """exp(x) for x <= 0."""
-    return _exp_fixed((x.numerator << FIXED) // x.denominator) if x > -FIXED else 0
+    """exp(x) for x <= 0, in fixed point."""
+    return _decay(-((x.numerator << FIXED) // x.denominator)) if x > -FIXED else 0
 
 
 # --- the tables themselves ---
@@ -323,17 +328,18 @@ def alias_table(weights: Sequence[int], beyond: int) -> AliasTable:
     """The alias table of P(k) prop. to weights[|k|], given |k| < len(weights); `beyond` is the weight of all others."""
     both_signs = [(2 if k else 1) * weight for k, weight in enumerate(weights)]
     served = sum(both_signs)
-    numerators = [TOTAL * weight // served for weight in both_signs]
-    numerators[0] += TOTAL - sum(numerators)  # the remainders over `served`, fewer than there are columns
-    # |n/T - w/N| with N = served + beyond, over both signs, and what is beyond; halved. The others miss their
-    # remainders, and 0 has them too much
+    per_weight = (TOTAL << 2 * FIXED) // served
+    numerators = [weight * per_weight >> 2 * FIXED for weight in both_signs]  # at most TOTAL weight / served
+    numerators[0] += TOTAL - sum(numerators)  # what the others miss, at most one per column
+    # |n/T - w/N| with N = served + beyond, over both signs, and what is beyond; halved. The others miss what 0
+    # has too much
     errors = 2 * (numerators[0] * served - TOTAL * both_signs[0])
     distance = Fraction(errors, 2 * TOTAL * served) + Fraction(beyond, served + beyond)
     return AliasTable(*alias(numerators), math.nextafter(float(distance + _SLACK), math.inf))
 
 
 def alias(numerators: Sequence[int]) -> tuple[Words, Words]:
-    """Walker's table, built after Vose: a column with room to spare takes the rest from one that overflows.
+    """Walker's table, built by Vose's method: a column with room to spare is filled up by one that overflows.
 
     Returns the packed columns and the ties.
 

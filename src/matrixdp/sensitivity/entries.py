@@ -1,4 +1,4 @@
-"""What every sensitivity set answers, and the sets that are about entries, wherever these lie."""
+"""The interface of sensitivity sets, and the sets for which the arrangement of the entries does not matter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sensitivity(ABC):
     """A set of differences between the query's values on neighbouring datasets."""
 
     adjacency: str
-    """Which data sets are neighbours."""
+    """Which datasets are neighbours."""
 
     @property
     def relation(self) -> str:
@@ -38,7 +38,7 @@ class Sensitivity(ABC):
 
     @abstractmethod
     def largest_entry(self, shape: Shape) -> float:
-        """The most that any single entry can change."""
+        """The largest change of a single entry."""
 
     @abstractmethod
     def changed_entries(self, shape: Shape) -> int:
@@ -53,15 +53,15 @@ class Sensitivity(ABC):
         """One human-readable line."""
 
     def matrix_shape(self, shape: Shape) -> Shape:
-        """A vector's or matrix's own shape; how values of another number of dimensions are read, entries in order."""
+        """The shape as which a value is read, entries in order: unchanged for vectors and matrices."""
         return shape if len(shape) in (1, 2) else (shape[0], math.prod(shape[1:])) if shape else (1,)
 
     def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
-        """The same set, where values of one shape are read as those of another, entries in order."""
+        """The same set for values of another shape, with the entries in the same order."""
         return self
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
-        """The size of the set in a few numbers, for a certificate; any change of the set changes one of them."""
+        """A few numbers that measure the set, for a certificate; different sets may have the same ones."""
         return self.frobenius_radius(shape), self.largest_entry(shape), self.changed_entries(shape)
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ class Entrywise(Sensitivity):
 @takes_relation
 @dataclass(frozen=True, eq=False)
 class Counts(Sensitivity):
-    """At most `cells` entries change, each by at most `bound`: a histogram (1 to add or remove, 2 to replace).
+    """At most `cells` entries change, each by at most `bound`: for a histogram 1 under add/remove, 2 under replace.
 
     Example:
         >>> from matrixdp import Counts
@@ -174,7 +174,7 @@ class Counts(Sensitivity):
         object.__setattr__(self, "adjacency", checked(self.adjacency))
 
     def fits(self, shape: Shape) -> None:
-        """Any shape; more cells than there are means all of them."""
+        """Any shape; if `cells` exceeds the number of entries, all of them may change."""
 
     def frobenius_radius(self, shape: Shape) -> float:
         return self.bound * math.sqrt(min(self.cells, math.prod(shape)))
@@ -197,14 +197,14 @@ class Counts(Sensitivity):
 @takes_relation
 @dataclass(frozen=True, eq=False, init=False)
 class L1(Sensitivity):
-    """All differences whose entries add up, in absolute value, to at most the radius: sum |V_ij| <= radius.
+    """All differences with l1 norm at most the radius: sum |V_ij| <= radius.
 
     Attributes:
-        radius: the most that all entries together can change.
-        bound: the most that one entry can change, the argument `largest_entry`; None for the radius.
-        step: a power of two of which the query's values are whole multiples on every data set, such as 1 for counts;
-            None for values that may be any numbers. Discrete noise is drawn on a grid: other values are floored to it,
-            which can lengthen the difference by a step in every entry, and so costs more noise.
+        radius: the largest l1 norm of a difference.
+        bound: the largest change of one entry, the argument `largest_entry`; None for the radius.
+        step: a power of two of which the query's values are whole multiples on every dataset, such as 1 for counts;
+            None for arbitrary values. Discrete noise is drawn on a grid. Arbitrary values are floored to it, which can
+            lengthen the difference by up to two steps per entry, and so costs more noise.
 
     Example:
         >>> from matrixdp import Budget, L1, calibrate
@@ -225,22 +225,20 @@ class L1(Sensitivity):
         *,
         step: float | None = None,
     ) -> None:
-        found = {"radius": _check.length("radius", radius)}
-        if largest_entry is not None:
-            found["bound"] = _check.length("largest_entry", largest_entry)
+        radius = _check.length("radius", radius)
+        bound = None if largest_entry is None else _check.length("largest_entry", largest_entry)
         if step is not None:
             if math.frexp(_check.length("step", step))[0] != 0.5:
                 raise InvalidInput(f"step must be a power of two, such as 1 for counts, got {_check.shown(step)}")
-            for name, length in found.items():
-                if not (length / step).is_integer() or not length / step < 2.0**53:
-                    argument = "largest_entry" if name == "bound" else name
+            step = float(step)
+            for name, length in (("radius", radius), ("largest_entry", bound)):
+                if length is not None and not ((length / step).is_integer() and length / step < 2.0**53):
                     raise InvalidInput(
-                        f"{argument} must be a whole multiple of step, {step:g}, and below 2^53 of it, got "
+                        f"{name} must be a whole multiple of step, {step:g}, and below 2^53 of it, got "
                         f"{_check.shown(length)}; differences are such multiples, so round it down"
                     )
-            step = float(step)
-        object.__setattr__(self, "radius", found["radius"])
-        object.__setattr__(self, "bound", found.get("bound"))
+        object.__setattr__(self, "radius", radius)
+        object.__setattr__(self, "bound", bound)
         object.__setattr__(self, "step", step)
         object.__setattr__(self, "adjacency", checked(adjacency))
 
@@ -248,12 +246,12 @@ class L1(Sensitivity):
         """Any shape."""
 
     def frobenius_radius(self, shape: Shape) -> float:
-        """The norm of as many entries of the largest size as the radius allows, and one of what is left."""
+        """The norm of `worst`: as many largest entries as the radius allows, and one entry with the rest."""
         largest, whole, rest = self.worst(shape)
         return math.hypot(math.sqrt(whole) * largest, rest)
 
     def worst(self, shape: Shape) -> tuple[float, int, float]:
-        """The worst differences: the largest size of an entry, how many have it, and the size of one more, or 0.
+        """The worst difference: its largest absolute entry, how many entries have it, and the size of one more, or 0.
 
         Every difference in the set, with its entries sorted by size, is majorised by this one.
         """
@@ -269,16 +267,16 @@ class L1(Sensitivity):
         return self.radius if self.bound is None else min(self.radius, self.bound)
 
     def changed_entries(self, shape: Shape) -> int:
-        """All of them; at most so many as the radius has steps, if values are multiples of a step."""
+        """All entries; with a step, at most as many as there are steps in the radius."""
         entries = math.prod(shape)
         return entries if self.step is None else min(entries, int(self.radius / self.step))
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
-        """As for every set, and the radius and the step."""
+        """As for every set, plus the radius and the step."""
         return *super().extent(shape), self.radius, self.step or 0.0
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """By the sum and the largest entry; whether it is a multiple of the step is not looked at."""
+        """Checks the sum and the largest entry, not whether entries are multiples of the step."""
         change = np.abs(_check.finite("difference", difference, ndim=None))
         with np.errstate(over="ignore"):
             total = float(np.sum(change))
@@ -304,6 +302,6 @@ def checked_widths(name: str, value: Any) -> Any:
 
 
 def span(values: Any) -> str:
-    """The number, or the least and the largest, in words."""
+    """The number, or the range of the numbers, as text."""
     low, high = float(np.min(values)), float(np.max(values))
     return f"{high:g}" if low == high else f"{low:g} to {high:g}"

@@ -1,4 +1,4 @@
-"""Sets of matrices: one row or column that changes, second moments, and listed differences."""
+"""Sensitivity sets of matrices: one changed row or column, second moments, and listed differences."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class _OneLine(Sensitivity):
         object.__setattr__(self, "width", None if radius is not None else _box(name, low, high, self.adjacency))
 
     def fits(self, shape: Shape) -> None:
-        """Two dimensions or more, and lines as long as the box has entries."""
+        """Needs two dimensions or more, and lines with as many entries as the box."""
         if len(shape) < 2:
             raise InvalidInput(f"{type(self).__name__} needs a value with rows and columns, got shape {shape}")
         if self.width is not None:
             self.widths(shape)
 
     def widths(self, shape: Shape) -> Array:
-        """How far each entry of the changed line may move (box form)."""
+        """The largest change of each entry of the changed line (box form)."""
         return _check.broadcast("high - low", self.width, (self.matrix_shape(shape)[1 - self.axis],))
 
     def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
@@ -110,7 +110,7 @@ class OneColumn(_OneLine):
     line = "column"
 
     def matrix_shape(self, shape: Shape) -> Shape:
-        """The last axis is that of the columns."""
+        """The last axis counts the columns."""
         return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 else super().matrix_shape(shape)
 
 
@@ -128,7 +128,7 @@ class OneRow(_OneLine):
 
 
 def _box(name: str, low: Any, high: Any, adjacency: str) -> Any:
-    """How far a record inside a box can move when it is replaced, or when it becomes zero."""
+    """The largest change of each entry when a record in a box is replaced, or becomes zero."""
     ends = []
     for side, value in (("low", low), ("high", high)):
         scalar = _check.array_of(side, value).ndim == 0
@@ -152,7 +152,8 @@ def _box(name: str, low: Any, high: Any, adjacency: str) -> Any:
 class RankOne(Sensitivity):
     """Second moments of records x with norm at most the radius; values are symmetric (x y^T needs Frobenius).
 
-    Add/remove: V = x x^T or its negative. Replace: V = x x^T - y y^T, of Frobenius norm at most sqrt(2) radius^2.
+    Add/remove and zero-out: V = x x^T or its negative. Replace: V = x x^T - y y^T, of Frobenius norm at most
+    sqrt(2) radius^2.
 
     Example:
         >>> from matrixdp import RankOne
@@ -186,7 +187,7 @@ class RankOne(Sensitivity):
         return math.prod(shape)
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Symmetric, with one eigenvalue of each sign at most (add/remove: one in all), each at most radius^2."""
+        """Whether it is symmetric, with at most one nonzero eigenvalue (replace: one per sign), up to radius^2."""
         change = _check.finite("difference", difference)
         slack = tolerance * self.radius**2
         if not np.allclose(change, change.T, rtol=0, atol=slack):
@@ -248,7 +249,7 @@ class Vertices(Sensitivity):
         return max(_check.norm(v) for v in self.differences)
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
-        """As for every set, and the norm of each vertex."""
+        """As for every set, plus the norm of each vertex."""
         return *super().extent(shape), *(_check.norm(v) for v in self.differences)
 
     def largest_entry(self, shape: Shape) -> float:
@@ -256,11 +257,11 @@ class Vertices(Sensitivity):
         return max(float(np.max(np.abs(v))) for v in self.differences)
 
     def changed_entries(self, shape: Shape) -> int:
-        """Those that any vertex changes, for a mixture can change them all."""
+        """The entries that any vertex changes, since a convex combination can change all of them."""
         return int(np.count_nonzero(np.any(np.stack(self.differences) != 0, axis=0)))
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
-        """The difference is a combination of the vertices whose weights have absolute sum at most 1."""
+        """Whether it is a combination of the vertices with weights of absolute sum at most 1."""
         from scipy.optimize import linprog  # here, because it is slow to import and seldom needed
 
         vertices = np.stack([v.ravel() for v in self.differences], axis=1)

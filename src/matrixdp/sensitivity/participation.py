@@ -1,4 +1,4 @@
-"""What one record can change in a value whose rows are steps in time: rows of bounded norm, at some of the steps.
+"""The sensitivity set for values whose rows are steps in time: a record changes rows by bounded norm, at some steps.
 
 Stack the steps of a training run or a stream as the rows of a matrix. A record takes part at the steps of a *pattern*,
 and changes those rows by norm at most `clip` each. The patterns that are possible are public.
@@ -29,10 +29,10 @@ class Participation(Sensitivity):
     Attributes:
         clip: the largest norm of a record's contribution to one step.
         separation: two steps of one record are at least this far apart; None for no such rule.
-        times: at most so many steps of one record.
+        times: the most steps of one record.
         cyclic: a record takes part at exactly every `separation`-th step, so that `times` follows from the steps.
-        adjacency: zero-out, where steps are batches in a fixed order; add/remove, where they are public periods, as
-            days are, to which no record's presence moves another one.
+        adjacency: zero-out, where steps are batches in a fixed order; add/remove, where they are public periods such as
+            days, so that no record's presence affects the steps of another record.
 
     Example:
         >>> from matrixdp import Participation
@@ -64,11 +64,11 @@ class Participation(Sensitivity):
 
     @property
     def gap(self) -> int:
-        """The least distance of two steps of one record."""
+        """The least distance between two steps of one record."""
         return self.separation or 1
 
     def most_times(self, steps: int) -> int:
-        """The most steps of one record, of so many."""
+        """The most steps of one record, out of `steps`."""
         fitting = -(-steps // self.gap)
         return fitting if self.cyclic else min(self.times, fitting)
 
@@ -95,7 +95,7 @@ class Participation(Sensitivity):
         return self.most_times(shape[0]) * shape[1]
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
-        """As for every set, and the rule of the patterns."""
+        """As for every set, plus the rule for the patterns."""
         return *super().extent(shape), self.gap, self.most_times(shape[0]), self.cyclic
 
     def contains(self, difference: npt.ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -125,10 +125,10 @@ class Participation(Sensitivity):
     def heaviest(self, weights: Array) -> tuple[float, Steps]:
         """The largest sum of weights, 0 or above, over the steps of a pattern, and that pattern.
 
-        Of at most j steps up to t the best is the best up to t - 1, or w_t and the best of j - 1 steps up to t - b.
+        The best of at most j steps up to t is that up to t - 1, or w_t plus the best of j - 1 steps up to t - b.
         """
         steps, most, gap = len(weights), self.most_times(len(weights)), self.gap
-        if np.all(np.diff(weights) <= 0):  # moving every step to the front and together never loses
+        if np.all(np.diff(weights) <= 0):  # moving all steps earlier and closer together never lowers the sum
             pattern = self.first_pattern(steps)
         elif self.cyclic:
             pattern = max((np.arange(r, steps, gap) for r in range(min(gap, steps))), key=lambda p: weights[p].sum())
@@ -146,7 +146,7 @@ class Participation(Sensitivity):
         return float(np.sum(weights[pattern])), pattern
 
     def heaviest_sums(self, weights: Array, times: int) -> Array:
-        """For each column of weights, 0 or above, a bound on their sum over `times` steps, `separation` apart."""
+        """For each column of weights, 0 or above, an upper bound on the sum over `times` steps, `separation` apart."""
         best = np.zeros_like(weights)
         for _ in range(min(times, -(-len(weights) // self.gap))):
             best = np.maximum.accumulate(weights + _earlier(best, self.gap), axis=0)

@@ -1,9 +1,10 @@
 # mypy: allow-subclassing-any
-"""What the private estimators share: a budget, one release, and the noise's randomness."""
+"""What the private estimators share: a budget, one release, and the source of randomness."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,21 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d, vali
 
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.distributions import NoiseLaw
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, release
 from matrixdp.queries import Answer, bounded
+from matrixdp.queries.clipping import LARGEST
 from matrixdp.queries.units import check_added, of_units
 
 
 class WrongType(InvalidInput, TypeError):
-    """Records of a type that cannot be used; scikit-learn asks for a TypeError."""
+    """Records of a type that cannot be used; scikit-learn expects a TypeError."""
 
 
-# What scikit-learn's validation refuses, by words in its messages, and what is said instead: its own messages quote the
-# records. Its checks of estimators look for some of these phrases.
+# Errors of scikit-learn's validation, by words in their messages, and the messages raised instead: the original ones
+# quote the records. Its checks of estimators look for some of these phrases.
 _NOT_A_MATRIX = (
     "X must have a record in each row, got {kind}. Reshape your data either using array.reshape(-1, 1) if it has a "
     "single feature or array.reshape(1, -1) if it is a single sample"
@@ -53,9 +55,9 @@ _COUNTS = re.compile(
 
 
 def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
-    """scikit-learn's validation, without masked records; its errors are replaced by ones that quote no record.
+    """scikit-learn's validation; masked records are refused, and errors are replaced by ones that quote no record.
 
-    That there is a refusal depends on the records and is visible to whoever sees the error.
+    Whether there is an error depends on the records and is visible to whoever sees it.
     """
     if isinstance(X, np.ma.MaskedArray):
         raise InvalidInput("X must not be a masked array: what is masked would be counted; drop or fill it first")
@@ -72,9 +74,9 @@ def records_of(estimator: BaseEstimator, X: Any, **options: Any) -> Array:
 def limited(
     estimator: BaseEstimator, records: npt.NDArray[Any], ids: Any, contributions: int | None
 ) -> npt.NDArray[Any]:
-    """The records that count: all of them, or at most so many of each id; how many that is, is private then."""
+    """The records that count: all, or at most `contributions` of each id, whose number is private."""
     if (ids is None) != (contributions is None):
-        raise InvalidInput("ids and contributions go together: whose each record is, and how many of an id count")
+        raise InvalidInput("ids and contributions go together: an id per record, and how many records of an id count")
     if ids is None or contributions is None:
         return records
     check_added(estimator.adjacency)
@@ -94,6 +96,18 @@ def records_and_target(estimator: BaseEstimator, X: Any, y: Any) -> tuple[Array,
     return records, target
 
 
+def bounds_of(low: Any, high: Any, features: int, names: str = "low and high") -> tuple[Array, Array]:
+    """Public bounds of every feature; they have no default."""
+    if low is None or high is None:
+        raise InvalidInput(f"{names} are missing: public bounds, to which values outside are clipped")
+    lower, upper = (np.array(_check.broadcast(names, end, (features,))) for end in (low, high))
+    if not np.all(lower < upper):
+        raise InvalidInput(f"{names} must be two numbers, the first below the second, for every feature")
+    if not np.all(np.abs([lower, upper]) <= LARGEST):  # or the distance of a value from a bound could overflow
+        raise InvalidInput(f"{names} must lie between {-LARGEST} and {LARGEST}; rescale the records")
+    return lower, upper
+
+
 def _refusal(text: str, X: Any) -> InvalidInput:
     """The error to raise in place of one of scikit-learn's with this text."""
     if _COUNTS.fullmatch(text):
@@ -105,19 +119,20 @@ def _refusal(text: str, X: Any) -> InvalidInput:
     return error(message.format(kind=_check.kind(X)))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateEstimator(BaseEstimator):
-    """An estimator whose `fit` makes one release; subclasses take budget or epsilon and delta, and a mechanism."""
+    """An estimator whose `fit` makes one release; its fields are the arguments of all estimators."""
 
-    budget: Budget | None
-    epsilon: float | None
-    delta: float | None
-    mechanism: str
-    random_state: Any
-    ledger: Spends | None
-    certificate_: Any
+    budget: Budget | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    adjacency: str = "add/remove"
+    mechanism: str = "auto"
+    random_state: Any = None
+    ledger: Spends | None = None
 
     def __sklearn_clone__(self) -> PrivateEstimator:
-        """A copy that charges the same ledger: a copy of that would let every clone spend it anew."""
+        """A copy that charges the same ledger: with a copy of the ledger, every clone could spend the budget again."""
         values = {name: value for name, value in self.get_params(deep=False).items() if name != "ledger"}
         return type(self)(**{name: clone(value, safe=False) for name, value in values.items()}, ledger=self.ledger)
 
@@ -131,9 +146,9 @@ class PrivateEstimator(BaseEstimator):
         """The one release of a fit, charged to this ledger or else to the estimator's own.
 
         Args:
-            answer: of the records, which are bounded if contributions are given.
+            answer: the answer from the records, which are bounded if contributions are given.
             ledger: instead of the estimator's own.
-            contributions: how many records of a unit there are at most.
+            contributions: the most records of a unit.
             mechanism: instead of the estimator's own.
         """
         answer = answer if contributions is None else of_units(answer, contributions)
@@ -146,15 +161,14 @@ class PrivateEstimator(BaseEstimator):
             note=f"{type(self).__name__}.fit",
             rng=generator(self.random_state),
         )
-        self.certificate_ = released.certificate
+        self.certificate_: Any = released.certificate
         return released
 
     def _budget(self) -> Budget:
         if self.budget is not None:
             if self.epsilon is not None or self.delta is not None:
                 raise InvalidInput("give budget, or epsilon and delta, and not both")
-            if not isinstance(self.budget, Budget):
-                raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(self.budget)}")
+            checked_budget(self.budget)
             return self.budget
         if self.epsilon is None or self.delta is None:
             raise InvalidInput("budget=Budget(epsilon, delta) is missing, or epsilon and delta; there is no default")
@@ -162,7 +176,7 @@ class PrivateEstimator(BaseEstimator):
 
 
 def generator(random_state: Any) -> np.random.Generator | None:
-    """A numpy Generator from what scikit-learn calls a random state; None leaves it to the operating system."""
+    """A numpy Generator from a scikit-learn random state; None for entropy from the operating system."""
     if random_state is None or isinstance(random_state, np.random.Generator):
         return random_state
     if isinstance(random_state, np.random.RandomState):

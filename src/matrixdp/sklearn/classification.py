@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,14 @@ from sklearn.utils.validation import check_is_fitted
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import takes_relation
-from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
-from matrixdp.sklearn.base import PrivateEstimator, generator, limited, records_and_target, records_of
-from matrixdp.sklearn.regression import bounds_of
+from matrixdp.sklearn.base import PrivateEstimator, bounds_of, generator, limited, records_and_target, records_of
 from matrixdp.tables.logistic import LogisticRegression
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
     """Logistic regression for two classes, from noisy gradients and Hessians: see `matrixdp.tables.logistic`.
 
@@ -30,19 +30,15 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         C: the inverse of the penalty on squared coefficients, of features mapped to [-1, 1].
         low: the least value of each feature, or one number for all; public. Smaller values count as this one.
         high: the largest value of each feature, likewise.
-        classes: the two labels; public. A record with another label counts as one of the first, in sorted order. With
+        classes: the two labels; public. A record with another label counts as the first of them, in sorted order. With
             "from y", the labels in y, which then count as public.
         steps: how many gradients are released.
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
-        adjacency: which data sets are neighbours.
-        mechanism: "auto", the least noise for each of the releases; there is no other yet.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+        mechanism: "auto", the least noise for each of the releases; no other is implemented.
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
-        coef_: a coefficient per feature, in one row.
+        coef_: one coefficient per feature, in one row.
         intercept_: one number.
         classes_: the two labels.
         standard_errors_: of the intercept and the coefficients, to first order in the noise.
@@ -60,39 +56,17 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         [1, 0]
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        low: Any = None,
-        high: Any = None,
-        classes: Any = None,
-        steps: int = 32,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        adjacency: str = "add/remove",
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.C = C
-        self.low = low
-        self.high = high
-        self.classes = classes
-        self.steps = steps
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.adjacency = adjacency
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    C: float = 1.0
+    _: KW_ONLY
+    low: Any = None
+    high: Any = None
+    classes: Any = None
+    steps: int = 32
 
     def fit(
         self, X: Any, y: Any, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
     ) -> PrivateLogisticRegression:
-        """Releases the noisy moment and gradients, charged to the ledger together if there is one."""
+        """Releases the noisy moment, gradients and Hessian, charged to the ledger together if there is one."""
         records, target = records_and_target(self, X, y)
         classes = _classes(target, self.classes)
         low, high = bounds_of(self.low, self.high, records.shape[1])
@@ -141,7 +115,7 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
 
 
 def _classes(target: Any, classes: Any) -> Any:
-    """The two labels, in order; whatever is refused here depends on the target only if it was asked for its labels."""
+    """The two labels, sorted; errors depend on the target only if its labels were asked for."""
     if classes is None:
         raise InvalidInput('classes are missing: the two labels, which are public; "from y" makes those in y public')
     if isinstance(classes, str):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from sklearn.utils.validation import check_is_fitted
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.adjacency import takes_relation
-from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.queries.histograms import cells_of
@@ -21,19 +21,15 @@ from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateHistogram(DensityMixin, PrivateEstimator):
     """Noisy counts of records in the cells of a public grid, in one dimension or two.
 
     Args:
         edges: the borders of the cells; a pair of such lists for two columns. Public.
         columns: which columns to count, by position; all by default.
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
-        adjacency: which data sets are neighbours; ADD_REMOVE, REPLACE or ZERO_OUT.
-        mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
         counts_: the noisy counts, none below 0.
@@ -51,28 +47,9 @@ class PrivateHistogram(DensityMixin, PrivateEstimator):
         (2,)
     """
 
-    def __init__(
-        self,
-        edges: Any = None,
-        *,
-        columns: Any = None,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        adjacency: str = "add/remove",
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.edges = edges
-        self.columns = columns
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.adjacency = adjacency
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    edges: Any = None
+    _: KW_ONLY
+    columns: Any = None
 
     def fit(
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None

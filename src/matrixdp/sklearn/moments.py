@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from sklearn.utils.validation import check_is_fitted
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, checked, takes_relation
-from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.queries.clipping import center_of, divisor
@@ -22,21 +22,18 @@ from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     """Principal components from a noisy second moment about a public center.
 
     Args:
         n_components: how many components to keep; all by default.
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
         norm: the largest distance of a record from the center; records beyond it are clipped. Public.
         center: a public vector or number that is subtracted first.
-        adjacency: "replace" one record, or "add/remove" one, which needs size.
-        size: a public number to divide by; the number of records by default, which only "replace" allows.
-        mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+        adjacency: "replace", "zero-out" or "add/remove", which needs size.
+        size: a public number to divide by; the number of records by default, except under "add/remove".
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
         components_: orthonormal rows, the largest variance first.
@@ -57,32 +54,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         ((2, 3), 1.0)
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        norm: float | None = None,
-        center: Any = 0.0,
-        adjacency: str = "replace",
-        size: int | None = None,
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.norm = norm
-        self.center = center
-        self.adjacency = adjacency
-        self.size = size
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    n_components: int | None = None
+    _: KW_ONLY
+    norm: float | None = None
+    center: Any = 0.0
+    adjacency: str = "replace"
+    size: int | None = None
 
     def fit(
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
@@ -128,20 +105,17 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateCovariance(PrivateEstimator):
     """A noisy covariance matrix, about a public center or about the records' own mean.
 
     Args:
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
-        norm: the largest norm of a record, counted from the center if there is one. Public.
+        norm: the largest distance of a record from the center, or from 0 without a center. Public.
         center: a public vector; None means the mean of the records, which costs four times the std at the same norm.
-        adjacency: "replace" one record, or "add/remove" one, which needs size.
-        size: a public number to divide by; the number of records by default, which only "replace" allows.
-        mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+        adjacency: "replace", "zero-out" (only with a center) or "add/remove", which needs size.
+        size: a public number to divide by; the number of records by default, except under "add/remove".
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
         covariance_: the nearest positive semidefinite matrix to the release.
@@ -159,30 +133,11 @@ class PrivateCovariance(PrivateEstimator):
         (3, 3)
     """
 
-    def __init__(
-        self,
-        *,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        norm: float | None = None,
-        center: Any = None,
-        adjacency: str = "replace",
-        size: int | None = None,
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.norm = norm
-        self.center = center
-        self.adjacency = adjacency
-        self.size = size
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    _: KW_ONLY
+    norm: float | None = None
+    center: Any = None
+    adjacency: str = "replace"
+    size: int | None = None
 
     def fit(
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
@@ -199,8 +154,10 @@ class PrivateCovariance(PrivateEstimator):
 def released_covariance(
     estimator: PrivatePCA | PrivateCovariance, records: Array, center: Any, ledger: Spends | None, contributions: Any
 ) -> Array:
-    """The noisy covariance of the records; where delta is 0, from noisy products of two entries each."""
-    norm = required_norm(estimator.norm)
+    """The noisy covariance of the records; if delta is 0, from noisy products of two entries each."""
+    norm = estimator.norm
+    if norm is None:  # it has no default: it must fit the records' scale, and be known without them
+        raise InvalidInput("norm is missing: a public bound on a record's norm, to which longer records are clipped")
     asked: dict[str, Any] = {"norm": norm, "adjacency": estimator.adjacency}
     if estimator._budget().delta > 0:
         answer = answered(queries.covariance, records, center=center, size=estimator.size, **asked)
@@ -211,10 +168,3 @@ def released_covariance(
     answer = answered(queries.moment_entries, records - center_of(center, records.shape[1:]), **asked)
     entries = estimator._release(answer, ledger, contributions).value
     return full_matrix(entries) * (norm**2 / size)
-
-
-def required_norm(norm: float | None) -> float:
-    """The clip norm, which has no default: it must fit the records' scale, and be known without them."""
-    if norm is None:
-        raise InvalidInput("norm is missing: a public bound on a record's norm, to which longer records are clipped")
-    return norm

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,36 +13,31 @@ from sklearn.utils.validation import check_is_fitted
 from matrixdp import _check, postprocess, queries
 from matrixdp._check import Array
 from matrixdp.adjacency import REPLACE, checked, takes_relation
-from matrixdp.budget import Allotment, Budget
+from matrixdp.budget import Allotment
 from matrixdp.distributions import NoiseLaw, QuantileSearch
 from matrixdp.pipeline import Spends
 from matrixdp.queries.clipping import centred
 from matrixdp.queries.histograms import grid_counts
 from matrixdp.queries.units import answered, of_units
-from matrixdp.sklearn.base import PrivateEstimator, limited, records_of
-from matrixdp.sklearn.regression import bounds_of
-from matrixdp.tables.quantiles import found_by, search_law
+from matrixdp.sklearn.base import PrivateEstimator, bounds_of, limited, records_of
+from matrixdp.tables.quantile import found_by, search_law
 
-# The share of epsilon for intervals, which are not asked for here.
+# The share of epsilon for intervals, which are not used here.
 _FOR_INTERVALS = 1e-3
 # The share of a feature's range below which a standard deviation is not trusted.
 LEAST_SCALE = 1e-3
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
-    """Takes off noisy means and divides by noisy standard deviations, from sums of the features and their squares.
+    """Subtracts noisy means and divides by noisy standard deviations, from sums of the features and their squares.
 
     Args:
         low: the least value of each feature, or one number for all; public. Smaller values count as this one.
         high: the largest value of each feature, likewise.
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
-        adjacency: which data sets are neighbours; under replace the number of records is public.
-        mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
         mean_: the noisy mean of each feature.
@@ -60,28 +56,9 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         (2000, 3)
     """
 
-    def __init__(
-        self,
-        *,
-        low: Any = None,
-        high: Any = None,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        adjacency: str = "add/remove",
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.low = low
-        self.high = high
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.adjacency = adjacency
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    _: KW_ONLY
+    low: Any = None
+    high: Any = None
 
     def fit(
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
@@ -107,7 +84,7 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
         return self
 
     def transform(self, X: Any) -> Array:
-        """The records in units of the standard deviations, counted from the means. Not a private output."""
+        """The records minus the means, divided by the standard deviations. Not a private output."""
         check_is_fitted(self)
         scaled: Array = (records_of(self, X, reset=False) - self.mean_) / self.scale_
         return scaled
@@ -119,27 +96,24 @@ class PrivateStandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstim
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
-    """Puts each feature into bins that hold about as many records each, by noisy quantiles on a public grid.
+    """Puts each feature into bins with about the same number of records, by noisy quantiles on a public grid.
 
-    The quantiles are searched (see `matrixdp.tables.quantiles`), which keeps delta = 0; each feature has an equal share
-    of epsilon.
+    The quantiles are found by a search (see `matrixdp.tables.quantile`), which keeps delta = 0; each feature gets an
+    equal share of epsilon.
 
     Args:
         n_bins: how many bins per feature.
         low: the least value of each feature, or one number for all; public. Smaller values count as this one.
         high: the largest value of each feature, likewise.
         grid: how many steps of equal width the range of a feature has.
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
-        adjacency: which data sets are neighbours.
-        mechanism: "auto" searches; a mechanism's name is for noise on the counts in all steps, of which 64 are enough.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+        mechanism: "auto" for the search; a mechanism's name for noise on the counts of all steps, of which 64 suffice.
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
-        bin_edges_: for each feature its borders, nondecreasing.
+        bin_edges_: the borders of each feature's bins, nondecreasing.
         n_bins_: how many bins each feature has.
         certificate_: what the fit guarantees.
 
@@ -154,32 +128,11 @@ class PrivateKBins(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
         ((2000, 3), [5, 5, 5])
     """
 
-    def __init__(
-        self,
-        n_bins: int = 5,
-        *,
-        low: Any = None,
-        high: Any = None,
-        grid: int = 4096,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        adjacency: str = "add/remove",
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.n_bins = n_bins
-        self.low = low
-        self.high = high
-        self.grid = grid
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.adjacency = adjacency
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    n_bins: int = 5
+    _: KW_ONLY
+    low: Any = None
+    high: Any = None
+    grid: int = 4096
 
     def fit(
         self, X: Any, y: Any = None, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,15 @@ from sklearn.utils.validation import check_is_fitted
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.adjacency import takes_relation
-from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Spends
 from matrixdp.queries.units import answered
-from matrixdp.sklearn.base import PrivateEstimator, limited, records_and_target, records_of
+from matrixdp.sklearn.base import PrivateEstimator, bounds_of, limited, records_and_target, records_of
 from matrixdp.tables.moments import Moments, bounded_moments, bounded_products
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
     """Least squares from noisy second moments of features and target.
 
@@ -29,21 +30,16 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         high: the largest value of each feature, likewise.
         target_low: the least value of the target; public.
         target_high: the largest value of the target; public.
-        budget: the guarantee to keep; or give epsilon and delta.
-        epsilon: instead of budget, with delta.
-        delta: instead of budget, with epsilon.
         level: the coverage of the intervals.
-        adjacency: which data sets are neighbours.
-        mechanism: a mechanism's name; "auto" takes the least expected error.
-        random_state: for tests only; whoever knows it can remove the noise.
-        ledger: charged by every fit, unless fit is given another.
+
+    The other arguments are those of all estimators: see `matrixdp.sklearn`.
 
     Attributes:
-        coef_: a coefficient per feature.
+        coef_: one coefficient per feature.
         intercept_: the value at 0.
         standard_errors_: of the intercept and the coefficients, to first order in the noise.
         intervals_: lower and upper ends, of the intercept and the coefficients.
-        reliable_: whether the noise is small beside the spread of the features, so that intervals hold.
+        reliable_: whether the noise is small compared with the spread of the features, so that intervals hold.
         certificate_: what the fit guarantees.
 
     Guarantee: `certificate_` covers the attributes. `predict` and `score` depend on the records given to them.
@@ -59,34 +55,12 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         True
     """
 
-    def __init__(
-        self,
-        *,
-        low: Any = None,
-        high: Any = None,
-        target_low: float | None = None,
-        target_high: float | None = None,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        level: float = 0.95,
-        adjacency: str = "add/remove",
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.low = low
-        self.high = high
-        self.target_low = target_low
-        self.target_high = target_high
-        self.budget = budget
-        self.epsilon = epsilon
-        self.delta = delta
-        self.level = level
-        self.adjacency = adjacency
-        self.mechanism = mechanism
-        self.random_state = random_state
-        self.ledger = ledger
+    _: KW_ONLY
+    low: Any = None
+    high: Any = None
+    target_low: float | None = None
+    target_high: float | None = None
+    level: float = 0.95
 
     def fit(
         self, X: Any, y: Any, *, ids: Any = None, contributions: int | None = None, ledger: Spends | None = None
@@ -106,11 +80,10 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
         self.intercept_, self.coef_ = float(found.value[0]), found.value[1:]
         self.standard_errors_, self.intervals_ = found.standard_error, np.stack([found.low, found.high])
         self.reliable_ = moments.reliable(records.shape[1])
-        self.certificate_ = moments.certificate
         return self
 
     def predict(self, X: Any) -> Array:
-        """The values that the line gives to records."""
+        """The target predicted for each record."""
         check_is_fitted(self)
         predicted: Array = records_of(self, X, reset=False) @ self.coef_ + self.intercept_
         return predicted
@@ -125,23 +98,14 @@ class PrivateLinearRegression(RegressorMixin, PrivateEstimator):
 
 
 @takes_relation
+@dataclass(eq=False, repr=False)
 class PrivateRidge(PrivateLinearRegression):
     """Ridge regression from noisy second moments of features and target.
 
     Args:
-        alpha: added to the sum of squares for each squared coefficient, but for the intercept.
-        low: see `PrivateLinearRegression`, also for all other arguments and the attributes.
-        high: likewise.
-        target_low: likewise.
-        target_high: likewise.
-        budget: likewise.
-        epsilon: likewise.
-        delta: likewise.
-        level: likewise.
-        adjacency: likewise.
-        mechanism: likewise.
-        random_state: likewise.
-        ledger: likewise.
+        alpha: this times each squared coefficient, except the intercept, is added to the sum of squares.
+
+    All other arguments, and the attributes, are those of `PrivateLinearRegression`.
 
     Example:
         >>> import numpy as np
@@ -152,47 +116,15 @@ class PrivateRidge(PrivateLinearRegression):
         (2, 3)
     """
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        low: Any = None,
-        high: Any = None,
-        target_low: float | None = None,
-        target_high: float | None = None,
-        budget: Budget | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        level: float = 0.95,
-        adjacency: str = "add/remove",
-        mechanism: str = "auto",
-        random_state: Any = None,
-        ledger: Spends | None = None,
-    ) -> None:
-        self.alpha = alpha
-        super().__init__(
-            low=low, high=high, target_low=target_low, target_high=target_high, budget=budget, epsilon=epsilon,
-            delta=delta, level=level, adjacency=adjacency, mechanism=mechanism, random_state=random_state,
-            ledger=ledger,
-        )  # fmt: skip
+    alpha: float = 1.0
 
     def _penalty(self) -> float:
         return _check.at_least_zero("alpha", self.alpha)
 
 
 def numbers_of(target: Any) -> Any:
-    """The target as numbers; scikit-learn hands out some of them as objects."""
+    """The target as numbers; scikit-learn passes some targets as objects."""
     try:
         return np.asarray(target).astype(np.float64)
     except Exception:
         raise InvalidInput(f"Unknown label type: y must hold numbers, got {_check.kind(target)}") from None
-
-
-def bounds_of(low: Any, high: Any, features: int, names: str = "low and high") -> tuple[Array, Array]:
-    """Public bounds of every feature; they have no default."""
-    if low is None or high is None:
-        raise InvalidInput(f"{names} are missing: public bounds, to which values are moved that lie outside")
-    lower, upper = (np.array(_check.broadcast(names, end, (features,))) for end in (low, high))
-    if not np.all(lower < upper):
-        raise InvalidInput(f"{names} must be two numbers, the first below the second, for every feature")
-    return lower, upper

@@ -1,5 +1,6 @@
-"""A value that is released again and again: running totals and windows of daily counts, with durable state."""
+"""Values released day by day, such as running totals and windows of daily counts, with durable state."""
 
-from matrixdp.streams.stream import Answer, Stream
+from matrixdp.streams.answers import Answer
+from matrixdp.streams.stream import Stream
 
 __all__ = ["Answer", "Stream"]

@@ -1,15 +1,15 @@
-"""The file behind a stream: its settings, its key, what was released, and the few private rows that later days need.
+"""The file of a stream: its settings, its key, what was released, and the few private rows that later days need.
 
-A training or federated rounds with noise over time have such a file too: their days are steps or rounds.
+Training and federated rounds with noise over time use the same kind of file; their days are steps or rounds. A stream
+without an end also has the tables of `blocks`, from its first block on.
 
-One SQLite file, readable and writable by its owner alone, with one transaction per day: a process that is killed leaves
-the day before or the day itself, whole. Beside it lies FILE.mark, with the number of days, written after each of them.
+It is one SQLite file, readable and writable by its owner alone, with one transaction per day: a killed process leaves
+the state before the day or after it, never in between. Beside it, FILE.mark has the number of days, updated after each.
 
-What is refused: a file that others can read; a copy, which has another inode or another name; a file that is behind its
-mark, or behind what this process has seen. What cannot be seen: a file that was put back into the same inode together
-with its mark, such as by restoring a snapshot of the whole disk, or whose mark was deleted. Then a day can be released
-twice. If it has the same value after the same days, its noise is the same; otherwise its noise is new, and the
-guarantee is that of two releases.
+Refused are a file that others can read; a copy, which has another inode or another name; and a file with fewer days
+than its mark, or than this process has seen. Not detected is an older state in the same inode whose mark is as old, as
+after restoring a snapshot of the whole disk, or was deleted. Then a day can be released twice. If it has the same value
+after the same days, its noise is the same; otherwise its noise is new, and the guarantee is that of two releases.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import os
 import secrets
 import sqlite3
 import stat
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput, StreamError
 
-# "mdps", "mdpt", "mdpu": no other file is taken for one of these.
+# "mdps", "mdpt", "mdpu": no other file is mistaken for one of these.
 APPLICATIONS = {"stream": 0x6D647073, "training": 0x6D647074, "federation": 0x6D647075}
 TABLES = (
     "CREATE TABLE stream (id TEXT, key BLOB, settings TEXT, ledger TEXT, paid INTEGER, place TEXT)",
@@ -40,15 +41,16 @@ class State:
     """The state of a stream in a file, or in memory where no path is given.
 
     Args:
-        path: the file; it is created by the first transaction.
-        kind: what it is the state of, one of APPLICATIONS.
-        moved: accept a file under another name or inode than it was last used under: it was moved on purpose, and the
-            original is gone for good.
+        path: the file, which `create` makes.
+        kind: one of APPLICATIONS.
+        moved: accept a file whose name or inode changed: it was moved on purpose, and the original no longer exists.
     """
 
     def __init__(self, path: Path | None, kind: str = "stream", *, moved: bool = False) -> None:
         self.path, self.kind, self._seen = path, kind, 0
         self._memory = sqlite3.connect(":memory:", isolation_level=None) if path is None else None
+        if self._memory is not None:
+            weakref.finalize(self, _close, self._memory)
         self._moved = moved
 
     @property
@@ -57,7 +59,7 @@ class State:
         return self.path is not None and self.path.exists() and self.path.stat().st_size > 0
 
     def create(self, settings: str, ledger: str | None) -> None:
-        """Makes the file and writes what is fixed, unless another process is first."""
+        """Makes the file and writes identity, key and settings, unless another process was first."""
         if self.path is not None:
             try:
                 self.path.touch(mode=0o600)
@@ -74,7 +76,7 @@ class State:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that no other process interrupts; what it wrote is on the disk when it ends, or undone."""
+        """An exclusive transaction; when it ends, what it wrote is on the disk, or undone."""
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             if connection.execute("PRAGMA application_id").fetchone() != (APPLICATIONS[self.kind],):
@@ -83,9 +85,9 @@ class State:
             days = self.days(connection)
             if days < max(self._seen, self._mark(connection)):
                 raise StreamError(
-                    f"the {self.kind} {self.path} was put back to an earlier state: it has {days} steps, and had "
+                    f"the {self.kind} {self.path} was reset to an earlier state: it has {days} steps, and had "
                     f"{max(self._seen, self._mark(connection))}. A step must not be released twice; restore the later "
-                    f"state, or begin another {self.kind}, with a budget of its own"
+                    f"state, or begin another {self.kind}, with its own budget"
                 )
             yield connection
             connection.execute("COMMIT")
@@ -95,7 +97,7 @@ class State:
 
     @staticmethod
     def fixed(connection: sqlite3.Connection) -> tuple[Any, ...]:
-        """Identity, key, settings, ledger, and whether the stream is paid for."""
+        """Identity, key, settings, ledger, and whether that was charged."""
         found: tuple[Any, ...] = connection.execute("SELECT id, key, settings, ledger, paid FROM stream").fetchone()
         return found
 
@@ -117,7 +119,7 @@ class State:
         assert self.path is not None
         self._check_mode(self.path)
         try:
-            connection = sqlite3.connect(f"{self.path.as_uri()}?mode=rw", 60.0, isolation_level=None, uri=True)
+            connection = sqlite3.connect(f"{self.path.as_uri()}?mode=rw", timeout=60.0, isolation_level=None, uri=True)
         except sqlite3.Error as reason:
             raise StreamError(f"the {self.kind} {self.path} cannot be opened ({reason})") from None
         try:
@@ -139,7 +141,7 @@ class State:
             raise StreamError(f"the {self.kind} {path} holds a key, and others can read it; chmod 600 it")
 
     def _place(self) -> str:
-        """The name and the inode of the file, which a copy does not have."""
+        """The file's path and inode; a copy differs in at least one of them."""
         if self.path is None:
             return ""
         found = self.path.stat()
@@ -152,7 +154,7 @@ class State:
         if not self._moved:
             raise StreamError(
                 f"the {self.kind} {self.path} is a copy, or was moved: two copies would release a step twice. Use the "
-                "original; if it is gone for good, open this one with moved=True (--moved)"
+                "original; if it no longer exists, open this one with moved=True (--moved)"
             )
         connection.execute("UPDATE stream SET place = ?", (self._place(),))
 
@@ -161,7 +163,7 @@ class State:
         return None if self.path is None else self.path.with_name(f"{self.path.name}.mark")
 
     def _mark(self, connection: sqlite3.Connection) -> int:
-        """How many days the mark knows of; 0 if there is none, or it belongs to another stream."""
+        """How many days the mark has; 0 if there is none, or it belongs to another stream."""
         if self._mark_path is None or not self._mark_path.exists():
             return 0
         words = self._mark_path.read_text(encoding="ascii", errors="replace").split()
@@ -169,7 +171,7 @@ class State:
         return int(words[1]) if ours else 0
 
     def _write_mark(self, identity: str) -> None:
-        """A line of a fixed length, in place; one that is broken or old counts as none, or as fewer days."""
+        """Overwrites a line of fixed length; a broken mark counts as none, an old one as fewer days."""
         if self._mark_path is None:
             return
         try:
@@ -187,9 +189,14 @@ class State:
 
 
 def checked_path(state: Any) -> Path | None:
-    """The file of a stream."""
+    """The absolute path of a state; None without one."""
     if state is None:
         return None
     if not isinstance(state, (str, os.PathLike)):
         raise InvalidInput(f"state must be the path of a file, got {_check.kind(state)}")
     return Path(state).resolve()
+
+
+def _close(connection: sqlite3.Connection) -> None:
+    with suppress(sqlite3.ProgrammingError):  # raised when another thread collects the garbage
+        connection.close()

@@ -1,14 +1,16 @@
 """A stream: hand in a value per day, get a private running total (or window, or any workload) with its error bar.
 
-The value of day t is a row x_t of a matrix. What is released is (C x)_t on the grid, with noise, for the strategy C of
-a law over time, and decoded from there on; so the guarantee of the whole stream is the certificate of that law, and is
-charged once, before the first noise. Rows may be chosen in view of what was released (denisov2022improved). Rounding:
-(C x)_t is computed from the same products, row by row, that `OverTime.whitening_error` bounds, and each row must stay
-below the largest norm over sqrt(steps), so that all of them together stay below it.
+The value of day t is a row x_t of a matrix. Each day releases (C x)_t on the grid, with noise, where C is the strategy
+of a noise law over time; answers are decoded from these rows. So the guarantee of the whole stream is the certificate
+of that law, and is charged once, before the first noise. Rows may depend on earlier releases (denisov2022improved).
 
-**Noise.** The noise of a day comes from a key in the state, the day, and the row that it is added to: the same row gets
-the same noise when a day is done again, and any other row gets noise that is independent of it, as far as HMAC-SHA256
-is a pseudorandom function. Nothing is released before the day is on the disk.
+**Rounding.** (C x)_t is computed row by row, with at most `OverTime.row_by_row_share` of the error that the certificate
+allows at its largest norm, so that norm may be larger by the inverse of this share. Each row must stay below it divided
+by sqrt(steps), so that all rows together stay below it.
+
+**Noise.** The noise of a day, or of a block's total (`noise`), is derived from a key in the state, its number, and the
+row that it is added to. A repeated day with the same row gets the same noise; any other row gets independent noise, if
+HMAC-SHA256 is a pseudorandom function. Nothing is released before it is on the disk.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import hmac
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,77 +29,45 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array, Shape
-from matrixdp.backends.numpy import TOO_LARGE
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.distributions import time_workloads
 from matrixdp.errors import InvalidInput, StreamError
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.privacy.records import decode, encode
-from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
 from matrixdp.sensitivity import Participation
-from matrixdp.streams import noise
-from matrixdp.streams.noise import FIRST_PART
+from matrixdp.streams import answers, blocks, noise, rows
+from matrixdp.streams.answers import Answer
 from matrixdp.streams.state import State, checked_path
 
 _OTHER_LEDGER = "ledger must be the one that the stream was begun with; nothing was released"
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What a stream says on one day.
-
-    Attributes:
-        step: the day, from 1.
-        value: the private answer of the workload, in the shape of the day's value.
-        standard_error: of the noise, the same in every cell.
-
-    Example:
-        >>> from matrixdp import Budget, Participation
-        >>> from matrixdp.streams import Stream
-        >>> stream = Stream(steps=30, sensitivity=Participation(1.0), budget=Budget(1.0, 1e-6))
-        >>> answer = stream.add(500.0)
-        >>> answer.step, answer.value.shape
-        (1, (1,))
-    """
-
-    step: int
-    value: Array
-    standard_error: float
-
-    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
-        """An interval for the true answer in each cell, by the law of the noise alone."""
-        from scipy.stats import norm  # here, because it is slow to import
-
-        half = float(norm.ppf((1 + _check.probability("level", level)) / 2)) * self.standard_error
-        return self.value - half, self.value + half
 
 
 class Stream:
     """A value that is released day by day.
 
     Guarantee: all answers together keep the budget under the set's adjacency, for records that take part as the set
-    says, also when values are chosen in view of earlier answers; `certificate` has the details. Values that do not fit
-    the grid of the noise are refused, and that one refusal is not hidden.
+    says, even if values depend on earlier answers; `certificate` has the details. A value that is too large for the
+    noise's grid is refused, and this refusal is not covered by the guarantee.
 
     Args:
         steps: how many days there will be at most; None for a stream without an end, with records that take part once.
         sensitivity: a Participation set: the most that one record can change in a day's value, and on which days.
-        budget: what the whole stream may use.
-        workload: what is answered each day: "prefix" for running totals, "window:7" for the last seven days, or any
-            other of `matrixdp.distributions.time_workloads`.
+        budget: for the whole stream.
+        workload: the answer of each day: "prefix" for running totals, "window:7" for sums over the last seven days, or
+            any other of `matrixdp.distributions.time_workloads`.
         ledger: charged once for the whole stream, before the first noise.
-        state: the file that keeps the stream, secret and on this machine; in memory only without one.
+        state: the file that keeps the stream; it must stay secret and on this machine. None: in memory only.
         shape: of a day's value; by default, that of the first.
         mechanism: "auto", or the name of a mechanism over time.
-        note: what the ledger remembers; never data.
-        moved: the state was moved here on purpose, and the original is gone for good.
-        **options: of the mechanism.
+        note: stored in the ledger with the charge; never data.
+        moved: the state was moved here on purpose, and the original no longer exists.
+        **options: options of the mechanism.
 
     Raises:
         InvalidInput: if the state has other settings.
-        StreamError: if the state is a copy, was put back, is readable by others, or cannot be used.
+        StreamError: if the state is a copy, is older than one seen before, others can read it, or it cannot be used.
 
     Example:
         >>> from matrixdp import Budget, Participation
@@ -128,8 +98,7 @@ class Stream:
     ) -> None:
         if not isinstance(sensitivity, Participation):
             raise InvalidInput(f"sensitivity must be a Participation set, got {_check.kind(sensitivity)}")
-        if not isinstance(budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+        checked_budget(budget)
         if steps is None:
             if sensitivity.most_times(2**30) > 1:
                 raise InvalidInput("a stream without an end is for records that take part once; give steps, or times=1")
@@ -149,14 +118,14 @@ class Stream:
             "note": note,
         }
         found = State(checked_path(state), moved=moved)
-        if not found.exists:  # whatever is wrong with the settings comes out before there is a file
+        if not found.exists:  # wrong settings are refused before a file is made
             self._take(settings)
             self._made(0, 1 if shape is None else math.prod(settings["shape"] or ()))
         self._open(found, ledger, encode(settings))
 
     @classmethod
     def resume(cls, state: str | Path, *, ledger: Any = None, moved: bool = False) -> Stream:
-        """The stream in a file, with the settings that it was begun with."""
+        """Opens the stream in a file, with the settings that it was begun with."""
         path = checked_path(state)
         if path is None or not path.exists():
             raise StreamError(f"there is no stream {path}; begin one with Stream(steps=..., state=...)")
@@ -193,7 +162,7 @@ class Stream:
         self._workload = known["workload"]
         self._options = {"mechanism": known["mechanism"], **known["options"]}
 
-    # --- what a stream says of itself ---
+    # --- properties ---
 
     @property
     def shape(self) -> Shape | None:
@@ -203,7 +172,7 @@ class Stream:
 
     @property
     def identity(self) -> str:
-        """A name that no other stream has; of one in a file, the same in every process."""
+        """A unique name; a stream in a file has the same one in every process."""
         return str(self._identity)
 
     def __len__(self) -> int:
@@ -213,7 +182,7 @@ class Stream:
 
     @cached_property
     def certificate(self) -> Guarantee:
-        """What the whole stream guarantees; a Certificate if it has an end. Known once the shape of a day is."""
+        """The guarantee of the whole stream; a Certificate if it has an end. Known once the shape of a day is."""
         if self.shape is None:
             raise InvalidInput("the certificate is known when the shape of a day is: give shape=, or add a day")
         if self.steps is None:
@@ -236,12 +205,12 @@ class Stream:
 
         Args:
             value: the day's value, a number, vector or matrix; in each cell a sum over the records of that day.
-            step: the number of the day, from 1; the next one by default. A job that may be run twice gives it: a day
-                that was released already is answered again, without noise of its own, if its value is the same.
+            step: the number of the day, from 1; the next one by default. Give it in a job that may run twice: a day
+                that was released already gets the same answer again, without new noise, if its value is the same.
 
         Raises:
-            InvalidInput: for another value on a day that was released, a day out of turn, more days than planned, or a
-                value of another shape or too large; nothing is released then.
+            InvalidInput: for a different value on a released day, a day out of order, more days than planned, or a
+                value that is too large or of another shape; nothing is released then.
         """
         given = _check.array_of("value", value)
         row = _check.finite("value", given.reshape(1) if given.ndim == 0 else given)
@@ -296,29 +265,41 @@ class Stream:
             connection.execute("UPDATE stream SET paid = 1")
 
     def _release(self, connection: sqlite3.Connection, step: int, row: Array) -> None:
-        """One row on the grid, with its noise, written with all that the next days need."""
-        number, first, length = self._part_of(step)
+        """Writes one row on the grid, with its noise, and what the next days need."""
+        number, first, length, block = noise.place(self._divided(), step)
+        last = number if block is None else noise.place_of_total(self._divided(), block)[0]
+        for each in range(last + 1):  # all are checked before anything is drawn
+            self._part(connection, each)
+        stored = connection.execute("SELECT private FROM carried WHERE number > ? ORDER BY number DESC", (first,))
+        before = np.array([np.frombuffer(blob) for (blob,) in stored]).reshape(-1, len(row))
         certificate = self._part(connection, number)
-        covariance, drawing = noise.over_time(certificate), certificate.drawing
-        assert drawing is not None
-        assert drawing.grid is not None
-        kernels.prepare(1.0, drawing.grid)
-        place, size = step - 1 - first, len(row)
-        stored = connection.execute("SELECT private FROM carried WHERE part = ? ORDER BY number DESC", (number,))
-        before = np.array([np.frombuffer(blob) for (blob,) in stored]).reshape(-1, size)
-        encoded = covariance.encode_next(place, row, before)
-        white = encoded / covariance.std
-        longest = math.inf if drawing.largest_norm is None else drawing.largest_norm / math.sqrt(length)
-        if not _check.norm(white) <= longest or not kernels.largest(white) < kernels.limit(
-            1.0, drawing.grid, white.dtype
-        ):
-            raise InvalidInput(TOO_LARGE)
-        noisy = kernels.add_noise(white, 1.0, drawing.grid, self._key.derive_for(_content(b"noise", step, white), step))
+        noisy, kept = rows.released(certificate, step - 1 - first, row, before, self._key_for(b"noise", step))
         connection.execute("INSERT INTO days VALUES (?, ?, ?)", (step, self._fingerprint(step, row), noisy.tobytes()))
-        kept = encoded if covariance.inverse else row
         connection.execute("INSERT INTO carried VALUES (?, ?, ?)", (step, number, kept.tobytes()))
-        oldest = step - covariance.coefficients.shape[-1] + 1
-        connection.execute("DELETE FROM carried WHERE number <= ? OR part < ?", (oldest, number))
+        bands = noise.over_time(certificate).coefficients.shape[-1]
+        oldest = step if step == first + length else max(first, step - bands + 1)
+        connection.execute("DELETE FROM carried WHERE number <= ?", (oldest,))
+        if block is not None:
+            blocks.add_day(connection, row, first=step == first + 1)
+            if step == first + length:
+                self._release_total(connection, number, first, block)
+
+    def _release_total(self, connection: sqlite3.Connection, number: int, first: int, block: int) -> None:
+        """Releases the total of a complete block, in the transaction of its last day."""
+        days = self._part(connection, number)
+        estimate = answers.total(days, self._noisy(connection, first, noise.over_time(days).steps))
+        part, place, length = noise.place_of_total(self._divided(), block)
+        noisy, kept = rows.released(
+            self._part(connection, part),
+            place,
+            blocks.remainder(connection, estimate, noise.largest_remainder(days)),
+            blocks.carried(connection, len(estimate)),
+            self._key_for(b"total", block),
+        )
+        blocks.write(connection, block + 1, estimate, noisy, kept, last=place == length - 1)
+
+    def _key_for(self, purpose: bytes, number: int) -> Callable[[Array], Key]:
+        return lambda white: self._key.derive_for(_content(purpose, number, white), number)
 
     def _fingerprint(self, step: int, row: Array) -> bytes:
         return self._key.fingerprint(_content(b"value", step, row))
@@ -331,41 +312,55 @@ class Stream:
     # --- answers ---
 
     def _answer(self, connection: sqlite3.Connection, step: int) -> Answer:
-        """The workload on the decoded rows; of a stream without an end, the totals of the parts before come on top."""
-        number, first, _ = self._part_of(step)
-        total, variance = self._within(connection, number, step - 1 - first)
-        for part in range(number):
-            before, more = self._within(connection, part, FIRST_PART * 2**part - 1)
-            total, variance = total + before, variance + more
+        """The workload on the decoded rows; without an end, the sum of the totals of all parts and blocks so far."""
+        found = []
+        for number, part in enumerate(self._divided()):
+            days = step - part.before
+            if not days > 0:
+                break
+            if part.level == "days":
+                released = self._noisy(connection, part.before, min(days, part.length))
+                found.append(answers.answered(self._part(connection, number), self._workload, released))
+            else:
+                complete, days = divmod(days, part.length)
+                if days:
+                    released = self._noisy(connection, part.before + complete * part.length, days)
+                    found.append(answers.answered(self._part(connection, number), "prefix", released))
+                found += self._totals(connection, number, complete)
+                break
         shape = self.shape
         assert shape is not None
-        return Answer(step, total.reshape(shape), math.sqrt(variance))
+        total = np.sum([value for value, _ in found], axis=0)
+        return Answer(step, total.reshape(shape), math.sqrt(math.fsum(variance for _, variance in found)))
 
-    def _within(self, connection: sqlite3.Connection, number: int, place: int) -> tuple[Array, float]:
-        """The answer at one place of a part, and its variance."""
-        certificate = self._part(connection, number)
-        covariance = noise.over_time(certificate)
-        first = 0 if self.steps is not None else FIRST_PART * (2**number - 1)
+    def _totals(self, connection: sqlite3.Connection, number: int, complete: int) -> Iterator[tuple[Array, float]]:
+        """The totals of the first `complete` blocks, from the parts after the one with this number."""
+        for each, part in enumerate(islice(self._divided(), number + 1, None), number + 1):
+            if not part.before < complete:
+                return
+            estimates, noisy = blocks.read(connection, part.before, min(complete - part.before, part.length))
+            value, variance = answers.answered(self._part(connection, each), "prefix", noisy)
+            yield value + np.sum(estimates, axis=0), variance
+
+    def _noisy(self, connection: sqlite3.Connection, before: int, count: int) -> Array:
+        """The released rows of `count` days, after the first `before` days."""
         stored = connection.execute(
-            "SELECT noisy FROM days WHERE number > ? AND number <= ? ORDER BY number", (first, first + place + 1)
+            "SELECT noisy FROM days WHERE number > ? AND number <= ? ORDER BY number", (before, before + count)
         )
-        noisy = np.zeros(covariance.shape)
-        noisy[: place + 1] = [np.frombuffer(blob) for (blob,) in stored]
-        task = time_workloads.coefficients(self._workload, covariance.steps)
-        variance = float(covariance.answer_variances(task)[place])
-        return time_workloads.answer(task, place, covariance.color(noisy)), variance
+        return np.array([np.frombuffer(blob) for (blob,) in stored])
 
-    def _part_of(self, step: int) -> tuple[int, int, int]:
-        """The part of a day, the days before it, and its length."""
+    # --- parts ---
+
+    def _divided(self, size: int | None = None) -> Iterator[noise.Part]:
+        """The parts in order, for days with `size` cells."""
         if self.steps is not None:
-            return 0, 0, self.steps
-        number = ((step - 1) // FIRST_PART + 1).bit_length() - 1
-        return number, FIRST_PART * (2**number - 1), FIRST_PART * 2**number
+            return iter([noise.Part("days", 0, self.steps)])
+        return noise.parts(math.prod(self.shape or ()) if size is None else size, self.sensitivity, self.budget)
 
     def _part(self, connection: sqlite3.Connection, number: int) -> Certificate:
-        """The certificate of a part, as the state has it; made and written when it is first asked for.
+        """The certificate of a part, read from the state; made and written on first use.
 
-        The state decides, also after a day that was refused: its transaction took back what it had written.
+        The state is authoritative: the transaction of a refused day undoes what it had written.
         """
         found = connection.execute("SELECT certificate FROM parts WHERE number = ?", (number,)).fetchone()
         if found is None:
@@ -376,12 +371,20 @@ class Stream:
             self._parts[number] = found[0], made
         if number not in self._parts or self._parts[number][0] != found[0]:
             self._parts[number] = found[0], Certificate.from_json(found[0])
-        return self._parts[number][1]
+        certificate = self._parts[number][1]
+        part = next(islice(self._divided(), number, None))
+        if not noise.fits(certificate, part, self.sensitivity, self.budget):
+            raise StreamError(
+                "the stream has parts of other lengths, or with other noise, than this version of matrixdp; begin "
+                "another one"
+            )
+        return certificate
 
     def _made(self, number: int, size: int) -> Certificate:
-        """The certificate of the whole stream, or of a part of one without an end, for days with so many cells."""
+        """A new certificate: of the whole stream, or of a part of one without an end, for days with `size` cells."""
         if self.steps is None:
-            return noise.of_part(number, size, self.sensitivity, self.budget)
+            part = next(islice(self._divided(size), number, None))
+            return noise.of_part(part, size, self.sensitivity, self.budget)
         return noise.of_whole((self.steps, size), self.sensitivity, self.budget, self._workload, **self._options)
 
 
@@ -390,7 +393,7 @@ def _content(purpose: bytes, step: int, row: Array) -> bytes:
 
 
 def _same(wanted: Any, known: Any) -> bool:
-    """Whether settings agree; a shape or a note that is left out agrees with any."""
+    """Whether settings agree; notes are not compared, and a shape that is left out agrees with any."""
     left_out = {"note"} if wanted["shape"] is not None else {"note", "shape"}
     if known["shape"] is None:
         left_out.add("shape")

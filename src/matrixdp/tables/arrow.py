@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Places = npt.NDArray[np.int64]
+from matrixdp.tables.sources import Cells
 
 UNKNOWN = object()
 """A cell of a type that has no text, number or day, such as a list."""
@@ -16,8 +15,8 @@ UNKNOWN = object()
 _DAYS = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
-def cells(column: Any) -> tuple[Sequence[Any] | npt.NDArray[Any], Places | None]:
-    """The different values of a column and where they stand, or the array of its numbers or days."""
+def arrow_cells(column: Any) -> Cells:
+    """The distinct values of an Arrow column and their places, or the array of its numbers or days."""
     import pyarrow
     from pyarrow import compute, types
 
@@ -27,35 +26,33 @@ def cells(column: Any) -> tuple[Sequence[Any] | npt.NDArray[Any], Places | None]
         column = column.storage
     kind = column.type
     if types.is_dictionary(kind):
-        places = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
-        values, inner = cells(column.dictionary)
+        values, inner = arrow_cells(column.dictionary)
         inner = np.arange(len(column.dictionary)) if inner is None else inner
-        return [*_listed(values), None], np.append(inner, len(values))[places]
+        return Cells([*values, None], np.append(inner, len(values))[_places(column)])
     if types.is_floating(kind):
-        return column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False), None  # null is NaN
+        return Cells(column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False))  # null is NaN
     if types.is_date(kind) or types.is_timestamp(kind):
-        return _days(column, kind), None
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        column = column.cast(pyarrow.large_binary())
-    elif types.is_string(kind) or types.is_large_string(kind):
-        column = column.cast(pyarrow.large_binary())  # bytes that are no UTF-8 would not become text
+        return Cells(_days(column, kind))
+    if any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view, types.is_binary_view)):
+        column = column.cast(pyarrow.large_binary())  # bytes that are not UTF-8 cannot become text
     elif not any(
         test(kind)
         for test in (types.is_integer, types.is_boolean, types.is_decimal, types.is_binary, types.is_large_binary)
     ):
         valid = compute.is_valid(column).to_numpy(zero_copy_only=False)
-        return [None, UNKNOWN], valid.astype(np.int64)
+        return Cells([None, UNKNOWN], valid.astype(np.int64))
     coded = column.dictionary_encode()
-    places = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
-    return [*coded.dictionary.to_pylist(), None], places
+    return Cells([*coded.dictionary.to_pylist(), None], _places(coded))
 
 
-def _listed(values: Sequence[Any] | npt.NDArray[Any]) -> list[Any]:
-    return list(values)
+def _places(coded: Any) -> npt.NDArray[np.int64]:
+    """The place in the dictionary of each row of a dictionary array; one past its end for null."""
+    indices = coded.indices.fill_null(len(coded.dictionary))
+    return np.asarray(indices.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
 def _days(column: Any, kind: Any) -> npt.NDArray[Any]:
-    """Days since 1970-01-01, in the zone that the column declares; any range, and NaT for null."""
+    """Days since 1970-01-01, in the time zone that the column declares; any range, and NaT for null."""
     import pyarrow
     from pyarrow import compute, types
 

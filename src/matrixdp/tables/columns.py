@@ -1,12 +1,12 @@
-"""What a column does with its cells: it maps every one to a public category, or out of the count, by fixed rules.
+"""Columns: each maps every cell to a public category, or leaves its row out of the count, by fixed rules.
 
-A cell is *missing* (nothing, NaN, NaT, blank text, or a text listed in `missing_values`), *unexpected* (it says nothing
-that the column knows), or has a value. What becomes of the first two is a policy: "category" (a category of its own),
-"out" (its row is not counted), or {"fill": value} (the value given). Policies are part of a query's public parameters
-and stand in its certificate.
+A cell is *missing* (None, NaN, NaT, blank text, or a text listed in `missing_values`), *unexpected* (not a value that
+the column knows), or has a value. The first two each have a policy: "category" (a separate category), "out" (the row is
+not counted), or {"fill": value} (read as this value). Policies are public parameters of a query and part of its
+certificate.
 
-Guarantee: reading a cell raises nothing, warns of nothing, and depends on that cell and the column alone. So a row
-contributes to one cell of a table or to none, whatever the other rows hold.
+Guarantee: reading a cell neither raises nor warns, and depends on that cell and the column alone. So a row contributes
+to one cell of a table or to none, whatever the other rows hold.
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ OUT = -1
 """The code of a cell whose row is not counted."""
 
 STATES = ("within", "clipped", "unexpected", "missing")
-"""What can be the matter with a cell."""
+"""The states that a cell can be in."""
 
 WITHIN, CLIPPED, UNEXPECTED, MISSING = range(4)
 MOST_CATEGORIES = 1_000_000
 MISSING_LABEL = "missing"
 _STATE = {cells.MISSING: MISSING, cells.UNEXPECTED: UNEXPECTED}
-# So many different cells of a column are remembered while it is read.
+# The most distinct cells of a column that are cached while it is read.
 REMEMBERED = 1 << 18
-
-
-# Equal cells of one of these types say the same. Equal decimals or times may be written in several ways.
+# Equal cells of one of these types have the same text. Equal decimals or times may be written in several ways.
 _ALIKE = (str, bytes, bool, int, float, date)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Column(ABC):
-    """A column of a table: what its cells can say, and what becomes of those that do not.
+    """A column of a table: the values that its cells can have, and the policies for all other cells.
 
     Attributes:
         missing: the policy for missing cells: "category", "out" or {"fill": value}.
@@ -79,26 +77,26 @@ class Column(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raises InvalidInput unless the kind's own fields can be used."""
+        """Raises InvalidInput unless the fields of this kind of column are valid."""
 
     @abstractmethod
     def _reader(self) -> Callable[[Any], float | Gap]:
         """A total function: the position of a cell's value (an index, a number, a day)."""
 
-    @abstractmethod
     def _index(self, positions: Array) -> Codes:
-        """The categories of positions that lie within the bounds."""
+        """The categories of positions within the bounds; the positions themselves by default."""
+        return positions.astype(np.int64)
 
     @property
     @abstractmethod
     def categories(self) -> tuple[str, ...]:
-        """Labels of what cells can say, in order; empty for numbers without bins."""
+        """Labels of the values that cells can have, in order; empty for numbers without bins."""
 
     bounds: tuple[float, float] | None = field(default=None, init=False, repr=False)
-    """The least and the largest position, where there are such."""
+    """The least and the largest position, if the column has bounds."""
 
     clips: bool = field(default=False, init=False, repr=False)
-    """Whether positions outside the bounds move to the nearer end, and are not unexpected."""
+    """Whether positions outside the bounds move to the nearer end; otherwise they are unexpected."""
 
     @property
     def is_counted(self) -> bool:
@@ -167,7 +165,7 @@ class Column(ABC):
         return found
 
     def numbers(self, states: States, positions: Array) -> tuple[npt.NDArray[np.bool_], Array]:
-        """Which cells have a position, and the positions; a category of their own counts as out."""
+        """Which cells have a position, and the positions; the policy "category" gives a cell none."""
         inside, values = states <= CLIPPED, positions.copy()
         for state, policy in ((UNEXPECTED, self.unexpected), (MISSING, self.missing)):
             if isinstance(policy, Mapping):
@@ -190,7 +188,7 @@ def _policy(name: str, policy: Any) -> Any:
         fill = policy["fill"]
         return {"fill": fill.isoformat() if isinstance(fill, date) else fill}
     raise InvalidInput(
-        f'{name} must be "category", "out" or {{"fill": value}}, got {_check.shown(policy)}; it says what becomes of '
+        f'{name} must be "category", "out" or {{"fill": value}}, got {_check.shown(policy)}; it is the policy for '
         f"cells that are {name}"
     )
 

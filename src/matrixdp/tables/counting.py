@@ -14,13 +14,13 @@ from matrixdp.errors import InvalidInput
 from matrixdp.residuals import Whole
 
 Counts: TypeAlias = npt.NDArray[Any] | Mapping[tuple[str, ...], Any] | Callable[[tuple[str, ...]], Any]
-"""Records as places of their values, or counts by table: see `MarginalPlan.release`."""
+"""Records by the places of their values, or counts by table: see `MarginalPlan.release`."""
 
 
 def counter(
     counts: Counts, names: Sequence[str], sizes: Sequence[int], adjacency: str
 ) -> Callable[[tuple[int, ...]], Whole]:
-    """From a table, as places in the names, to its counts."""
+    """A function from a table, given as places in the names, to its counts."""
     if isinstance(counts, Mapping):
         return lambda table: _table(_listed(counts, [names[i] for i in table]), [sizes[i] for i in table])
     if callable(counts):
@@ -30,7 +30,7 @@ def counter(
 
 
 def _codes(records: Any, sizes: Sequence[int], adjacency: str) -> list[Whole]:
-    """The records as columns of places that exist."""
+    """The columns of the records; one with a place that does not exist is left out (replace: moved to the nearest)."""
     codes = _check.array_of("counts", records)
     if codes.ndim != 2 or codes.shape[1] != len(sizes) or codes.dtype.kind not in "iu":
         raise InvalidInput(

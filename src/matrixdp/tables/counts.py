@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matrixdp._check import Shape
@@ -18,10 +18,9 @@ Named = Sequence[Sequence[Any]]
 """Pairs of a column's name and the column."""
 
 
-def shape_of(columns: Collection[Column]) -> Shape:
-    """The shape of a table of counts: a side for each column; a number of all rows has none."""
-    sides = [len(column.labels) for column in columns]
-    return tuple(sides)
+def shape_of(columns: Iterable[Column]) -> Shape:
+    """The shape of a table of counts: one side per column; () for the number of all rows."""
+    return tuple(len(column.labels) for column in columns)
 
 
 @changes("counts")
@@ -30,8 +29,9 @@ def change_in_counts(
 ) -> Sensitivity:
     """Each row of a unit changes one cell by 1; several may fall into the same cell, or into different ones."""
     domain = domain_of(columns)
-    if shape != shape_of(list(domain.values())):
-        raise InvalidInput(f"the columns are those of a table of shape {shape_of(list(domain.values()))}, not {shape}")
+    expected = shape_of(domain.values())
+    if shape != expected:
+        raise InvalidInput(f"the columns are those of a table of shape {expected}, not {shape}")
     return _of_rows(2 if adjacency == REPLACE else 1, unit, contributions, adjacency)
 
 
@@ -46,13 +46,19 @@ def change_in_cell_states(
 
 
 def _of_rows(cells: int, unit: str | None, contributions: int, adjacency: str) -> Sensitivity:
-    """So many cells by one row each, or by so many rows each, which may be spread over several cells."""
-    rows = checked_contributions(contributions)
-    if unit is None and rows != 1:
-        raise InvalidInput("contributions are those of a unit; without one, a row is protected by itself")
+    """The set if each row of a unit changes this many cells; several rows may change the same cells, or others."""
+    rows = rows_of(unit, contributions)
     if rows == 1:
         return Counts(cells, adjacency=adjacency)
     return L1(cells * rows, rows if cells > 1 else None, adjacency, step=1)
+
+
+def rows_of(unit: str | None, contributions: int) -> int:
+    """How many rows a unit has at most."""
+    rows = checked_contributions(contributions)
+    if unit is None and rows != 1:
+        raise InvalidInput("contributions are those of a unit; without one, a row is protected by itself")
+    return rows
 
 
 def domain_of(columns: Iterable[Any]) -> dict[str, Column]:

@@ -1,7 +1,7 @@
 """Rows from databases: SQLite, DuckDB, PostgreSQL, and any connection of Python's database interface.
 
-Cells travel as text wherever the database can make it so: a date, a number or a type that its driver cannot represent
-would otherwise be an error that depends on a cell.
+Cells are fetched as text wherever the database can convert them: a date, a number or a type that its driver cannot
+represent would otherwise cause an error that depends on a cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from matrixdp import _check, _extras
 from matrixdp.errors import InvalidInput
 from matrixdp.tables import postgres
-from matrixdp.tables.files import arrow_cells, existing, row_batches
+from matrixdp.tables.arrow import arrow_cells
+from matrixdp.tables.files import existing, row_batches
 from matrixdp.tables.sources import ROWS, Batch
 
 _SQLITE = (".sqlite", ".sqlite3", ".db")
@@ -24,7 +25,7 @@ _SQLITE = (".sqlite", ".sqlite3", ".db")
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """A DuckDB relation, computed by DuckDB, larger than memory if need be."""
+    """A DuckDB relation, computed by DuckDB; it may be larger than memory."""
 
     relation: Any
 
@@ -88,7 +89,7 @@ class Sql:
             return {str(name): _kind(declared) for name, declared in types}
 
     def _types(self, connection: Any, cursor: Any) -> Iterable[tuple[str, str]]:
-        if isinstance(connection, sqlite3.Connection):  # which tells types of tables and views alone
+        if isinstance(connection, sqlite3.Connection):  # SQLite declares types only for tables and views
             cursor.execute(f"CREATE TEMP VIEW matrixdp_source AS {self.query}")
             found = cursor.execute("PRAGMA table_info(matrixdp_source)").fetchall()
             cursor.execute("DROP VIEW matrixdp_source")
@@ -107,7 +108,7 @@ class Sql:
                     yield self.database
 
 
-# SQLite keeps any bytes as text, and its driver fails on what is no UTF-8.
+# SQLite accepts any bytes as text, and its driver fails on those that are not UTF-8.
 _SQLITE_BYTES = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) ELSE {0} END"
 
 
@@ -151,10 +152,10 @@ def sql(database: Any, query: str) -> Sql:
     """The rows of a query to a database.
 
     Args:
-        database: the path of a SQLite (.db, .sqlite) or DuckDB (.duckdb) file, which is opened for reading; an address
+        database: the path of a SQLite (.db, .sqlite, .sqlite3) or DuckDB (.duckdb) file, opened for reading; an address
             `postgresql://...`, which needs the extra `postgres`; or an open connection of Python's database interface.
-        query: one SELECT. It is part of how the table was made, and must not depend on the cells, nor drop or join
-            rows by them in a way that the unit of privacy does not cover.
+        query: one SELECT. It must be chosen without looking at the cells, and must not drop or join rows in a way that
+            the unit of privacy does not cover.
 
     Example:
         >>> import sqlite3

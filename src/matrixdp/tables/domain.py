@@ -1,4 +1,4 @@
-"""A domain: the columns of a table and what their cells can say, from public knowledge alone; also as a TOML file."""
+"""A domain: the columns of a table and the values of their cells, from public knowledge alone; also as a TOML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_CELLS = 1 << 24
 
 
 class Domain(Mapping[str, Column]):
-    """Columns by name. Cells that it does not list have a place too: see `matrixdp.tables.columns`.
+    """Columns by name. Cells with values that it does not list have a place too: see `matrixdp.tables.columns`.
 
     Example:
         >>> from matrixdp.tables import Categorical, Domain, Numeric
@@ -33,7 +33,7 @@ class Domain(Mapping[str, Column]):
     def __init__(self, columns: Mapping[str, Column]) -> None:
         if not isinstance(columns, Mapping) or not columns:
             raise InvalidInput(f"a domain must have at least one column, got {_check.kind(columns)}")
-        for place, (name, column) in enumerate(columns.items()):  # names are not quoted: it may be data by mistake
+        for place, (name, column) in enumerate(columns.items()):  # names are not quoted: they may be data by mistake
             if not isinstance(name, str) or not name.strip():
                 raise InvalidInput(f"names of columns must be texts that are not blank, got {_check.kind(name)}")
             if not isinstance(column, Column):
@@ -55,22 +55,19 @@ class Domain(Mapping[str, Column]):
     def __len__(self) -> int:
         return len(self._columns)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
     def __repr__(self) -> str:
         return f"Domain({', '.join(f'{name}: {type(column).__name__}' for name, column in self.items())})"
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many categories each column has, where rows can be counted by it."""
+        """How many categories each column has, for the columns by which rows can be counted."""
         return {name: len(column.labels) for name, column in self.items() if column.is_counted}
 
-    def chosen(self, names: Iterable[Any]) -> dict[str, Column]:
-        """The columns of a table of counts, in order.
+    def distinct(self, names: Iterable[Any]) -> dict[str, Column]:
+        """The columns of these names, in order.
 
         Raises:
-            InvalidInput: if a column is unknown, named twice or has no categories, or the table is too large.
+            InvalidInput: if a column is unknown or named twice.
         """
         found: dict[str, Column] = {}
         for name in names:
@@ -78,7 +75,26 @@ class Domain(Mapping[str, Column]):
             if name in found:
                 raise InvalidInput(f"column {name!r} is named twice")
             found[name] = column
-        check_countable(found)
+        return found
+
+    def chosen(self, names: Iterable[Any]) -> dict[str, Column]:
+        """The columns of a table of counts, in order.
+
+        Raises:
+            InvalidInput: if a column is unknown, named twice or has no categories, or the table is too large.
+        """
+        found = self.distinct(names)
+        for name, column in found.items():
+            if not column.is_counted:
+                raise InvalidInput(
+                    f"column {name!r} needs bins to be counted by: public borders from low to high, or a number of bins"
+                )
+        sides = [len(column.labels) for column in found.values()]
+        if not math.prod(sides) <= MOST_CELLS:
+            raise InvalidInput(
+                f"the table would have {' x '.join(map(str, sides))} = {math.prod(sides)} cells, more than "
+                f"{MOST_CELLS}; count by fewer columns or wider bins, or release marginals of fewer columns each"
+            )
         return found
 
     @classmethod
@@ -110,30 +126,19 @@ class Domain(Mapping[str, Column]):
 
 
 class UnknownColumn(InvalidInput, KeyError):
-    """A column that a domain does not have; a KeyError too, so that a domain is a mapping."""
+    """A column that a domain does not have; also a KeyError, as mappings raise."""
 
     __str__ = Exception.__str__
-
-
-def check_countable(columns: Mapping[str, Column]) -> None:
-    """Raises InvalidInput unless rows can be counted by these columns together."""
-    for name, column in columns.items():
-        if not column.is_counted:
-            raise InvalidInput(
-                f"column {name!r} needs bins to be counted by: public borders from low to high, or a number of bins"
-            )
-    cells = math.prod(len(column.labels) for column in columns.values())
-    if not cells <= MOST_CELLS:
-        sides = " x ".join(str(len(column.labels)) for column in columns.values())
-        raise InvalidInput(
-            f"the table would have {sides} = {cells} cells, more than {MOST_CELLS}; count by fewer columns or wider "
-            "bins, or release marginals of fewer columns each"
-        )
 
 
 def _column(name: str, entries: Any) -> Column:
     if not isinstance(entries, dict) or "kind" not in entries:
         raise InvalidInput(f"domain, column {name!r}: must be a table with a kind: {', '.join(KINDS)}")
+    if entries["kind"] == FILL_IN:
+        raise InvalidInput(
+            f"domain, column {name!r}: kind must be one of {', '.join(KINDS)}; fill it in, or remove the column if it "
+            "is not asked for (a column of ids never is)"
+        )
     kind = KINDS[_check.choice(f"domain, column {name!r}: kind", entries["kind"], KINDS)]
     given = {key: value for key, value in entries.items() if key != "kind"}
     known = [entry.name for entry in fields(kind) if entry.init]
@@ -150,7 +155,7 @@ def _column(name: str, entries: Any) -> Column:
 
 
 def _toml(value: Any) -> str:
-    """A value in TOML; its basic strings are those of JSON, but for the character DEL."""
+    """A value in TOML, whose basic strings are those of JSON, except for the character DEL."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
     if isinstance(value, (list, tuple)):
@@ -175,14 +180,17 @@ def draft(columns: Mapping[str, str | None]) -> str:
     """A domain to be completed by a person, as TOML.
 
     Args:
-        columns: the names of the columns, each with its kind as a schema declares it, or None where none does. Values
-            must not decide: a list of those that occur, or their range, would reveal them.
+        columns: the names of the columns, each with its kind as a schema declares it, or None. It must not come from
+            the values: a list of those that occur, or their range, would reveal them.
     """
     head = [
         f"# A draft. Replace every {FILL_IN} from public knowledge: a code book, a form, the law. Values in the data",
         "# must not decide it, for the domain is published with every release. Remove columns that are not needed.",
-        "# Kinds: categorical, ordered (values), boolean, numeric (low, high, bins), date (start, end, by).",
+        "# Columns of ids, for --unit, are not needed here.",
+        "# Kinds: categorical, ordered (values), boolean (true, false), numeric (low, high, bins),",
+        "# date (start, end, by); low, high, start and end belong to the range.",
         '# missing and unexpected: "category" (their own), "out" (not counted), or { fill = VALUE }.',
+        '# missing_values = ["?", "n/a"] lists texts that mean missing.',
         "# Two columns that are filled in, as an example:",
         '#   kind = "categorical"       kind = "numeric"',
         '#   values = ["f", "m"]        low = 0',

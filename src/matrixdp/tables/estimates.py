@@ -1,19 +1,18 @@
-"""Means, quantiles, regressions and marginals of a table: answers that are computed from one release, with labels.
+"""Means, quantiles, regressions and moments of a table: labelled answers that are computed from one release.
 
-Each asks for noise on a vector or a matrix whose set follows from the public domain (`changes` below), and computes
-labelled numbers from what comes out. Only add/remove is taken: which rows count is private, and so is their number.
+Each adds noise to a vector or a matrix whose set follows from the public domain (`changes` below), and computes
+labelled numbers from the result. Only add/remove is accepted: which rows count is private, and so is their number.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE
 from matrixdp.budget import Allotment, Budget
@@ -22,27 +21,26 @@ from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import Answer, changes
-from matrixdp.queries.units import checked_contributions
 from matrixdp.sensitivity import L1, Counts, Sensitivity
 from matrixdp.tables.answers import PreparedTable, TableAnswer
 from matrixdp.tables.columns import Column
-from matrixdp.tables.counts import Named, domain_of, shape_of
+from matrixdp.tables.counts import Named, domain_of, rows_of, shape_of
 from matrixdp.tables.kinds import Boolean, Categorical, Numeric, Ordered
-from matrixdp.tables.means import Estimate, change_in_bounded_totals, means, sums
+from matrixdp.tables.mean import Estimate, change_in_bounded_totals, means, sums
 from matrixdp.tables.moments import Moments, bounded_moments, bounded_products, change_in_bounded_moments
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
-from matrixdp.tables.quantiles import INTERVALS, grid, quantiles, search_law
+from matrixdp.tables.quantile import INTERVALS, grid, quantiles, search_law
 
-# The most numbers of a regression: its error bars take seconds for so many.
+# The most terms of a regression: with these, its error bars take seconds.
 MOST_TERMS = 64
-# Components count as told apart from each other if every loading has a standard error below this.
+# Components count as distinguishable if every loading has a standard error below this.
 RELIABLE = 0.1
 
 Computed = Callable[[Release, float], Mapping[str, Any]]
-"""The columns of numbers that follow from a release, with intervals of a level."""
+"""From a release and a level to columns of numbers, with intervals of that level."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TableEstimates(Labelled):
     """Numbers computed from a release, with labels and error bars; they cost nothing beyond it.
 
@@ -75,67 +73,37 @@ class TableEstimates(Labelled):
         """The same with this certificate."""
         return replace(self, release=replace(self.release, certificate=certificate))
 
-    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
-        """The columns of the table: labels, values, and the ends of intervals of this level.
-
-        All intervals together cover with the level if each does with 1 - (1 - level)/numbers.
-        """
-        labels = self._labels()
-        numbers = len(next(iter(labels.values()), [()]))
-        _check.probability("level", level)
-        found = self.computed(self.release, 1 - (1 - level) / numbers if simultaneous else level)
-        return {**labels, **found}
+    def _numbers(self, level: float) -> dict[str, Any]:
+        return dict(self.computed(self.release, level))
 
 
 class EstimateAnswer(TableAnswer):
-    """What is released for estimates, still private; its axes are the labels of the estimates."""
+    """The value behind estimates, still private; its axes are the labels of the estimates.
+
+    Attributes:
+        computed: from a release and the level of the intervals to the columns of numbers.
+        noise: the noise law that "auto" uses, if this query defines one.
+        pure: the answer that is released instead if delta is 0.
+    """
 
     computed: Computed
-    noise: Callable[[Budget], NoiseLaw] | None
-    pure: Answer | None
-
-    def __new__(
-        cls,
-        value: Any,
-        sensitivity: Sensitivity,
-        query: Mapping[str, Any],
-        axes: Axes,
-        computed: Computed,
-        noise: Callable[[Budget], NoiseLaw] | None = None,
-        pure: Answer | None = None,
-    ) -> EstimateAnswer:
-        """An answer with what is computed from its release.
-
-        Args:
-            value: see `TableAnswer`, also for the next ones.
-            sensitivity: likewise.
-            query: likewise.
-            axes: likewise.
-            computed: from a release, and the level of the intervals, to the columns of numbers.
-            noise: that of "auto", where it is its own.
-            pure: what is released instead where delta is 0.
-        """
-        answer: EstimateAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
-        answer.computed, answer.noise, answer.pure = computed, noise, pure
-        return answer
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return *super().__getnewargs__(), self.computed, self.noise, self.pure
+    noise: Callable[[Budget], NoiseLaw] | None = None
+    pure: Answer | None = None
 
     def outcome(self, out: Release) -> Labelled:
         """The estimates."""
         return TableEstimates(out, self.axes, self.computed)
 
     def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
-        """All of `release` that comes before the ledger is charged."""
+        """All steps of `release` before the ledger is charged."""
         if self.pure is not None and isinstance(budget, Budget) and budget.delta == 0:
-            instead = EstimateAnswer(*self.pure, self.query, self.axes, self.computed)  # type: ignore[arg-type]
+            instead = EstimateAnswer(*self.pure, self.query, axes=self.axes, computed=self.computed)
             return instead.prepare(budget, mechanism, **options)
         if mechanism == "auto" and not options and self.noise is not None and not isinstance(budget, Allotment):
             mechanism = self.noise(budget)
         prepared = super().prepare(budget, mechanism, **options)
         certificate = prepared.prepared.certificate
-        if not isinstance(certificate.law, QuantileSearch):  # noise without intervals must fail before it is paid
+        if not isinstance(certificate.law, QuantileSearch):  # noise without intervals must fail before it is charged
             self.computed(Release(np.zeros(certificate.shape), certificate, certificate.law), 0.95)
         return prepared
 
@@ -147,7 +115,7 @@ class EstimateAnswer(TableAnswer):
 def change_in_means(
     shape: Shape, *, of: str, columns: Named, adjacency: str, unit: str | None = None, contributions: int = 1
 ) -> L1:
-    """Each row of a unit changes one group's two totals by 1 in all; see `means.bounded_totals`."""
+    """Each row of a unit changes the two totals of one group by 1 together; see `mean.bounded_totals`."""
     domain = domain_of(columns)
     low, high = bounds_of(of, domain[of])
     groups = math.prod(shape_of([column for name, column in domain.items() if name != of]))
@@ -183,7 +151,7 @@ def numbers_of(found: Estimate) -> dict[str, Array]:
 def change_in_quantiles(
     shape: Shape, *, columns: Named, adjacency: str, bins: Any = None, unit: str | None = None, contributions: int = 1
 ) -> Sensitivity:
-    """Each row of a unit changes the number of one bin by 1, or none; earlier documents have bins in the column."""
+    """Each row of a unit changes the count of at most one bin by 1; older certificates have the bins in the column."""
     ((_, column),) = columns
     edges = column.bins if bins is None else grid(column.low, column.high, bins)
     if shape != (len(edges) - 1,):
@@ -211,11 +179,10 @@ class QuantilesOf:
     def __call__(self, release: Release, level: float) -> Mapping[str, Array]:
         """Values and intervals; they have no standard error."""
         found = quantiles(release, self.edges, np.array(self.probabilities), level)
-        numbers = {"value": found.estimate, "low": found.low, "high": found.high}
-        if isinstance(self.bins, str):  # the whole numbers in whose bins they lie
-            low, high = np.ceil(found.low) + 0.0, np.floor(found.high)  # no -0
-            return {"value": np.clip(np.floor(found.estimate + 0.5), low, high), "low": low, "high": high}
-        return numbers
+        if not isinstance(self.bins, str):
+            return {"value": found.estimate, "low": found.low, "high": found.high}
+        low, high = np.ceil(found.low) + 0.0, np.floor(found.high)  # whole numbers in whose bins they lie; no -0
+        return {"value": np.clip(np.floor(found.estimate + 0.5), low, high), "low": low, "high": high}
 
     def noise(self, budget: Budget) -> NoiseLaw:
         """The search for these quantiles."""
@@ -265,7 +232,7 @@ def features_of(columns: Mapping[str, Column]) -> tuple[list[float], list[float]
 
 
 def is_indicated(column: Column) -> bool:
-    """Whether a column goes into a regression as one feature per value."""
+    """Whether a column enters a regression as one feature per value but the first."""
     return isinstance(column, Categorical) and not isinstance(column, Ordered)
 
 
@@ -280,30 +247,14 @@ def bounds_of(name: str, column: Column) -> tuple[float, float]:
     raise InvalidInput(f"column {name!r} must be numeric, boolean or ordered to count as a number")
 
 
-@dataclass(frozen=True)
-class Regression:
-    """Coefficients from released moments, for `EstimateAnswer`."""
-
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    ridge: float
-
-    def __call__(self, release: Release, level: float) -> Mapping[str, Any]:
-        """Values, standard errors, intervals, and whether the noise is small enough for these to hold."""
-        moments = Moments(release, np.array(self.low), np.array(self.high))
-        found = moments.regression(0, ridge=self.ridge, level=level)
-        return numbers_of(found) | {"reliable": np.full(len(found.value), moments.reliable(0))}
-
-
-def moments_of(
-    rows: Array, low: Any, high: Any, change: Callable[..., Sensitivity], asked: Mapping[str, Any]
-) -> tuple[Answer, Answer]:
-    """The second moments of rows, and the products that are released instead where delta is 0."""
-    sides, found = len(low) + 1, list[Answer]()
-    for made, shape in ((bounded_moments, (sides, sides)), (bounded_products, (sides * (sides + 1) // 2,))):
-        value = made(rows, low, high).value if len(rows) else np.zeros(shape)
-        found.append(Answer(value, change(shape, **asked["parameters"]), asked))
-    return found[0], found[1]
+def moments_answer(rows: Array, asked: Mapping[str, Any], axes: Axes, computed: OfMoments) -> EstimateAnswer:
+    """What is computed from the second moments of rows, or where delta is 0 from products."""
+    low, high, sides = computed.low, computed.high, len(computed.low) + 1
+    values = [
+        made(rows, low, high).value if len(rows) else np.zeros(shape)
+        for made, shape in ((bounded_moments, (sides, sides)), (bounded_products, (sides * (sides + 1) // 2,)))
+    ]
+    return EstimateAnswer.of(values[0], asked, axes=axes, computed=computed, pure=Answer.of(values[1], asked))
 
 
 # --- variances, covariances, correlations, components ---
@@ -326,28 +277,26 @@ class OfMoments:
     low: tuple[float, ...]
     high: tuple[float, ...]
     of: str
-    arguments: tuple[Any, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, release: Release, level: float) -> Mapping[str, Any]:
-        """Values, standard errors and intervals; of components also whether the noise leaves them apart."""
+        """Values, standard errors and intervals; for regressions and components also whether these are reliable.
+
+        They are if the noise is small enough for intervals to hold, or for components to be distinguishable.
+        """
         moments = Moments(release, np.array(self.low), np.array(self.high))
-        found: Estimate = getattr(moments, self.of)(*self.arguments, level=level)
-        if self.of != "components":
-            return numbers_of(found)
-        reliable = np.max(found.standard_error, axis=1) < RELIABLE
-        return numbers_of(found) | {"reliable": np.repeat(reliable, found.value.shape[1])}
-
-
-def rows_of(unit: str | None, contributions: int) -> int:
-    """How many rows a unit has."""
-    rows = checked_contributions(contributions)
-    if unit is None and rows != 1:
-        raise InvalidInput("contributions are those of a unit; without one, a row is protected by itself")
-    return rows
+        found: Estimate = getattr(moments, self.of)(**self.arguments, level=level)
+        numbers: dict[str, Any] = numbers_of(found)
+        if self.of == "regression":
+            numbers["reliable"] = np.full(len(found.value), moments.reliable(self.arguments["target"]))
+        if self.of == "components":
+            apart = np.max(found.standard_error, axis=1) < RELIABLE
+            numbers["reliable"] = np.repeat(apart, found.value.shape[1])
+        return numbers
 
 
 def added(adjacency: str) -> str:
-    """The adjacency, if it is the one that is taken."""
+    """The adjacency; raises InvalidInput unless it is add/remove."""
     if adjacency != ADD_REMOVE:
-        raise InvalidInput(f"adjacency must be add/remove for means, quantiles, regressions and marginals; {adjacency}")
+        raise InvalidInput(f"adjacency must be add/remove for estimates and marginals of a table, got {adjacency}")
     return adjacency

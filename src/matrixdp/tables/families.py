@@ -1,4 +1,4 @@
-"""Which marginal tables are wanted, and what their errors count."""
+"""Which marginal tables are wanted, and how their errors are weighted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PAIRS = 1 << 23
 
 
 def column_names(sizes: Any) -> tuple[str, ...]:
-    """The names of the columns, once their sizes are seen to make sense."""
+    """The names of the columns; raises InvalidInput unless their sizes are valid."""
     if not isinstance(sizes, Mapping) or not sizes:
         raise InvalidInput(
             f"sizes must map the name of each column to how many values it has, got {_check.kind(sizes)}"
@@ -36,9 +36,9 @@ def column_names(sizes: Any) -> tuple[str, ...]:
 
 
 def table_rows(names: tuple[str, ...], up_to: int | None, families: Any) -> Whole:
-    """One table per row, as places in the names, filled up with -1."""
+    """One table per row, as places in the names, padded with -1."""
     if (up_to is None) == (families is None):
-        raise InvalidInput("give either up_to, for all tables over so many columns, or families, and not both")
+        raise InvalidInput("give either up_to, for all tables of up to that many columns, or families, and not both")
     if families is not None:
         listed = sorted({tuple(sorted(located(columns, names))) for columns in families})
         if not listed or listed == [()]:
@@ -84,7 +84,7 @@ def measured(subsets: Whole, adjacency: str) -> Whole:
 
 
 def kinds_of(names: tuple[str, ...], ordered: Any) -> list[str | None]:
-    """What each column is used through: prefix sums, ranges, or (None) its values."""
+    """How each column is used: through prefix sums, range sums, or (None) its values."""
     given = ordered or {}
     if not isinstance(given, Mapping) or not set(given) <= set(names):
         raise InvalidInput("ordered must map columns of the plan to 'prefix' or 'ranges'")
@@ -92,7 +92,7 @@ def kinds_of(names: tuple[str, ...], ordered: Any) -> list[str | None]:
 
 
 def contrasts_of(sizes: Sequence[int], kinds: Sequence[str | None], tables: Whole) -> tuple[Whole | None, ...]:
-    """Those of ordered columns; empty if there are none."""
+    """The contrasts of ordered columns; empty if no column is ordered."""
     together = int(np.max(np.sum(np.append([kind is not None for kind in kinds], False)[tables], axis=1)))
     wanted = {(n, kind) for n, kind in zip(sizes, kinds, strict=True) if kind}
     made = {(n, kind): solver.ordered_contrasts(n, kind, max(1, together)) for n, kind in wanted}
@@ -100,9 +100,9 @@ def contrasts_of(sizes: Sequence[int], kinds: Sequence[str | None], tables: Whol
 
 
 def factors(basis: ResidualBasis, attribute: int, kind: str | None) -> tuple[float, float]:
-    """What a unit of variance of an attribute's contrasts adds to the task, and what its mean adds.
+    """What a unit of variance of an attribute's contrasts adds to the error of the task, and what its mean adds.
 
-    The task is every value of the attribute; or for an ordered one its sums, of which all together count as much.
+    The task is every value of the attribute; for an ordered one its sums, which together count as much as the values.
     """
     n = basis.sizes[attribute]
     if kind is None:
@@ -113,7 +113,7 @@ def factors(basis: ResidualBasis, attribute: int, kind: str | None) -> tuple[flo
 
 
 def by_table(name: str, given: Any, names: tuple[str, ...], tables: Whole, default: float) -> Array:
-    """A number above 0 for each table."""
+    """A number above 0 for each table, from those given and the default."""
     numbers = np.full(len(tables), default)
     if not given:
         return numbers
@@ -129,7 +129,7 @@ def by_table(name: str, given: Any, names: tuple[str, ...], tables: Whole, defau
 def limits_for(
     basis: ResidualBasis, found: solver.Incidence, names: tuple[str, ...], targets: Any, default: float
 ) -> Array:
-    """Of each table with a target, the coefficients of the residuals' variances in its mean variance over its limit."""
+    """For each table with a target: the coefficients of the residuals' variances in its mean variance / target^2."""
     limits = by_table("targets", targets, names, found.tables, default)
     cells = np.append(basis.sizes, 1.0)[found.tables].prod(axis=1)
     spreads = [float(np.sum(basis.spread(i))) for i in range(len(basis.sizes))]

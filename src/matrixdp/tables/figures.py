@@ -1,7 +1,8 @@
-"""Figures of what was released: readable in print and by the colour-blind."""
+"""Figures of released tables, readable in print and by the colour-blind."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.plots import figure_of
-from matrixdp.tables.statement import COUNTED
+from matrixdp.tables.statement import COUNTED, are_reliable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Panel
@@ -17,20 +18,18 @@ if TYPE_CHECKING:
 
     from matrixdp.tables.outputs import Axes, Labelled
 
-# More cells than these are drawn without numbers in them; more lines than these cannot be read, nor more tables.
+# Tables of more cells are drawn without numbers; more lines or tables would not be readable.
 MOST_NUMBERS, MOST_LINES, MOST_TABLES = 300, 200, 12
-# Intervals that differ by more than this are drawn on scales of their own, if they are this few at most.
+# If widths of intervals differ by more than this factor, each has its own scale, up to this many.
 SCALES, MOST_SCALES = 20.0, 40
 BLUE = "#0072B2"
 LABEL = 28  # characters
 
 
 def figure(out: Labelled, level: float) -> Figure:
-    """Bars or points with intervals for one axis, a heat map for several: the last one across, the others down."""
+    """Bars or points with intervals for one axis, a heat map for several: the last axis across, the others down."""
     parts = out.parts(level)
-    if not len(parts) <= MOST_TABLES:
-        raise InvalidInput(f"a figure shows at most {MOST_TABLES} tables, got {len(parts)}; draw one with of(...)")
-    sizes = [_size(axes) for axes, _ in parts]
+    sizes = sizes_of([axes for axes, _ in parts])
     chart = figure_of(max(width for width, _ in sizes), sum(height for _, height in sizes) + 0.3)
     rows = chart.subfigures(len(parts), height_ratios=[height for _, height in sizes], squeeze=False)[:, 0]
     for place, (axes, numbers) in zip(rows, parts, strict=True):
@@ -39,12 +38,25 @@ def figure(out: Labelled, level: float) -> Figure:
         else:
             _lines(place, axes, numbers, measure(out), bars=out.query["name"] in COUNTED)
     note = f"Intervals of {level:.0%} for the noise that protects {_who(out)}"
+    if not are_reliable(parts):
+        note += "\nThe noise is large here: these intervals may hold less often"
     chart.supxlabel(note, fontsize=8, color="dimgray")
     return chart
 
 
+def sizes_of(tables: Sequence[Axes]) -> list[tuple[float, float]]:
+    """Inches across and down of each table in a figure, from its axes alone.
+
+    Raises:
+        InvalidInput: if there is more than a figure can show.
+    """
+    if not len(tables) <= MOST_TABLES:
+        raise InvalidInput(f"a figure shows at most {MOST_TABLES} tables, got {len(tables)}; draw one with of(...)")
+    return [_size(axes) for axes in tables]
+
+
 def measure(out: Labelled) -> str:
-    """What the numbers are, for an axis."""
+    """What the numbers are, as a label for an axis."""
     name, asked = out.query["name"], out.query["parameters"]
     if name in COUNTED:
         return "rows"
@@ -86,7 +98,7 @@ def _rows(axes: Axes) -> list[str]:
 
 
 def _lines(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str, *, bars: bool) -> None:
-    """One line per number; where intervals differ too much for one scale, each has its own, but quantiles have one."""
+    """One line per number; if intervals differ too much for one scale, each has its own, except for quantiles."""
     name, labels = axes[0] if axes else ("", ("all rows",))
     value, low, high = (np.asarray(numbers[key], dtype=float) for key in ("value", "low", "high"))
     spans = (high - low)[high > low]
@@ -108,7 +120,7 @@ def _lines(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str, *,
         panel.tick_params(labelsize=8 if apart else 10)
     if bars:
         panels[0].axvline(0, color="black", linewidth=0.8)
-    panels[-1].set_xlabel(f"{label}, each on a scale of its own" if apart else label)
+    panels[-1].set_xlabel(f"{label}, each on its own scale" if apart else label)
     place.supylabel(name, fontsize=10)
 
 
@@ -137,7 +149,7 @@ def _write(panel: Panel, value: Array, margin: Array, *, whole: bool) -> None:
 
 
 def _digits(number: float, digits: int) -> str:
-    """So many digits, and no exponent for large numbers."""
+    """The number with this many digits, and no exponent for large ones."""
     return f"{number:,.0f}" if 10.0**digits <= abs(number) < 1e15 else f"{number:,.{digits}g}"
 
 

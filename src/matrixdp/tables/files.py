@@ -19,7 +19,7 @@ import numpy as np
 
 from matrixdp import _check, _extras
 from matrixdp.errors import InvalidInput
-from matrixdp.tables import arrow
+from matrixdp.tables.arrow import arrow_cells
 from matrixdp.tables.sources import ROWS, Batch, Cells, Source
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -27,7 +27,7 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 def from_path(path: Path, columns: Sequence[str] | None) -> Source:
-    """The source in a file, by how its name ends."""
+    """The source in a file, by the suffix of its name."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".parquet"]:
         return Parquet(existing(path))
@@ -42,7 +42,7 @@ def from_path(path: Path, columns: Sequence[str] | None) -> Source:
 
 
 def existing(path: Path) -> Path:
-    """The path, if there is a file."""
+    """The path; raises InvalidInput unless it is a file."""
     try:
         there = path.is_file()
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ class Parquet:
 
     @property
     def schema(self) -> Any:
-        """What the file declares of its columns."""
+        """The names and types of the columns, as the file declares them."""
         with self._opened() as file:
             return file.schema_arrow
 
@@ -95,15 +95,15 @@ def csv_file(
 ) -> CsvFile:
     """Separated text, with a header unless the columns are named here.
 
-    Every line can be read: quotes that do not close end with the file; a short line lacks its
-    last cells, and what a long one has too many is left out. Blank lines are no rows. What is no text in the encoding
-    is kept, and is unexpected in every column.
+    Every line can be read. An unclosed quote ends with the file. The last cells of a short line are missing, and extra
+    cells of a long line are ignored. Blank lines are not rows. Bytes that are invalid in the encoding are kept, and
+    their cell is unexpected in every column.
 
     Args:
         path: a file, perhaps compressed (.gz, .bz2, .xz), or an open stream of text or bytes, such as `sys.stdin`,
             which can be read once.
         separator: one character.
-        columns: the names of the columns, where the first line is a row.
+        columns: the names of the columns, if the first line is a row and not a header.
         encoding: of the text.
 
     Example:
@@ -115,7 +115,7 @@ def csv_file(
         Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
     if not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n':
-        raise InvalidInput("separator must be one character, and no quote or end of a line")
+        raise InvalidInput("separator must be one character, but not a quote or a line break")
     try:
         "".encode(encoding)
     except (LookupError, TypeError):
@@ -131,49 +131,46 @@ class CsvFile:
     def __init__(self, path: Any, separator: str, columns: list[str] | None, encoding: str) -> None:
         self._path, self._separator, self._encoding = path, separator, encoding
         self._columns, self._has_header = columns, columns is None
-        self._rest = self._rows(self._as_text(path)) if hasattr(path, "read") else None
+        self._rest: Iterator[list[str]] | None = None
+        if hasattr(path, "read"):
+            text = path if isinstance(path, io.TextIOBase) else io.TextIOWrapper(path, **self._form)
+            self._rest = self._rows(text)
 
     @property
     def names(self) -> Sequence[str]:
         """See `Source`."""
         if self._columns is None:
-            if self._rest is not None:
-                with _check.withheld("reading the stream"):
-                    self._columns = _header(next(self._rest, []))
-            else:
-                with self._opened() as file:
-                    self._columns = _header(next(self._rows(file), []))
+            with self._opened() as rows:
+                self._columns = [cell.strip() for cell in next(rows, [])]
         return self._columns
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
         """See `Source`."""
         width = len(self.names)
-        if self._rest is not None:
-            rows, self._rest = self._rest, _read_once()
-            with _check.withheld("reading the stream"):
-                yield from row_batches(rows, wanted, width, texts=True)
-            return
-        with self._opened() as file:
-            rows = self._rows(file)
-            if self._has_header:
+        with self._opened() as rows:
+            if self._rest is not None:  # a stream, whose header was read with the names
+                self._rest = _read_once()
+            elif self._has_header:
                 next(rows, None)
             yield from row_batches(rows, wanted, width, texts=True)
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self) -> Iterator[Iterator[list[str]]]:
+        """The rows of a file from its start, or the remaining rows of a stream."""
+        if self._rest is not None:
+            with _check.withheld("reading the stream"):
+                yield self._rest
+            return
         opener = _OPENERS.get(self._path.suffix.lower(), open)
         with _check.withheld(f"reading {self._path.name}"), opener(self._path, "rt", **self._form) as file:
-            yield file
+            yield self._rows(file)
 
     @property
     def _form(self) -> dict[str, Any]:
         return {"encoding": self._encoding, "errors": "surrogateescape", "newline": ""}
 
-    def _as_text(self, stream: Any) -> Any:
-        return stream if isinstance(stream, io.TextIOBase) else io.TextIOWrapper(stream, **self._form)
-
     def _rows(self, file: Any) -> Iterator[list[str]]:
-        """The rows of a stream; none makes it fail. Cells may be long, as a limit would make several rows of one."""
+        """The rows of a stream; no row causes an error. Cells may be long: a limit would split a row into several."""
         csv.field_size_limit(_LONGEST)
         reader = csv.reader(file, delimiter=self._separator)
         while True:
@@ -192,22 +189,18 @@ def _read_once() -> Iterator[list[str]]:
     yield
 
 
-def _header(row: list[str]) -> list[str]:
-    return [cell.strip() for cell in row]
-
-
 def row_batches(
     rows: Iterator[Sequence[Any]], wanted: Sequence[int], width: int, *, texts: bool = False
 ) -> Iterator[Batch]:
-    """Rows as batches of columns; a short row lacks its last cells.
+    """Rows as batches of columns; the last cells of a short row are missing.
 
     Args:
         rows: the rows.
         wanted: the positions of the columns.
         width: how many cells a row should have.
-        texts: whether all cells are texts, so that equal ones are the same; others, such as 1 and True, need not be.
+        texts: whether all cells are texts, so that equal cells are the same; equal objects such as 1 and True are not.
     """
-    lacking, chosen = (None,) * width, itemgetter(*wanted, *wanted[:1])  # one more, as one alone is no tuple
+    lacking, chosen = (None,) * width, itemgetter(*wanted, *wanted[:1])  # one more, as one item alone gives no tuple
     picked = (chosen(row if len(row) >= width else (*row, *lacking)) for row in rows)
     while some := list(islice(picked, ROWS)):
         columns = list(zip(*some, strict=True))[:-1]
@@ -215,11 +208,6 @@ def row_batches(
 
 
 def _distinct(column: Sequence[str | None]) -> Cells:
-    """Each different text once, and where it stands: texts repeat, and each is then read once."""
+    """The distinct texts and their places, so that a text that repeats is read once."""
     places = {text: place for place, text in enumerate(dict.fromkeys(column))}
     return Cells(list(places), np.fromiter(map(places.__getitem__, column), dtype=np.int64, count=len(column)))
-
-
-def arrow_cells(column: Any) -> Cells:
-    """A column of Arrow as cells."""
-    return Cells(*arrow.cells(column))

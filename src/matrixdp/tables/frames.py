@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from matrixdp import _check, _extras
 from matrixdp.errors import InvalidInput
-from matrixdp.tables.files import arrow_cells
+from matrixdp.tables.arrow import arrow_cells
 from matrixdp.tables.sources import ROWS, Batch, Cells, Source
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A frame in memory, or one that is computed in parts."""
+    """A data frame in memory, or one that is computed in parts."""
 
     names: Sequence[Any]
     read: Callable[[Sequence[int]], Iterator[Batch]]
@@ -29,7 +29,7 @@ class Frame:
 
 
 def from_array(array: npt.NDArray[Any], columns: Sequence[str] | None) -> Source:
-    """The rows of an array with two dimensions, or with fields."""
+    """The rows of a two-dimensional array, or of one with named fields."""
     if array.dtype.names is not None and array.ndim == 1:
         names: Sequence[str] = list(array.dtype.names)
         parts = [array[name] for name in names]
@@ -91,7 +91,7 @@ def _pandas(frame: Any, wanted: Sequence[int]) -> Iterator[Batch]:
 
 
 def _pandas_cells(column: Any) -> Cells:
-    """Types of numpy as they are; others hand out objects of pandas, such as NA and Timestamp."""
+    """Columns of numpy types as they are; others as objects of pandas, such as NA and Timestamp."""
     return Cells(_known(column.to_numpy()) if isinstance(column.dtype, np.dtype) else list(column.astype(object)))
 
 
@@ -109,7 +109,7 @@ def _polars(frame: Any, wanted: Sequence[int]) -> Iterator[Batch]:
         for column in part.get_columns():
             if column.dtype == polars.Object:
                 batch.append(Cells(column.to_list()))
-            else:  # Arrow has no whole numbers of 128 bits
+            else:  # Arrow has no 128-bit integers
                 plain = column.cast(polars.String) if str(column.dtype).endswith("Int128") else column
                 batch.append(arrow_cells(plain.to_arrow()))
         yield batch

@@ -1,8 +1,8 @@
-"""The kinds of columns: categories, orders, true or false, numbers, dates."""
+"""The kinds of columns: categorical, ordered, boolean, numeric, date."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cached_property
@@ -22,7 +22,7 @@ from matrixdp.tables.columns import MISSING_LABEL, MOST_CATEGORIES, Codes, Colum
 
 @dataclass(frozen=True, eq=False)
 class Categorical(Column):
-    """Values from a public list. Text and numbers are compared as text: 1, 1.0 and "1" are one value.
+    """Values from a public list. Text and numbers are compared as text: 1, 1.0 and "1" are the same value.
 
     Example:
         >>> from matrixdp.tables import Categorical
@@ -55,21 +55,12 @@ class Categorical(Column):
         return self.values
 
     def _reader(self) -> Callable[[Any], float | Gap]:
-        places = {value: place for place, value in enumerate(self.values)}
-
-        def read(cell: Any) -> float | Gap:
-            text = cells.text_of(cell)
-            return text if isinstance(text, Gap) else places.get(text, cells.UNEXPECTED)
-
-        return read
-
-    def _index(self, positions: Array) -> Codes:
-        return positions.astype(np.int64)
+        return _by_text({value: place for place, value in enumerate(self.values)}, str)
 
 
 @dataclass(frozen=True, eq=False)
 class Ordered(Categorical):
-    """Values from a public list whose order has a meaning, such as grades.
+    """Values from a public list whose order is meaningful, such as grades.
 
     Example:
         >>> from matrixdp.tables import Ordered
@@ -83,7 +74,7 @@ TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Boolean(Column):
-    """True or false; texts in `true` and `false` mean them, upper and lower case alike.
+    """True or false, also as one of the texts in `true` and `false`, in upper or lower case.
 
     Example:
         >>> from matrixdp.tables import Boolean
@@ -107,27 +98,29 @@ class Boolean(Column):
 
     def _reader(self) -> Callable[[Any], float | Gap]:
         places = {**dict.fromkeys(self.false, 0), **dict.fromkeys(self.true, 1), "false": 0, "true": 1}
+        return _by_text(places, str.casefold)
 
-        def read(cell: Any) -> float | Gap:
-            text = cells.text_of(cell)
-            return text if isinstance(text, Gap) else places.get(text.casefold(), cells.UNEXPECTED)
 
-        return read
+def _by_text(places: Mapping[str, int], form: Callable[[str], str]) -> Callable[[Any], float | Gap]:
+    """A reader that looks up a cell's text, in this form, among the known texts."""
 
-    def _index(self, positions: Array) -> Codes:
-        return positions.astype(np.int64)
+    def read(cell: Any) -> float | Gap:
+        text = cells.text_of(cell)
+        return text if isinstance(text, Gap) else places.get(form(text), cells.UNEXPECTED)
+
+    return read
 
 
 @dataclass(frozen=True, eq=False)
 class Numeric(Column):
-    """Numbers between public bounds. Those outside move to the nearer bound, or are unexpected.
+    """Numbers between public bounds. Numbers outside are clipped to the nearer bound, or unexpected.
 
     Attributes:
         low: the least number.
         high: the largest number.
-        bins: for counts, the borders of bins from low to high, or a number of bins of equal width. A bin holds its
-            lower border; the last one holds both.
-        outside: "clip" moves numbers outside the bounds to the nearer one; "unexpected" leaves them to that policy.
+        bins: for counts, the borders of bins from low to high, or a number of bins of equal width. A bin includes its
+            lower border; the last one includes both.
+        outside: "clip" moves numbers outside the bounds to the nearer one; "unexpected" applies that policy.
 
     Example:
         >>> from matrixdp.tables import Numeric
@@ -204,7 +197,7 @@ class Date(Column):
         end: the last day.
         by: "day", "week", "month" or "year".
         format: the form of dates in text, as for `strptime`; ISO dates by default.
-        outside: "unexpected" leaves days outside to that policy; "clip" moves them to the nearer end.
+        outside: "unexpected" applies that policy to days outside; "clip" moves them to the nearer end.
 
     Example:
         >>> from matrixdp.tables import Date

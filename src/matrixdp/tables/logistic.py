@@ -1,17 +1,17 @@
 """Logistic regression from one noisy second moment, a few noisy gradients, and one noisy Hessian.
 
 The loss sum_i log(1 + exp(-y_i z_i b)) has a Hessian of at most M/4, M the second moment of z = (1, u), where u has
-each feature mapped to [-1, 1]. Each step moves b by (M/4 + penalty)^-1 times the noisy gradient, which never raises the
-loss but for the noise. Let b and g be the means of the points and of the noisy gradients over the later half of the
+each feature mapped to [-1, 1]. Each step moves b by (M/4 + penalty)^-1 times the noisy gradient, which without noise
+never increases the loss. Let b and g be the means of the points and of the noisy gradients over the later half of the
 steps, and H the noisy Hessian at b. The result is b - H^-1 g, a Newton step from b.
 
 Error bars: near the minimum a gradient is H times the distance from it, so the error of the result is H^-1 times the
-mean of the gradients' noise, to first order. That is Gaussian with a known standard deviation. Its coverage is measured
-in the tests, not proven. `reliable` is false where the noise is not small beside the Hessian.
+mean of the gradients' noise, to first order. That is Gaussian with a known standard deviation. Coverage is measured in
+the tests, not proven. `reliable` is false if the noise is not small compared with the Hessian.
 
-Guarantee: a record's gradient is (p - y) z, of norm at most r = sqrt(1 + features); its part of M is z z^T, its part of
-    the Hessian w w^T with w = sqrt(p (1 - p)) z, |w| <= r/2. All noise is fixed before the first release. Its
-    composition is exact, also for queries that depend on earlier answers. It is charged once, before anything is drawn.
+Guarantee: a record's gradient is (p - y) z, of norm at most r = sqrt(1 + features). It contributes z z^T to M, and to
+    the Hessian w w^T with w = sqrt(p (1 - p)) z, |w| <= r/2. All noise is fixed before the first release. The
+    composition is exact, also for queries that depend on earlier answers, and charged once, before anything is drawn.
 
 Source: boehning1992multinomial, for the steps; dong2022gaussian, Corollary 3.3, for the composition.
 Deviates: (1) the mean of the later half, and a Newton step from it, in place of the last point.
@@ -20,7 +20,7 @@ Deviates: (1) the mean of the later half, and a Newton step from it, in place of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -34,7 +34,7 @@ from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.ledger import Ledger
 from matrixdp.adjacency import ADD_REMOVE, checked
 from matrixdp.budget import Allotment, Budget
-from matrixdp.distributions import Gaussian
+from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.distributions.gaussian import normal_quantile
 from matrixdp.distributions.margins import error_rate
 from matrixdp.errors import InvalidInput, NotApplicable, NumericalFailure
@@ -47,10 +47,10 @@ from matrixdp.queries.answer import changes, query
 from matrixdp.queries.clipping import centred
 from matrixdp.queries.units import of_units
 from matrixdp.sensitivity import Frobenius, Sensitivity
-from matrixdp.tables.answers import PreparedTable
+from matrixdp.tables.answers import PreparedTable, Releasable
 from matrixdp.tables.columns import Column
-from matrixdp.tables.counts import Named, domain_of
-from matrixdp.tables.estimates import added, features_of, rows_of
+from matrixdp.tables.counts import Named, domain_of, rows_of
+from matrixdp.tables.estimates import added, features_of
 from matrixdp.tables.kinds import Boolean, Categorical
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
 
@@ -67,7 +67,7 @@ class LogisticFit:
     Attributes:
         value: the coefficients.
         standard_error: of the noise, to first order.
-        reliable: whether the noise is small beside the Hessian, so that error bars hold.
+        reliable: whether the noise is small compared with the Hessian, so that error bars hold.
         certificate: what all releases guarantee together.
     """
 
@@ -84,7 +84,7 @@ class LogisticFit:
 
 
 class LogisticRegression:
-    """A logistic regression whose noise is sized; it only has to be charged and drawn, once."""
+    """A logistic regression whose noise is sized; it still has to be charged and drawn, once."""
 
     def __init__(
         self,
@@ -105,19 +105,19 @@ class LogisticRegression:
         Args:
             features: one record per row; private.
             positive: whether each record is in the second class; private.
-            low: the least value of each feature, public; smaller values count as this one.
+            low: the least value of each feature, public; smaller values are clipped to it.
             high: the largest value of each feature, likewise.
             budget: the guarantee to keep.
-            penalty: half of this is added to the loss for each squared coefficient of u, but for the intercept.
+            penalty: half of this is added to the loss for each squared coefficient of u, except for the intercept.
             steps: how many gradients are released.
             adjacency: which data sets are neighbours.
-            contributions: how many records of a unit there are at most, where units are protected.
-            asked: the query of `change_in_logistic_regression` without `of`, where it is that.
+            contributions: the most records of a unit, if units are protected.
+            asked: for a table, the query of `change_in_logistic_regression` without `of`.
         """
         self._middle, self._half = (np.asarray(high) + low) / 2, (np.asarray(high) - low) / 2
         u = centred(features, low, high)
         self._z, self._positive = np.column_stack([np.ones(len(u)), u]), np.asarray(positive, dtype=np.float64)
-        if not len(u):  # a record of zeros is nothing in any sum
+        if not len(u):  # a record of zeros adds nothing to any sum
             self._z, self._positive = np.zeros((1, u.shape[1] + 1)), np.zeros(1)
         self._ridge = np.diag([1e-9] + [_check.positive("penalty", penalty)] * u.shape[1])
         self._steps, self._asked = _check.count("steps", steps), asked
@@ -160,7 +160,7 @@ class LogisticRegression:
 
         Args:
             ledger: charged once, for the composition.
-            note: what the ledger remembers of it; never data.
+            note: a note for the ledger; never data.
             rng: a numpy Generator, for tests only; not with a ledger.
         """
         if self._drawn:
@@ -196,7 +196,9 @@ class LogisticRegression:
     def _sized(self, of: str) -> Certificate:
         size = self._z.shape[1]
         example = _statistic(of, np.zeros((1, size)), self._adjacency, self._contributions)
-        asked = example.query if self._asked is None else _part_of(self._asked, of)
+        asked = example.query
+        if self._asked is not None:
+            asked = query(self._asked["name"], of=of, **self._asked["parameters"])
         law = calibrate(
             "analytic" if of == GRADIENT else "optimal",
             shape=example.value.shape,
@@ -207,8 +209,8 @@ class LogisticRegression:
         return sized_for_mu(law, example.sensitivity, self._mu, query=asked)
 
     def _charge(self, ledger: Spends, note: str) -> None:
-        spend: Callable[..., object] = ledger.spend
-        unit = (self._certificates[MOMENT].query or {})["parameters"].get("unit")
+        spend = _check.spend_of(ledger)
+        unit = self._certificates[MOMENT].unit
         protected = {"unit": unit} if unit is not None and isinstance(ledger, Ledger) else {}
         spend(self._total, note=note, **self._terms, **protected)
 
@@ -222,7 +224,7 @@ class LogisticRegression:
         return np.asarray(prepared.release().value)
 
     def _curvature(self, of: str, rows: Array, rng: np.random.Generator | None) -> tuple[Array, bool]:
-        """A noisy second moment, raised to about the largest eigenvalue of its noise; and whether it is well above."""
+        """A noisy second moment, its eigenvalues raised to at least its noise, and whether they were well above."""
         value = self._noisy(of, rows, rng)
         law = self._certificates[of].law
         floor = 2 * float(np.max(law.standard_error)) * math.sqrt(law.shape[0])
@@ -231,17 +233,17 @@ class LogisticRegression:
 
 
 def planned_as(terms: int, steps: int, adjacency: str) -> tuple[Shape, Frobenius]:
-    """The shape and the set under which all releases of a fit are planned: one vector of all their numbers.
+    """The shape and the set by which all releases of a fit are planned: one vector of all their numbers.
 
-    Guarantee: in units of what a unit can change in it, each release changes by at most 1 in length, all of them by at
-        most sqrt(steps + 2). Gaussian noise of standard deviation s on the vector has mu = sqrt(steps + 2)/s. So have
-        as many Gaussian releases of mu = 1/s each, also where later ones depend on earlier answers.
+    Guarantee: scaled by its sensitivity, each release changes by at most 1 in length, and all of them together by at
+        most sqrt(steps + 2). Gaussian noise of standard deviation s on the vector has mu = sqrt(steps + 2)/s. So do
+        steps + 2 Gaussian releases of mu = 1/s each, also if later ones depend on earlier answers.
     """
     return (terms * (2 * terms + steps),), Frobenius(math.sqrt(steps + 2) * (1 + 1e-15), checked(adjacency))
 
 
 def _statistic(of: str, rows: Array, adjacency: str, contributions: int | None) -> Answer:
-    """The sum of gradients, or the second moment, of rows that are those of the records."""
+    """The sum of the records' gradients, or the second moment of their rows."""
     longest = math.nextafter(math.sqrt(rows.shape[1]), math.inf)
     if of == GRADIENT:
         answer = queries.sum(rows, norm=longest, adjacency=adjacency)
@@ -264,7 +266,7 @@ def change_in_logistic_regression(
     unit: str | None = None,
     contributions: int = 1,
 ) -> Sensitivity:
-    """What a unit changes in one of the releases."""
+    """What a unit can change in one of the releases."""
     _check.choice("of", of, (MOMENT, GRADIENT, HESSIAN))
     domain = domain_of(columns)
     check_two_classes(target, domain[target])
@@ -284,11 +286,7 @@ def check_two_classes(name: str, column: Column) -> None:
         )
 
 
-def _part_of(asked: Mapping[str, Any], of: str) -> dict[str, Any]:
-    return query(asked["name"], of=of, **asked["parameters"])
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogisticRelease(Labelled):
     """Coefficients of a logistic regression, with labels and error bars.
 
@@ -316,20 +314,16 @@ class LogisticRelease(Labelled):
         """The same with this certificate."""
         return replace(self, fit=replace(self.fit, certificate=certificate))
 
-    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
-        """The columns of the table: terms, values, standard errors, intervals, and whether these are reliable."""
-        terms = len(self.fit.value)
-        _check.probability("level", level)
-        numbers = self.fit.numbers(1 - (1 - level) / terms if simultaneous else level)
-        return {**self._labels(), **numbers, "reliable": np.full(terms, self.fit.reliable)}
+    def _numbers(self, level: float) -> dict[str, Any]:
+        return {**self.fit.numbers(level), "reliable": np.full(len(self.fit.value), self.fit.reliable)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LogisticAnswer:
+class LogisticAnswer(Releasable):
     """The rows of a logistic regression, still private; `release` fits it.
 
-    It goes into `compare` and plans by its `shape` and `sensitivity`, which are those of all its releases together: see
-    `planned_as`. Since later releases depend on earlier answers, it is no pair of a value and a set.
+    `compare` and plans use its `shape` and `sensitivity`, which are those of all its releases together: see
+    `planned_as`. Since later releases depend on earlier answers, it is not a pair of a value and a set.
     """
 
     rows: Array
@@ -353,7 +347,7 @@ class LogisticAnswer:
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """What a unit changes in them, in units of its largest change in each release."""
+        """What a unit can change in them, each release scaled by its sensitivity."""
         return planned_as(self.cells, self.steps, ADD_REMOVE)[1]
 
     @property
@@ -361,8 +355,8 @@ class LogisticAnswer:
         """How many coefficients there are."""
         return len(self.low) + 1
 
-    def prepare(self, budget: Budget, mechanism: str = "auto", **options: Any) -> PreparedTable:
-        """All of `release` that comes before the ledger is charged."""
+    def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
+        """All steps of `release` before the ledger is charged."""
         if mechanism != "auto" or options:
             raise InvalidInput("a logistic regression has noise of its own: leave mechanism and its options out")
         prepared = LogisticRegression(
@@ -370,18 +364,3 @@ class LogisticAnswer:
             contributions=self.query["parameters"].get("contributions"), asked=self.query,
         )  # fmt: skip
         return PreparedTable(prepared, lambda fit: LogisticRelease(fit, self.axes, self.query))
-
-    def release(
-        self, budget: Budget, mechanism: str = "auto", *, ledger: Spends | None = None, note: str = "", **options: Any
-    ) -> LogisticRelease:
-        """Fits the regression with noise so that the budget is kept, and certifies it.
-
-        Args:
-            budget: the guarantee to keep; or a part of a plan or a shared budget, which fixes the noise.
-            mechanism: "auto"; there is no other.
-            ledger: charged once, before any noise is drawn.
-            note: what the ledger remembers of it; never data.
-            **options: none.
-        """
-        found: LogisticRelease = self.prepare(budget, mechanism, **options).release(ledger, note)
-        return found

@@ -32,9 +32,9 @@ class MarginalRelease:
     """Noisy residuals, and every table that follows from them.
 
     Attributes:
-        plan: what was asked for.
+        plan: the plan of the release.
         release: the noisy residuals, with the certificate.
-        total: the number of records, where it is public (replace); NaN otherwise.
+        total: the number of records if it is public (replace); NaN otherwise.
 
     Example:
         >>> import numpy as np
@@ -52,17 +52,17 @@ class MarginalRelease:
 
     @property
     def certificate(self) -> Certificate:
-        """What the tables guarantee, all together."""
+        """The guarantee of all tables together."""
         return self.release.certificate
 
     def table(self, columns: Columns, *, whole: bool = False, at_least_zero: bool = False) -> Array:
         """A table, with one axis per column in the order asked for; unbiased, and consistent with all others.
 
         Args:
-            columns: in any order; all in one table of the plan.
-            whole: whole numbers, with the sum of the table's rounded total.
-            at_least_zero: the nearest table without negative cells that has the noisy total. Such tables agree in their
-                total, but no longer in other sums that they share; nor do whole ones.
+            columns: the columns in any order; one table of the plan must contain them all.
+            whole: whether to round to whole numbers, whose sum is the table's rounded total.
+            at_least_zero: whether to return the nearest table without negative cells that has the noisy total. Such
+                tables agree in their total, but not in other sums that they share; nor do tables of whole numbers.
         """
         places = self.plan.places(columns)
         table = self._of(dict.fromkeys(places))
@@ -74,7 +74,7 @@ class MarginalRelease:
         """A weighted sum of a table's cells, and its standard error.
 
         Args:
-            weights: for each column of the table one weight per value; the weight of a cell is their product. Zeros and
+            weights: one weight per value for each column of the table; the weight of a cell is their product. Zeros and
                 ones select ranges or sets of values.
         """
         vectors = _vectors(weights, self.plan)
@@ -86,14 +86,14 @@ class MarginalRelease:
         return self._factor * cell_variances(self.plan, self._law, self.plan.places(columns))
 
     def standard_error(self, columns: Columns) -> Array:
-        """The standard error of each cell of a table, for the noise, not for the sampling of people."""
+        """The standard error of each cell of a table: of the noise, not of the sampling of people."""
         return np.sqrt(self.variance(columns))
 
     def interval(self, columns: Columns, level: float = 0.95, simultaneous: bool = False) -> Interval:
-        """Where the true counts lie, cell by cell or all of a table at once; see `matrixdp.intervals` for the rounding.
+        """Intervals for the true counts, per cell or for a whole table; for rounding see `matrixdp.intervals`.
 
         Args:
-            columns: of the table.
+            columns: the columns of the table.
             level: the coverage.
             simultaneous: whether all cells of the table are covered at once.
         """
@@ -107,7 +107,7 @@ class MarginalRelease:
 
     @property
     def _factor(self) -> float:
-        """What rounding the noise to the grid adds to variances, as a factor."""
+        """The factor by which rounding the noise to the grid increases variances."""
         drawing = self.certificate.drawing
         return 1.0 if drawing is None else drawing.variance_factor
 
@@ -117,7 +117,7 @@ class MarginalRelease:
         return self.release.noise
 
     def _of(self, weights: Mapping[int, Array | None]) -> Array:
-        """A table contracted with weights per column, or with its axis kept for None: summed over its residuals."""
+        """A table from its residuals, contracted with the weights of each column; None keeps a column's axis."""
         basis, starts, asked = self.plan.basis, self.plan.basis.starts, list(weights)
         result = np.zeros(tuple(basis.sizes[i] for i, vector in weights.items() if vector is None))
         for subset in _subsets_of(asked):
@@ -149,7 +149,7 @@ def stds(law: Gaussian) -> Array:
 
 
 def cell_variances(plan: MarginalPlan, law: Gaussian, places: Sequence[int]) -> Array:
-    """The variance of each cell: over the subsets A of the table, s_A^2 times spreads within A and 1/n^2 beside it."""
+    """The variance of each cell: the sum over subsets A of the table of s_A^2 times spreads in A and 1/n^2 outside."""
     basis, variances = plan.basis, np.square(stds(law))
     total = np.zeros(tuple(basis.sizes[i] for i in places))
     for subset in _subsets_of(places):

@@ -5,7 +5,7 @@
     out = plan.release(codes, ledger=ledger)                        # one record per row
     out.table(("age", "sex")), out.standard_error(("age", "sex"))
 
-What is measured is not the tables but their residuals (`matrixdp.residuals`): what each table says beyond the smaller
+Noise is added not to the tables but to their residuals (`matrixdp.residuals`): what each table adds to the smaller
 ones. They are released once, as one vector; every table of the plan, and every smaller one, is computed from them. So
 tables agree wherever they overlap. The product of all attributes is never formed.
 """
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from matrixdp import _check
-from matrixdp._check import Array
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked
 from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian
@@ -63,27 +62,27 @@ def plan_marginals(
     contributions: int = 1,
     adjacency: str = ADD_REMOVE,
 ) -> MarginalPlan:
-    """The least noise for a family of marginal tables.
+    """Plans the least noise for a family of marginal tables.
 
     Args:
         sizes: how many values each column has; public.
         budget: the guarantee to keep, for all tables together.
-        up_to: all tables over at most so many columns, the total included.
-        families: the tables instead, each as names of columns; () is the total.
-        weights: what the variance of a cell counts, by table; 1 by default.
+        up_to: all tables of at most this many columns, the total included.
+        families: instead of up_to, the tables, each as names of columns; () is the total.
+        weights: the weight of the variance of a cell, by table; 1 by default.
         ordered: columns whose values have an order and are used through sums: "prefix" for sums of the first values,
             "ranges" for sums over any range. They get noise that suits these sums.
-        targets: the largest standard error of a cell, by table; of the mean variance, where a column is ordered.
-        objective: what is made least: the "mean" variance over all cells, weighted; or the "largest" variance of a
-            table over its squared target, which is then 1 by default, and need not be kept.
+        targets: the largest standard error of a cell, by table; if a column is ordered, the root of the mean variance.
+        objective: what is minimized: the weighted "mean" variance over all cells; or the "largest" ratio of a table's
+            variance to its squared target. In the latter case targets are 1 by default, and may be exceeded.
         contributions: how many records one person may have.
         adjacency: add/remove, or replace, where the number of records is public and gets no noise.
 
-    Guarantee: `plan.certificate`, exact for add/remove; for replace exact while pairs of cells are few up to symmetry
-        (18 columns), else a proven upper bound.
+    Guarantee: `plan.certificate`, exact for add/remove; for replace exact if there are few pairs of cells up to
+        symmetry (as for 18 columns, none of them ordered), otherwise a proven upper bound.
 
     Raises:
-        NotApplicable: if the targets cannot be kept with this budget, or delta is 0.
+        NotApplicable: if the targets cannot be met with this budget, or delta is 0.
 
     Source: xiao2023optimal.
     Deviates: see `matrixdp.mechanisms.solvers.marginals`.
@@ -150,14 +149,14 @@ def change_in_marginals(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MarginalPlan:
-    """Which tables are released, with what noise; nothing has been spent.
+    """Which tables are released, and with what noise; nothing has been spent.
 
     Attributes:
         names: the columns.
         incidence: the tables, and the residuals that each is made of.
-        budget: what the release may use.
-        certificate: of the noise as planned. A release is drawn on a grid, which may add up to a thousandth to the
-            noise; its own certificate and variances say so.
+        budget: the budget of the release.
+        certificate: of the noise as planned. A release is drawn on a grid, for which its noise may be larger by about a
+            thousandth; the certificate and variances of the release include that.
 
     Example:
         >>> from matrixdp import Budget
@@ -186,7 +185,7 @@ class MarginalPlan:
 
     @cached_property
     def rmse(self) -> float:
-        """The root of the mean variance over all cells of all tables."""
+        """The square root of the mean variance over all cells of all tables."""
         basis, sizes, found = self.basis, self.basis.sizes, self.incidence
         spreads = [float(np.sum(basis.spread(i))) for i in range(len(sizes))]
         error = found.by_subset(found.coefficients(spreads, [1 / n for n in sizes]))
@@ -194,12 +193,8 @@ class MarginalPlan:
         return math.sqrt(total / float(np.sum(np.append(sizes, 1.0)[self.incidence.tables].prod(axis=1))))
 
     def variance(self, columns: Columns) -> float:
-        """The variance of every cell of a table; where a column is ordered, the mean over the cells."""
-        return float(np.mean(self.cell_variances(columns)))
-
-    def cell_variances(self, columns: Columns) -> Array:
-        """The variance of each cell of a table."""
-        return cell_variances(self, self.law, self.places(columns))
+        """The variance of every cell of a table; if a column is ordered, the mean over the cells."""
+        return float(np.mean(cell_variances(self, self.law, self.places(columns))))
 
     def answer(self, counts: Counts) -> Answer:
         """The residuals of these counts, still private, for `release(*answer, budget)`."""
@@ -208,14 +203,14 @@ class MarginalPlan:
     def release(
         self, counts: Counts, *, ledger: Spends | None = None, note: str = "", rng: np.random.Generator | None = None
     ) -> MarginalRelease:
-        """Measures the tables, once.
+        """Releases the tables, once.
 
         Args:
             counts: the records or their counts: an array of whole numbers, one record per row, with the place of its
-                value in each column; or a mapping from tables, or a function, to arrays of counts. Of the records, one
-                with a place that does not exist is left out (replace: it counts for the nearest place).
+                value in each column; or a mapping or a function from tables to arrays of counts. A record with a place
+                that does not exist is left out (replace: it counts for the nearest place).
             ledger: charged before any noise is drawn.
-            note: what the ledger remembers of this release; never data.
+            note: a note for the ledger; never data.
             rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
 
         Guarantee: `result.release.certificate`, if the counts are those of one set of records, each in one cell of
@@ -226,12 +221,12 @@ class MarginalPlan:
         return MarginalRelease(plan=self, release=prepared.release(ledger, note), total=total)
 
     def _measured(self, counts: Counts) -> tuple[Answer, float]:
-        """The residuals, and the number of records where it is public."""
+        """The residuals, and the number of records if it is public."""
         basis, count = self.basis, counter(counts, self.names, self.basis.sizes, self.certificate.adjacency)
         try:
             value, starts = np.empty(basis.length), basis.starts.tolist()
         except MemoryError:
-            raise InvalidInput(f"the tables need {basis.length} numbers, too many for memory; ask for less") from None
+            raise InvalidInput(f"the tables need {basis.length} numbers, too many for memory; ask for fewer") from None
         members = list(basis)
         for table, rows in self._sources():
             known = count(table)
@@ -255,11 +250,11 @@ class MarginalPlan:
 
     @cached_property
     def rows_by_subset(self) -> dict[tuple[int, ...], int]:
-        """Which row of the basis each set of columns has."""
+        """The row of the basis for each set of columns."""
         return {subset: row for row, subset in enumerate(self.basis)}
 
     def places(self, columns: Columns) -> tuple[int, ...]:
-        """The columns as places; all of them in one table of the plan."""
+        """The columns as places; raises InvalidInput unless one table of the plan contains them all."""
         places = located(columns, self.names)
         inside = tuple(sorted(places))
         if inside and inside not in self.rows_by_subset:

@@ -3,7 +3,7 @@
     moments = release_moments(records, low=[0, 0], high=[100, 5000], budget=Budget(1.0, 1e-6))
     moments.covariance(), moments.regression(target=1)
 
-Values outside their bounds count as the nearest bound. Intervals are about the noise, not about a larger population.
+Values outside their bounds are clipped. Intervals cover the noise, not the sampling from a larger population.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from matrixdp.queries.answer import Answer, changes, query
 from matrixdp.queries.clipping import centred
 from matrixdp.queries.moments import STEP, full_matrix, second_moment, summed_products
 from matrixdp.sensitivity import L1, RankOne
-from matrixdp.tables.means import Estimate, people
+from matrixdp.tables.mean import Estimate, people
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class Moments:
         low: the lower bounds of the columns.
         high: their upper bounds.
 
-    Intervals are to first order in the noise: near the level where the noise is small beside the number of records and
-    the spread of the columns, which `reliable` tells for regressions. Their coverage is measured in the tests.
+    Intervals are to first order in the noise: coverage is near the level if the noise is small compared with the number
+    of records and the spread of the columns, which `reliable` tests for regressions. It is measured in the tests.
 
     Example:
         >>> import numpy as np
@@ -62,7 +62,7 @@ class Moments:
         return self.release.certificate
 
     def count(self, level: float = 0.95) -> Estimate:
-        """The number of records; exact up to the noise."""
+        """The number of records."""
         return self._estimate(lambda moments: moments[:1, 0], level)
 
     def mean(self, level: float = 0.95) -> Estimate:
@@ -75,7 +75,6 @@ class Moments:
 
     def correlation(self, level: float = 0.95) -> Estimate:
         """The correlations of the columns, as a matrix; intervals stay within -1 and 1."""
-
         return _within_one(self._estimate(_correlation, level))
 
     def variance(self, level: float = 0.95) -> Estimate:
@@ -83,9 +82,9 @@ class Moments:
         return self._estimate(lambda moments: np.diag(_covariance(moments)), level)
 
     def components(self, count: int, level: float = 0.95) -> Estimate:
-        """Principal components of the standardised columns: a row each, with a loading per column.
+        """Principal components of the standardised columns: one row each, with one loading per column.
 
-        The last number of a row is its share of the variance. Signs are such that the largest loading is positive.
+        The last number of a row is its share of the variance. Signs make the largest loading positive.
         """
         if not _check.count("components", count) <= len(self.low):
             raise InvalidInput(f"components must be at most as many as the {len(self.low)} columns, got {count}")
@@ -107,7 +106,7 @@ class Moments:
         Args:
             target: the place of the column to explain.
             features: the places of the columns that explain it; all others by default.
-            ridge: added to the sum of squares for each squared coefficient, but for the intercept.
+            ridge: this times each squared coefficient, except the intercept, is added to the sum of squares.
             level: the coverage of each interval.
         """
         chosen = self._features(target, features)
@@ -120,7 +119,7 @@ class Moments:
         return self._estimate(fitted, level)
 
     def reliable(self, target: int, features: Any = None) -> bool:
-        """Whether the noise is small beside the spread of the features, so that intervals of a regression hold."""
+        """Whether the noise is small compared with the spread of the features, so that intervals hold."""
         places = [0, *(i + 1 for i in self._features(target, features))]
         moments = self._matrix()[np.ix_(places, places)]
         return bool(np.linalg.eigvalsh(moments)[0] > 4 * self._noise_floor(len(places)))
@@ -147,7 +146,7 @@ class Moments:
         return np.asarray((value + value.T) / 2)
 
     def _noise_floor(self, size: int) -> float:
-        """About the largest eigenvalue of the noise on so many rows."""
+        """About the largest eigenvalue of the noise on a block of this size."""
         return 2 * float(np.max(self.release.standard_error)) * math.sqrt(size)
 
     def _of_release(self, weights: Array) -> Array:
@@ -193,9 +192,9 @@ class Moments:
 
 
 def _half_widths(noise: Product, weights: Array, level: float) -> Array:
-    """Margins of linear functions of discrete noise, nearly: for a few levels of weights, and steps of the noise.
+    """Approximate margins of linear functions of discrete noise, with rounded weights and a coarser step.
 
-    The exact ones take long to compute, and no more digits are known of an interval of first order.
+    Exact margins take long to compute, and an interval to first order is no more accurate.
     """
     sizes = np.abs(weights) / np.maximum(np.max(np.abs(weights), axis=1, keepdims=True), 1e-300)
     levels = np.round(sizes * 16)
@@ -228,7 +227,7 @@ def release_moments(
         adjacency: which data sets are neighbours.
         mechanism: a mechanism's name; "auto" takes the least expected error.
         ledger: charged before any noise is drawn.
-        note: what the ledger remembers of this release; never data.
+        note: a note for the ledger; never data.
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
 
     Guarantee: `result.certificate`; see `bounded_moments`.
@@ -255,8 +254,8 @@ def bounded_moments(
     """The sum of z z^T over the records, z = (1, u), where u has each column mapped from its bounds to [-1, 1].
 
     Guarantee: a record contributes z z^T with |z| <= r = sqrt(1 + columns), as |u| <= 1 in every column. k records of
-        one person make a positive semidefinite matrix of trace at most k r^2. It is a mixture of k r^2 v v^T over unit
-        vectors v, its eigenvectors, and mu is convex: RankOne(sqrt(k) r) has the worst of them.
+        one person add up to a positive semidefinite matrix of trace at most k r^2. It is a mixture of k r^2 v v^T with
+        |v| <= 1, and mu is convex, so RankOne(sqrt(k) r) contains the worst case.
     """
     z, asked = _mapped(records, low, high, contributions, adjacency)
     value = second_moment(z, norm=_longest(z.shape[1] - 1)).value
@@ -266,11 +265,11 @@ def bounded_moments(
 def bounded_products(
     records: Any, low: Any, high: Any, *, contributions: int = 1, adjacency: str = ADD_REMOVE
 ) -> Answer:
-    """The same for noise that keeps delta = 0: the entries on and above the diagonal, with 1/2 off each square of u.
+    """The same for noise that keeps delta = 0: entries on and above the diagonal, with 1/2 subtracted from each u_i^2.
 
     Guarantee: as |u_i| <= 1, a record contributes at most 1 in the first entry, and 1, 1/2 and 1 in those of u_i,
-        u_i^2 - 1/2 and u_i u_j, each rounded to a whole multiple of `queries.moments.STEP`. Over c columns that is at
-        most 1 + 3c/2 + c(c - 1)/2 in all; k records of one person add up to k times that, and replace to twice that.
+        u_i^2 - 1/2 and u_i u_j, each rounded to a whole multiple of `queries.moments.STEP`. For c columns that is at
+        most 1 + 3c/2 + c(c - 1)/2 in l1 norm; for k records of one person k times that, under replace twice that.
     """
     z, asked = _mapped(records, low, high, contributions, adjacency)
     columns = z.shape[1] - 1
@@ -283,8 +282,10 @@ def _mapped(records: Any, low: Any, high: Any, contributions: int, adjacency: st
     protected = people(contributions, checked(adjacency))
     rows = _check.finite("records", records, ndim=2)
     lower, upper = (_check.broadcast(name, end, rows.shape[1:]) for name, end in (("low", low), ("high", high)))
-    if not np.all((upper - lower) / 2 > 0):
-        raise InvalidInput("low must be below high in every column, by more than the least float")
+    with np.errstate(over="ignore"):
+        half = (upper - lower) / 2
+    if not np.all((half > 0) & (half < np.inf)):
+        raise InvalidInput("low must be below high in every column, by a finite number above the least float")
     mapped = centred(rows, lower, upper)
     asked = query("bounded-moments", low=np.array(lower), high=np.array(upper), **protected)
     return np.column_stack([np.ones(len(rows)), mapped]), asked
@@ -317,7 +318,7 @@ def _most_in_all(columns: int) -> float:
 
 
 def _longest(columns: int) -> float:
-    """A bound on the norm of (1, u), in which no record is clipped."""
+    """A bound on the norm of (1, u), by which no record is clipped."""
     return math.nextafter(math.sqrt(1 + columns), math.inf)
 
 

@@ -1,11 +1,12 @@
-"""What comes out of a query on a table: labels, values and error bars, as a frame, a file, a figure or a statement."""
+"""Released tables: labels, values and error bars, as a frame, a file, a figure or a statement."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -29,6 +30,8 @@ NUMBERS = ("value", "standard_error", "low", "high")
 
 FRAMES = ("pandas", "polars", "arrow")
 
+_PRINTED = 20  # rows, at most
+
 
 class Labelled(ABC):
     """Labelled numbers with error bars, as a frame, a file, a figure or a statement."""
@@ -39,21 +42,30 @@ class Labelled(ABC):
 
         @property
         def certificate(self) -> Certificate:
-            """What was released guarantees this: a field, or a property."""
+            """The guarantee of the release: a field or a property of subclasses."""
 
     @property
     def query(self) -> Mapping[str, Any]:
         """The name and the public parameters of the query."""
         return self.certificate.query or {"name": "query", "parameters": {}}
 
-    @abstractmethod
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
-        """The columns of the table: labels, values, and the ends of intervals of this level."""
+        """The columns of the table: labels, values, and the ends of intervals of this level.
+
+        If simultaneous, each has the level 1 - (1 - level)/numbers, so that all together cover with the level.
+        """
+        labels = self._labels()
+        numbers = len(next(iter(labels.values()), [()]))
+        _check.probability("level", level)
+        return labels | self._numbers(1 - (1 - level) / numbers if simultaneous else level)
+
+    @abstractmethod
+    def _numbers(self, level: float) -> dict[str, Any]:
+        """The columns of numbers, with intervals of this level each."""
 
     def parts(self, level: float = 0.95) -> list[tuple[Axes, dict[str, Any]]]:
-        """The tables that all this consists of, each with its axes and its columns of numbers."""
-        numbers = self.columns(level)
-        return [(self.axes, {name: numbers[name] for name in NUMBERS if name in numbers})]
+        """The tables of the release, each with its axes and its columns of numbers."""
+        return [(self.axes, self._numbers(level))]
 
     @abstractmethod
     def certified(self, certificate: Certificate) -> Labelled:
@@ -66,24 +78,43 @@ class Labelled(ABC):
         return figure(self, level)
 
     def statement(self, kind: str = "markdown", *, level: float = 0.95) -> str:
-        """One page in plain language: what was released, about whom, what is promised and what is not.
+        """One page in plain language: what was released, about whom, what is guaranteed and what is not.
 
         Args:
             kind: "markdown" or "html".
-            level: of the error bars that it tells.
+            level: of the error bars on the page.
         """
         from matrixdp.tables.statement import statement
 
         return statement(self, _check.choice("kind", kind, ("markdown", "html")), level)
 
-    def _labels(self, tables: Sequence[Sequence[str]] | None = None) -> dict[str, list[str | None]]:
-        """The columns of labels, of one table of all axes or of several tables; None where one lacks an axis."""
+    def __str__(self) -> str:
+        """The first rows of the table, with three digits of the widths of intervals, and the certificate."""
+        columns = self.columns()
+        rows = len(columns["value"])
+        places = [_decimals(width) for width in (columns["high"] - columns["low"])[:_PRINTED]]
+        texts = [[name, *map(_cell, column[:_PRINTED], places)] for name, column in columns.items()]
+        sides = ["<" if isinstance(column, list) else ">" for column in columns.values()]
+        form = "  ".join(f"{{:{side}{max(map(len, column))}}}" for side, column in zip(sides, texts, strict=True))
+        lines = [form.format(*row).rstrip() for row in zip(*texts, strict=True)]
+        more = [f"... and {rows - _PRINTED} more rows"] if rows > _PRINTED else []
+        return "\n".join([*lines, *more, "Intervals from low to high hold with 95 %.", "", str(self.certificate)])
+
+    __repr__ = __str__
+
+    @property
+    def _tables(self) -> tuple[tuple[str, ...], ...]:
+        """The tables that are written out, each by its axes: one of all axes."""
+        return (tuple(name for name, _ in self.axes),)
+
+    def _labels(self) -> dict[str, list[str | None]]:
+        """The columns of labels; None where a table lacks an axis."""
         labels = dict(self.axes)
         found: dict[str, list[str | None]] = {name: [] for name in labels}
-        for table in [list(labels)] if tables is None else tables:
+        for table in self._tables:
             cells = list(product(*(labels[name] for name in table)))
             for name, column in found.items():
-                place = list(table).index(name) if name in table else None
+                place = table.index(name) if name in table else None
                 column += [None if place is None else cell[place] for cell in cells]
         named: dict[str, list[str | None]] = {}
         for name, column in found.items():
@@ -121,32 +152,44 @@ class Labelled(ABC):
         """Writes the table as CSV in UTF-8, with a header; to a new file, or to a stream of text."""
         if not isinstance(path, io.TextIOBase):
             with Path(path).open("x", encoding="utf-8", newline="") as file:
-                return self.to_csv(file, level=level, simultaneous=simultaneous)
+                self.to_csv(file, level=level, simultaneous=simultaneous)
+            return
         columns = self.columns(level, simultaneous=simultaneous)
         writer = csv.writer(path, lineterminator="\n")
         writer.writerow(columns)
         parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in columns.values()]
         writer.writerows(zip(*parts, strict=True))
-        return None
 
     def to_parquet(self, path: str | Path | BinaryIO, *, level: float = 0.95, simultaneous: bool = False) -> None:
         """Writes the table as Parquet; to a new file, or to a stream of bytes."""
         if isinstance(path, (str, Path)):
             with Path(path).open("xb") as file:
-                return self.to_parquet(file, level=level, simultaneous=simultaneous)
+                self.to_parquet(file, level=level, simultaneous=simultaneous)
+            return
         table = self.table("arrow", level=level, simultaneous=simultaneous)
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(table, path)
-        return None
 
 
-@dataclass(frozen=True, eq=False)
+def _decimals(width: float) -> int:
+    """How many digits after the point show three digits of a width; six if it is 0 or infinite."""
+    return min(12, max(0, 2 - math.floor(math.log10(width)))) if 0.0 < width < math.inf else 6
+
+
+def _cell(content: Any, decimals: int) -> str:
+    """A cell of a printed table; whole numbers have no digits after the point."""
+    if not isinstance(content, float):
+        return "" if content is None else str(content)
+    return f"{content:.{0 if content.is_integer() else decimals}f}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class TableRelease(Release, Labelled):
     """A noisy table that may be published: labels, values, error bars, and what it guarantees.
 
-    Error bars are those of the noise: how far a number may lie from what the rows say. How far these are from the truth
-    about more people than they cover is not in them.
+    Error bars cover the noise: how far a number may be from its value in the rows. They do not cover how well the rows
+    represent a larger population.
 
     Example:
         >>> import pandas
@@ -162,15 +205,18 @@ class TableRelease(Release, Labelled):
 
     axes: Axes = field(default=())
 
+    __str__, __repr__ = Labelled.__str__, Labelled.__repr__
+
     def certified(self, certificate: Certificate) -> TableRelease:
         """The same with this certificate."""
         return replace(self, certificate=certificate)
 
     def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
         """The columns of the table: labels, values, standard errors, and the ends of intervals of this level."""
+        return self._labels() | self._numbers(level, simultaneous)
+
+    def _numbers(self, level: float, simultaneous: bool = False) -> dict[str, Any]:
         interval = self.interval(level, simultaneous=simultaneous)
         numbers = (self.value, self.standard_error, interval.low, interval.high)
         shape = np.shape(self.value)
-        return self._labels() | {
-            name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)
-        }
+        return {name: np.broadcast_to(part, shape).reshape(-1) for name, part in zip(NUMBERS, numbers, strict=True)}

@@ -1,7 +1,7 @@
-"""PostgreSQL: cells as text that every database can send, a batch at a time, and errors without their text.
+"""PostgreSQL: cells as text, fetched in batches, and errors without their text.
 
-Text comes in the database's own encoding and is decoded here. Conversion on the server refuses some characters, which
-would be an error that depends on a cell.
+Text is fetched in the database's own encoding and decoded here. Conversion on the server fails for some characters,
+which would be an error that depends on a cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matrixdp.errors import InvalidInput
 
 _ADDRESSES = ("postgresql://", "postgres://")
 
-# States that PostgreSQL finds before it reads a row.
+# Error states that PostgreSQL raises before it reads a row.
 _REFUSALS = {
     "42P01": "the query names a table that does not exist",
     "42703": "the query names a column that does not exist",
@@ -54,7 +54,7 @@ def connect(address: str) -> Any:
 
 @contextmanager
 def refusals(connection: Any) -> Iterator[None]:
-    """Names what PostgreSQL refuses before it reads a row, and a lost connection; leaves other errors as they are."""
+    """Explains errors that PostgreSQL raises before it reads a row, and lost connections; others pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -67,7 +67,7 @@ def refusals(connection: Any) -> Iterator[None]:
 
 @contextmanager
 def cursor(connection: Any) -> Iterator[Any]:
-    """A cursor on the server, so that rows do not come all at once; dates in ISO form, text that always decodes."""
+    """A server-side cursor, so that rows are not fetched all at once; dates in ISO form, text that always decodes."""
     from psycopg.adapt import Loader
     from psycopg.rows import tuple_row
 

@@ -1,4 +1,4 @@
-"""The source that anything readable is."""
+"""Sources of rows from everything that can be read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def source_of(given: Any, columns: Sequence[str] | None = None) -> Source:
 
     Args:
         given: a data frame that narwhals knows (pandas, Polars, also lazy, Arrow, Dask and others), a NumPy array, a
-            DuckDB relation, the path of a .csv, .tsv (also .gz, .bz2, .xz) or .parquet file, or what `csv_file` and
-            `sql` make.
+            DuckDB relation, the path of a .csv, .tsv (also .gz, .bz2, .xz) or .parquet file, or a result of `csv_file`
+            or `sql`.
         columns: the names of the columns, for arrays and for separated text without a header.
 
     Example:
@@ -42,5 +42,5 @@ def source_of(given: Any, columns: Sequence[str] | None = None) -> Source:
     else:
         found = from_frame(given)
     if columns is not None and list(found.names) != list(columns):
-        raise InvalidInput("columns name those of arrays and of separated text without a header; this source has names")
+        raise InvalidInput("columns is for arrays and for separated text without a header; this source has names")
     return found

@@ -1,8 +1,9 @@
-"""The rows of a table that count: read in batches from any source, with a public domain and a unit of privacy."""
+"""The rows of a table that count, read in batches from any source, with a public domain and a unit of privacy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,10 @@ Made = tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]
 
 
 class Rows:
-    """Rows from any source, with a public domain and a unit of privacy; `Table` asks queries of them.
+    """Rows from any source, with a public domain and a unit of privacy; `Table` adds the queries.
 
-    Rows are read anew for each query, in batches, and only the columns that it needs. That the source can be read, and
-    what its columns are called, is taken as public; the number of its rows is not.
+    Rows are read again for each query, in batches, and only the columns that it needs. It is taken as public that the
+    source can be read, and what its columns are called; the number of its rows is not.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class Rows:
         adjacency: str = ADD_REMOVE,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """Looks at the names of the columns and at no row.
+        """Reads the names of the columns, and no row.
 
         Args:
             source: see `matrixdp.tables.source_of`.
-            domain: what the cells of each column can say, from public knowledge.
-            unit: the column of ids whose owners the guarantee protects, each with all rows; without it, every row is
-                a unit of its own. Rows without an id do not count.
-            contributions: how many rows of a unit count, drawn in secret.
+            domain: the values that the cells of each column can have, from public knowledge.
+            unit: the column of ids whose owners the guarantee protects, each with all rows; without it, each row is
+                protected by itself. Rows without an id do not count.
+            contributions: the most rows of a unit that count; they are chosen in secret.
             adjacency: ADD_REMOVE, or REPLACE or ZERO_OUT where the number of units is public.
             columns: the names of the columns, for arrays and for separated text without a header.
         """
@@ -73,20 +74,20 @@ class Rows:
         return f"Table({self.domain}{unit})"
 
     def codes(self, *by: str) -> Codes:
-        """The rows that count as places among the labels of these columns, one row per line: still private.
+        """The rows that count, as places among the labels of these columns, one per line: still private.
 
-        It is for queries on places, such as marginals of `domain.sizes`, with the same `contributions`.
+        For queries on places, such as marginals of `domain.sizes`, with the same `contributions`.
 
-        Guarantee: without the rows of one unit, at most `contributions` lines fewer. Under other adjacencies the number
-            of lines would have to be public, which policies and units do not allow.
+        Guarantee: removing the rows of one unit removes at most `contributions` lines. Only add/remove is accepted: for
+            others the number of lines would have to be public, which policies and units do not allow.
         """
         chosen = self.domain.chosen(by)
-        return self.collected(chosen, lambda read, rows: counted_rows(codes_of(chosen, read, rows)))
+        return self.collected(chosen, partial(codes_of, chosen))
 
     def numbers(self, *columns: str) -> Array:
-        """The rows that count as numbers inside the bounds of these columns, one row per line: still private.
+        """The rows that count, as numbers within the bounds of these columns, one per line: still private.
 
-        Rows with a missing or unexpected cell are out, unless its policy fills it in.
+        Rows with a missing or unexpected cell are left out, unless its policy fills it in.
 
         Guarantee: as for `codes`.
         """
@@ -101,7 +102,7 @@ class Rows:
     def collected(
         self, chosen: dict[str, Column], make: Callable[[Read, int], Made], width: int | None = None
     ) -> npt.NDArray[Any]:
-        """The lines that count, of so many entries each; one per column by default."""
+        """The lines that count, each with `width` entries; one per column by default."""
         if self.adjacency != ADD_REMOVE:
             raise InvalidInput(f"adjacency must be add/remove for rows to be handed out, got {self.adjacency}")
         if not chosen:
@@ -110,7 +111,7 @@ class Rows:
         return np.concatenate(parts) if parts else np.empty((0, width or len(chosen)), dtype=np.int64)
 
     def parameters(self) -> dict[str, Any]:
-        """The public parameters that say whom a query on this table protects."""
+        """The public parameters that state whom a query on this table protects."""
         if self.unit is None:
             return {"adjacency": self.adjacency}
         return {"unit": self.unit, "contributions": self.contributions, "adjacency": self.adjacency}
@@ -120,13 +121,14 @@ class Rows:
 
         Args:
             names: the columns that the query reads.
-            make: from a batch as read and its number of rows, which rows count, and an array with one line per row. It
-                must treat each row by itself.
+            make: from a batch as read and its number of rows to which rows count, and an array with one line per row.
+                Each line must depend on its row alone.
 
-        Guarantee: without the rows of one unit, at most `contributions` lines fewer come out (see `units`).
+        Guarantee: removing the rows of one unit removes at most `contributions` lines (see `matrixdp.queries.units`);
+            without a unit, removing a row removes at most one.
         """
         wanted = list(dict.fromkeys([*names, *([] if self.unit is None else [self.unit])]))
-        wanted = wanted or [next(iter(self.domain))]  # any will do, to count rows
+        wanted = wanted or [next(iter(self.domain))]  # any column serves to count rows
         numbering, selection = Numbering(), Selection(self.contributions)
         for batch in self._source.batches(positions(self._source, wanted)):
             cells = dict(zip(wanted, batch, strict=True))
@@ -145,15 +147,20 @@ class Rows:
             yield chosen
 
 
-def codes_of(chosen: Mapping[str, Column], read: Read, rows: int) -> Codes:
-    """The place of each row's cell among the labels of each column."""
-    found = [column.codes(*read[name]) for name, column in chosen.items()]
-    return np.stack(found, axis=1) if found else np.empty((rows, 0), dtype=np.int64)
-
-
-def counted_rows(codes: Codes) -> Made:
-    """The rows that no column leaves out, and their places."""
+def codes_of(chosen: Mapping[str, Column], read: Read, rows: int) -> Made:
+    """The rows that no column leaves out, and the place of each cell among the labels of its column."""
+    codes = np.stack([column.codes(*read[name]) for name, column in chosen.items()], axis=1)
     return np.all(codes != OUT, axis=1), codes
+
+
+def cell_of(chosen: Mapping[str, Column], read: Read, rows: int) -> Made:
+    """The rows that no column leaves out, and the cell of each row in the table of all columns, in row-major order."""
+    inside, cell = np.ones(rows, dtype=bool), np.zeros(rows, dtype=np.int64)
+    for name, column in chosen.items():
+        codes = column.codes(*read[name])
+        inside &= codes != OUT
+        cell = cell * len(column.labels) + codes
+    return inside, cell
 
 
 def _read(column: Column, given: Cells) -> tuple[States, Array]:

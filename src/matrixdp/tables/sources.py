@@ -1,8 +1,8 @@
-"""What a source of rows is: named columns, read batch by batch and never all at once.
+"""Sources of rows: named columns, read batch by batch and never all at once.
 
-No type is guessed from a cell, and no cell makes reading fail: text is read as text, dates of any range as days, and
-what a column does not know is for its domain to place. That a source cannot be read at all (a file that is no Parquet,
-a damaged archive, a query that its database refuses) is told by place and kind, never by a cell.
+No type is inferred from a cell, and no cell makes reading fail: text is read as text, dates of any range as days, and
+the domain decides what an unknown value counts as. A source that cannot be read at all (a file that is not Parquet, a
+damaged archive, a query that its database refuses) is an error that gives place and kind, never a cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from matrixdp.errors import InvalidInput
 
 ROWS = 1 << 16
-"""The rows of a batch."""
+"""The number of rows in a batch."""
 
 
 class Cells(NamedTuple):
@@ -50,14 +50,14 @@ def positions(source: Source, wanted: Sequence[str]) -> list[int]:
     """Where the columns of these names are.
 
     Raises:
-        InvalidInput: if one is absent or there twice. Names of the source are not shown: they may be cells.
+        InvalidInput: if one is absent or occurs twice. Names in the source are not shown: they may be cells.
     """
     names = list(source.names)
     for name in wanted:
         if names.count(name) != 1:
             state = "has no column" if name not in names else "has more than one column"
             raise InvalidInput(
-                f"the source {state} {name!r} among its {len(names)}; names must be those of the domain, letter by "
-                "letter, and separated text needs a header, or columns="
+                f"the source {state} {name!r} among its {len(names)}; names must be spelled as in the domain, "
+                "and separated text needs a header, or columns="
             )
     return [names.index(name) for name in wanted]

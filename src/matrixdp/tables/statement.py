@@ -1,8 +1,8 @@
 """A released table on one page, for decision makers who are not specialists.
 
-The picture shows what the guarantee means. Somebody who has to guess whether a given person's rows were used, from the
-release and all else, where both are equally likely beforehand, is right with a probability of at most
-(1 + delta(0))/2: delta(0) is the total-variation distance between the laws of the release with and without the person.
+The picture shows what the guarantee means. Somebody guesses whether a given person's rows were used, from the release
+and any other knowledge; both are equally likely beforehand. The guess is right with probability at most
+(1 + delta(0))/2, since delta(0) bounds the total-variation distance between the releases with and without the person.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from matrixdp.tables.columns import MISSING_LABEL, Column
 from matrixdp.tables.kinds import Date, Numeric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from matrixdp.tables.outputs import Labelled
+    from matrixdp.tables.outputs import Axes, Labelled
 
 
 def statement(out: Labelled, kind: str, level: float) -> str:
@@ -60,6 +60,8 @@ def _parts(out: Labelled, level: float) -> list[Part]:
 COUNTED = ("counts", "cell-states", "table-marginals")
 """The queries whose numbers are numbers of rows."""
 
+NOT_RELIABLE = "The noise is large here: intervals that are marked as not reliable may hold less often."
+
 FITTED = ("regression", "logistic-regression", "moments")
 """The queries whose intervals are to first order in the noise."""
 
@@ -81,17 +83,22 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
     else:
         about = " about" if out.query["name"] in FITTED else " at least"
         yield (
-            "Random noise was added before they were computed. With each number comes an interval, which holds what "
+            "Random noise was added before they were computed. Each number has an interval, which contains what "
             f"the data say in{about} {level:.0%} of cases."
         )
-        if not np.all(out.columns(level).get("reliable", True)):
-            yield "The noise is large here: intervals that are marked as not reliable may hold less often."
+        if not are_reliable(parts):
+            yield NOT_RELIABLE
     alike: dict[str, list[str]] = {}
     for name, column in dict(asked.get("columns", [])).items():
         computed = out.query["name"] in ("quantiles", *FITTED) or name == asked.get("of")
         alike.setdefault(_rules(column, computed), []).append(name)
     for rules, names in alike.items():
         yield f"{listed(names)}: {rules}"
+
+
+def are_reliable(parts: Iterable[tuple[Axes, Mapping[str, Any]]]) -> bool:
+    """Whether no interval of these tables is marked as not reliable."""
+    return all(bool(np.all(numbers.get("reliable", True))) for _, numbers in parts)
 
 
 def _other(out: Labelled, asked: Mapping[str, Any], by: str) -> str:
@@ -137,8 +144,8 @@ _WHAT: dict[str, Callable[[Labelled, Mapping[str, Any], str], str]] = {
 
 
 def _rules(column: Column, computed: bool) -> str:
-    """What becomes of cells, in words; those that are no number are no part of what is computed from numbers."""
-    named = {"out": "are not counted", "category": "are not counted" if computed else "are a category of their own"}
+    """How a column treats its cells, in words; what is computed from numbers leaves out cells that are not numbers."""
+    named = {"out": "are not counted", "category": "are not counted" if computed else "are a separate category"}
     words = []
     if isinstance(column, (Numeric, Date)):
         ends = (f"{column.low:g}", f"{column.high:g}") if isinstance(column, Numeric) else (column.start, column.end)
@@ -155,9 +162,12 @@ def _about(out: Labelled) -> Iterator[str]:
     if unit is None:
         yield "Every row of the data is protected by itself. A person with several rows is protected less."
     else:
-        most = "One row" if rows == 1 else f"At most {rows} rows"
+        most = f"One row of each {unit} was" if rows == 1 else f"At most {rows} rows of each {unit} were"
         yield f"Everybody with an entry in the column {unit}, with all of his or her rows, is protected as a whole."
-        yield f"{most} of each {unit} were counted, drawn at random. Rows without an entry were not counted."
+        yield (
+            f"{most} counted, drawn at random. Rows without an entry were not counted. Error bars do not show what the "
+            "rows that were left out would change."
+        )
 
 
 def _promised(out: Labelled) -> Iterator[str]:

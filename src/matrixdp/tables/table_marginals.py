@@ -1,4 +1,4 @@
-"""Marginals of a table: many tables of counts from one release, with labels. Only add/remove is taken."""
+"""Marginals of a table: many tables of counts from one release, with labels. Only add/remove is accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from matrixdp import _check
 from matrixdp._check import Shape
 from matrixdp.budget import Allotment, Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
@@ -19,11 +18,10 @@ from matrixdp.pipeline import Release
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import changes
 from matrixdp.residuals import Residuals
-from matrixdp.sensitivity import Sensitivity
 from matrixdp.tables.answers import PreparedTable, TableAnswer
-from matrixdp.tables.counts import Named, domain_of
+from matrixdp.tables.counts import Named, domain_of, rows_of
 from matrixdp.tables.domain import MOST_CELLS
-from matrixdp.tables.estimates import added, rows_of
+from matrixdp.tables.estimates import added
 from matrixdp.tables.marginal_release import MarginalRelease
 from matrixdp.tables.marginals import MarginalPlan, change_in_marginals, plan_marginals
 from matrixdp.tables.outputs import NUMBERS, Axes, Labelled
@@ -47,12 +45,12 @@ def change_in_table_marginals(
     return change_in_marginals(shape, columns=sizes, up_to=up_to, families=families, **terms)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TableMarginals(Labelled):
     """Marginal tables of one release, which agree wherever they overlap, with labels and error bars.
 
     Attributes:
-        marginals: the same without labels; weighted sums, and versions without negative cells.
+        marginals: the same without labels; it also gives weighted sums and tables without negative cells.
         axes: the labels of the columns.
         tables: the tables that are written out, each by its columns; () is the total.
 
@@ -74,7 +72,7 @@ class TableMarginals(Labelled):
 
     @property
     def certificate(self) -> Certificate:
-        """What all tables guarantee together."""
+        """The guarantee of all tables together."""
         return self.marginals.certificate
 
     def certified(self, certificate: Certificate) -> TableMarginals:
@@ -83,16 +81,18 @@ class TableMarginals(Labelled):
         return replace(self, marginals=replace(self.marginals, release=released))
 
     def of(self, *columns: str) -> TableMarginals:
-        """One table alone, of columns that are in one table of the release."""
+        """A single table, of columns that one table of the release contains."""
         self.marginals.plan.variance(columns)
         return replace(self, axes=tuple((name, dict(self.axes)[name]) for name in columns), tables=(columns,))
 
-    def columns(self, level: float = 0.95, *, simultaneous: bool = False) -> dict[str, Any]:
-        """The columns of all tables, one below the other; a label is None where a table sums over its column."""
-        _check.probability("level", level)
-        parts = self.parts(1 - (1 - level) / cells_in(self.axes, self.tables) if simultaneous else level)
-        numbers = {name: np.concatenate([part[name] for _, part in parts]) for name in NUMBERS}
-        return self._labels(self.tables) | numbers
+    def _numbers(self, level: float) -> dict[str, Any]:
+        """All tables, one below the other; a label is None where a table sums over its column."""
+        parts = self.parts(level)
+        return {name: np.concatenate([part[name] for _, part in parts]) for name in NUMBERS}
+
+    @property
+    def _tables(self) -> tuple[tuple[str, ...], ...]:
+        return self.tables
 
     def parts(self, level: float = 0.95) -> list[tuple[Axes, dict[str, Any]]]:
         """Each table by itself."""
@@ -107,7 +107,7 @@ class TableMarginals(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class PlanOf:
-    """How marginals are planned, but for the budget: their sizes, which tables, and what errors count."""
+    """How marginals are planned, apart from the budget: their sizes, which tables, and the weights of errors."""
 
     sizes: Mapping[str, int]
     tables: Mapping[str, Any]
@@ -118,7 +118,7 @@ class PlanOf:
         return plan_marginals(self.sizes, budget=budget, **self.tables, **self.options)
 
     def structure(self) -> MarginalPlan:
-        """A plan with the same residuals and set; these do not depend on the budget or on what errors count."""
+        """A plan with the same residuals and set; these do not depend on the budget or the weights of errors."""
         unknown = set(self.options) - {"weights", "targets", "objective"}
         if unknown:
             raise InvalidInput(f"marginals take weights, targets and objective, not {', '.join(sorted(unknown))}")
@@ -126,27 +126,15 @@ class PlanOf:
 
 
 class MarginalsAnswer(TableAnswer):
-    """Residuals of marginal tables, still private."""
+    """Residuals of marginal tables, still private.
+
+    Attributes:
+        plan: how they are planned for a budget.
+        tables: the tables that are written out, each by its columns.
+    """
 
     plan: PlanOf
     tables: tuple[tuple[str, ...], ...]
-
-    def __new__(
-        cls,
-        value: Any,
-        sensitivity: Sensitivity,
-        query: Mapping[str, Any],
-        axes: Axes,
-        plan: PlanOf,
-        tables: tuple[tuple[str, ...], ...],
-    ) -> MarginalsAnswer:
-        """An answer, with its plan and its tables beside it."""
-        answer: MarginalsAnswer = super().__new__(cls, value, sensitivity, query, axes)  # type: ignore[assignment]
-        answer.plan, answer.tables = plan, tables
-        return answer
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return *super().__getnewargs__(), self.plan, self.tables
 
     @property
     def cells(self) -> int:
@@ -154,7 +142,7 @@ class MarginalsAnswer(TableAnswer):
         return cells_in(self.axes, self.tables)
 
     def prepare(self, budget: Budget, mechanism: str | NoiseLaw = "auto", **options: Any) -> PreparedTable:
-        """All of `release` that comes before the ledger is charged."""
+        """All steps of `release` before the ledger is charged."""
         if mechanism != "auto" or options:
             raise InvalidInput("marginals have noise of their own: leave mechanism and its options out")
         planned = isinstance(budget, Allotment)
@@ -173,7 +161,7 @@ class MarginalsAnswer(TableAnswer):
 
 
 def cells_in(axes: Axes, tables: tuple[tuple[str, ...], ...]) -> int:
-    """How many numbers tables have, if they can all be written out."""
+    """How many numbers the tables have; raises InvalidInput if there are too many to write out."""
     sizes = {name: len(labels) for name, labels in axes}
     cells = sum(math.prod(sizes[name] for name in table) for table in tables)
     if not cells <= MOST_CELLS:

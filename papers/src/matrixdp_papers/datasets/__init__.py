@@ -1,7 +1,7 @@
-"""The public data of the papers' experiments, from a folder that the caller names; nothing is downloaded.
+"""The public data of the papers' experiments, from a local folder; nothing is downloaded.
 
 Every loader takes the folder as an argument or from the environment variable MATRIXDP_DATA. It checks the file's sha256
-or, where none is known, its contents. If a file is missing or another one, it raises InvalidInput, which says where the
+or, where none is known, its contents. If a file is missing or differs, it raises InvalidInput, which says where the
 data are published.
 """
 

@@ -1,4 +1,4 @@
-"""The census records of Adult, encoded without looking at them.
+"""The census records of Adult, with an encoding that does not depend on the records.
 
 Every category and every range is written here, from the documentation of the data set and the codes of the census, so
 that the encoding is public: it reveals nothing about the records, and one record changes only its own row.
@@ -75,8 +75,8 @@ ADULT_TWO_PARTS = (slice(0, ADULT_COLUMNS["relationship"].start), slice(ADULT_CO
 def load_adult(folder: Folder = None, *, test: bool = False) -> Labelled:
     """32,561 (test: 16,281) people, and whether the income is above 50,000 dollars (1) or not (0).
 
-    A number is cut to its range and scaled to [0, 1], a category has a column with a 1, and one that is missing leaves
-    its columns at 0: 105 columns in [0, 1].
+    A number is clipped to its range and scaled to [0, 1]. A category is one-hot encoded; a missing one leaves its
+    columns at 0. There are 105 columns in [0, 1].
     """
     import pandas
 

@@ -1,4 +1,4 @@
-"""Records of yes or no: places visited, goods bought, hospital stays."""
+"""Binary records: places visited, goods bought, hospital stays."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _checked(
 
 
 def _whole_numbers(source: Source, folder: Folder) -> npt.NDArray[np.int8]:
-    """A CSV file of whole numbers that fit into a byte, without a header; read in parts, for whole it is gigabytes."""
+    """A CSV file of whole numbers that fit into a byte, without a header; read in parts to save memory."""
     import pandas
 
     found = io.BytesIO(content(source, folder))

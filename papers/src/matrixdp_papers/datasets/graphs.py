@@ -1,4 +1,4 @@
-"""Papers that cite each other."""
+"""Graphs: papers that cite each other."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def load_cifar10(folder: Folder = None, *, test: bool = False) -> Labelled:
 
 
 def load_svhn(folder: Folder = None, *, test: bool = False) -> Labelled:
-    """The 73,257 (test: 26,032) house numbers, cut into digits; no checksum is known, so that the form is checked.
+    """The 73,257 (test: 26,032) house numbers, cut into digits; no checksum is known, so the format is checked.
 
     Returns:
         Pictures of three colours x 32 x 32 between 0 and 1 (float32), and the digit.

@@ -1,4 +1,4 @@
-"""Where the data are: the folder, the files in it, and their content after the checksum."""
+"""The data folder, the files in it, and their contents after the checksum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source:
     """A file that a loader reads.
 
     Attributes:
-        name: what it is called in the folder.
+        name: its name in the folder.
         page: where it is published.
         form: how to make it from what is published there.
         sha256: of the file, or of what is inside a .gz file (how it was compressed does not matter); None if unknown.
@@ -58,12 +58,12 @@ def find(folder: Folder = None) -> Path:
 
 
 def has(source: Source, folder: Folder = None) -> bool:
-    """Whether a file is in the folder, for data that a study can do without."""
+    """Whether a file is in the folder, for optional data."""
     return (find(folder) / source.name).is_file()
 
 
 def content(source: Source, folder: Folder) -> bytes:
-    """The bytes of a file, those inside it for a .gz file, after the checksum."""
+    """The bytes of a file, decompressed for a .gz file, after the checksum."""
     place = find(folder)
     path = place / source.name
     try:

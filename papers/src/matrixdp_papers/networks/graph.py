@@ -20,18 +20,18 @@ class GCN(nn.Module):
 
     S is the adjacency matrix with a loop at every node, divided by the roots of the degrees of both ends. The inputs
     are indices of nodes. For each, the rows of S X at its neighbours go through the first layer, and their sum weighted
-    by S through the second: the same numbers as those of the whole graph at once. But one record is one node, and no
-    layer sees two, so that the gradient of a record is that of two linear layers.
+    by S through the second: the same outputs as for the whole graph at once. But one record is one node, and no layer
+    combines two records, so the gradient of a record is that of two linear layers.
 
     Args:
         features: X, one row per node; usually scaled so that each row sums to 1.
         edges: the two ends of each edge, in either order; an edge that is given twice counts once.
         hidden: the width of the first layer.
-        classes: how many there are.
+        classes: the number of classes.
         activation: what follows the first layer.
 
-    Guarantee: what is private is the label of each training node, and whether it is trained on. The graph and the
-        features of all nodes are taken as public: an output uses the features of neighbours and of their neighbours.
+    Guarantee: protected are the label of each training node, and whether it is trained on. The graph and the features
+        of all nodes count as public: an output uses the features of neighbours and of their neighbours.
     Source: yang2021improved, table 1 (Cora).
     Deviates: 1. The table has a gradient of 1,436 x 16, but Cora has 1,433 features. 2. What is mixed in the paper's
         GCN-Mixed is not stated; this is the plain network, without dropout.
@@ -60,7 +60,7 @@ class GCN(nn.Module):
         place = np.arange(S.nnz) - np.repeat(S.indptr[:-1], degrees)
         neighbours, weights = np.zeros((len(X), degrees.max()), dtype=np.int64), np.zeros((len(X), degrees.max()))
         neighbours[row, place], weights[row, place] = S.indices, S.data
-        # All of this is public and fixed, hence no part of the state that is saved.
+        # All of this is public and fixed, hence not part of the saved state.
         self.register_buffer("features", torch.tensor(S @ X, dtype=torch.float32), persistent=False)
         self.register_buffer("neighbours", torch.tensor(neighbours), persistent=False)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32), persistent=False)

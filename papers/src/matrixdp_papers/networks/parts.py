@@ -1,4 +1,4 @@
-"""What the networks have in common: features, then a top, and no layer that mixes the records of a batch."""
+"""The common structure of the networks: features, then a top, and no layer that mixes the records of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def network(features: Iterable[nn.Module], top: Iterable[nn.Module]) -> nn.Seque
 
 
 def as_tensorflow(model: nn.Sequential) -> nn.Sequential:
-    """The model with first weights as TensorFlow makes them: Glorot's uniform weights, and biases of zero."""
+    """The model with TensorFlow's default initialisation: Glorot's uniform weights, and biases of zero."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             nn.init.xavier_uniform_(module.weight)

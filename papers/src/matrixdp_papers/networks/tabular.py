@@ -14,12 +14,12 @@ from matrixdp_papers.networks.parts import Activation, network
 def MLP(
     inputs: int = 105, hidden: Sequence[int] = (12,), classes: int = 2, *, activation: Activation = nn.ReLU
 ) -> nn.Sequential:
-    """Layers of the hidden widths make the features, one more classifies them; as it stands it is that of Adult.
+    """Layers of the hidden widths make the features, one more classifies them; the defaults are for Adult.
 
     Args:
         inputs: the columns of the table.
         hidden: the width of each hidden layer; none for a linear model.
-        classes: how many there are.
+        classes: the number of classes.
         activation: what follows each hidden layer.
 
     Source: yang2021improved, table 1, and yang2023matrix, table 2 (Adult: a gradient of 105 x 12); of the networks in

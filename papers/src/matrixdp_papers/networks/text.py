@@ -17,10 +17,10 @@ def LSTM(
     """Reads the words in order: the state after the last one makes `hidden` features, one layer classifies them.
 
     Args:
-        codes: how many word codes there are.
-        embedding: the numbers that stand for a word.
+        codes: the number of word codes.
+        embedding: the dimension of the embedding of a word.
         hidden: the width of the state.
-        classes: how many there are.
+        classes: the number of classes.
         per_sample: whether the recurrent layer is Opacus's, made of linear layers, which gives gradients of single
             records; it is slower. `network.features[1].layer` takes the state of either kind.
 

@@ -16,7 +16,7 @@ from torch import nn
 from matrixdp_papers.networks.parts import Activation, network
 
 GROUPS = 32
-"""Into how many groups the channels are put to be normalised."""
+"""The number of groups of channels in group normalisation."""
 
 
 def LeNet(*, classes: int = 10, activation: Activation = nn.ReLU) -> nn.Sequential:
@@ -86,7 +86,7 @@ def VGG16(*, classes: int = 10, activation: Activation = nn.ReLU, normalised: bo
     """VGG-16 for 3 x 32 x 32: 13 convolutions make 512 features, one layer classifies them.
 
     Args:
-        classes: how many there are.
+        classes: the number of classes.
         activation: what follows each convolution.
         normalised: whether groups of channels are normalised before each activation.
 
@@ -158,7 +158,7 @@ def ResNet18(*, classes: int = 10, activation: Activation = nn.ReLU) -> nn.Seque
 
 
 class Block(nn.Module):
-    """Two convolutions beside a short cut; where the width grows, the picture shrinks by two each way."""
+    """Two convolutions with a shortcut; where the width grows, the picture is halved along each axis."""
 
     def __init__(self, before: int, after: int, activation: Activation) -> None:
         super().__init__()
@@ -177,6 +177,6 @@ class Block(nn.Module):
         self.activation = activation()
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        """The activation of the sum of both ways."""
+        """The activation of the sum of both branches."""
         total: torch.Tensor = self.activation(self.convolutions(pictures) + self.short_cut(pictures))
         return total

@@ -27,18 +27,18 @@ import numpy as np
 from matrixdp._check import Array
 from matrixdp.errors import NumericalFailure
 
-# The trace of the proposal's covariance may be this far from 2, its best value; the loss is of second order.
+# The tolerance for the trace of the proposal's covariance around 2, its best value; the loss is of second order.
 _TRACE_TOLERANCE = 0.2
 _MOST_BATCHES = 1000
 
 
 def matrix_bingham(matrix: Array, columns: int, sweeps: int, rng: np.random.Generator) -> Array:
-    """One matrix from a Markov chain with the matrix Bingham law as its limit; for one column, from the law itself.
+    """One matrix from a Markov chain whose limit is the matrix Bingham law; for one column, from the law itself.
 
     Args:
         matrix: A, symmetric.
         columns: k, below the side of A.
-        sweeps: how often every column is drawn again.
+        sweeps: how often every column is redrawn.
         rng: a numpy Generator.
 
     Source: hoff2009simulation; kent2018new for the rejection.
@@ -58,8 +58,8 @@ def matrix_bingham(matrix: Array, columns: int, sweeps: int, rng: np.random.Gene
 def _gibbs(values: Array, columns: int, sweeps: int, rng: np.random.Generator) -> Array:
     """The chain in the eigenbasis, for falling eigenvalues.
 
-    It starts from columns drawn one after the other, each given those before it: near the law however concentrated
-    that is, where a uniform start takes dozens of sweeps to find the leading directions.
+    It starts from columns drawn one after the other, each given the previous ones. That is near the law however
+    concentrated it is, whereas a uniform start takes dozens of sweeps to find the leading directions.
     """
     V = np.empty((len(values), 0))
     tau = float(values[0]) + len(values) / 2
@@ -68,7 +68,7 @@ def _gibbs(values: Array, columns: int, sweeps: int, rng: np.random.Generator) -
             others = V if sweep == 0 else np.delete(V, column, axis=1)
             proposal = _best_proposal(values, others, tau)
             V = np.insert(others, column, _draw(values, proposal, rng), axis=1)
-            tau = proposal.tau  # of no influence on the law, and near the best for the next column
+            tau = proposal.tau  # does not affect the law; close to the best value for the next column
         V = _turned(V, rng)
     return V
 
@@ -90,14 +90,14 @@ class _Proposal(NamedTuple):
     trace: float
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """That many vectors, as columns."""
+        """Draws `count` vectors, as columns."""
         first = self.root.T @ rng.standard_normal((len(self.root), count))
         rest = self.std[:, None] * rng.standard_normal((len(self.std), count))
         return np.vstack([first, rest - self.carry @ (self.condition @ rest) - self.slope @ first])
 
 
 def _proposal(values: Array, others: Array, tau: float) -> _Proposal | None:
-    """The proposal for this tau, or None if tau is so small that there is none."""
+    """The proposal for this tau, or None if tau is too small."""
     split = others.shape[1] + 1
     top, rest = others[:split], others[split:]
     precision = tau - values

@@ -1,4 +1,4 @@
-"""What the histogram methods share: checked counts, and how far a neighbour moves them."""
+"""What the histogram methods share: checked counts, and the cells that a neighbour changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_RECORDS = 2**53
 def whole_counts(value: Any) -> Array:
     """A histogram with one or two axes: whole numbers, 0 or above, whose sums are exact.
 
-    The guarantees of the histogram methods rest on this: every record is in one cell, and moves it by 1.
+    The guarantees of the histogram methods need this: every record is in one cell, and changes it by 1.
     """
     counts = _check.finite("counts", value)
     if not np.all((counts >= 0) & (counts == np.floor(counts))):
@@ -31,5 +31,5 @@ def whole_counts(value: Any) -> Array:
 
 
 def moves(relation: str) -> int:
-    """How many cells a neighbour moves by 1: one when a record is added or removed, two when it is replaced."""
+    """The number of cells that a neighbour changes by 1: one under add/remove, two under replace."""
     return 2 if checked(relation) == REPLACE else 1

@@ -46,8 +46,8 @@ def dawa(
         workload: what the histogram is for: a Workload, a matrix with one row per query, or a name such as
             "all-ranges", as for the matrix mechanism; every cell by default.
         ratio: the share of epsilon that the partition gets.
-        charge: what a bucket costs beside its deviation; by default 1/epsilon_2, with epsilon_2 for the counts, which
-            is the mean absolute noise of a count.
+        charge: the cost of a bucket in addition to its deviation; by default 1/epsilon_2, with epsilon_2 for the
+            counts, which is the mean absolute noise of a count.
         relation: "add/remove" one record, or "replace" one.
         rng: a numpy Generator, for reproducible studies.
 
@@ -92,7 +92,7 @@ def dawa(
 def private_partition(line: Array, epsilon: float, charge: float, *, rng: np.random.Generator | None = None) -> Indices:
     """The partition into buckets of 1, 2, 4, .. cells with the least noisy cost, as the borders 0 = b_0 < .. < b_k = n.
 
-    A bucket costs its deviation, sum |x_i - mean|, and the charge; to that comes Laplace noise.
+    A bucket costs its deviation, sum |x_i - mean|, plus the charge, plus Laplace noise.
 
     Guarantee: pure epsilon-DP when a record is added or removed. It changes one cell j by 1. A bucket with j and m
         cells changes its deviation by at most D_m = 2(1 - 1/m): the mean moves by 1/m, so the term of j moves by at
@@ -103,11 +103,11 @@ def private_partition(line: Array, epsilon: float, charge: float, *, rng: np.ran
         D_m + D_max. With noise of scale (D_m + D_max)/epsilon the probability of that changes by a factor of at most
         e^epsilon.
 
-        Two shortcuts are tempting. Single cells need noise, although their deviation is always 0: otherwise j stands
-        alone when all buckets with j came out costly. A record changes each of these, and their losses add up to 1.3
-        epsilon with four cells, and to more with more cells. And noisy costs are not raised to the charge, although
-        deviations are not negative: the threshold could fall below it, and P become impossible, so that the proof would
-        not hold.
+        Two shortcuts would be wrong. Single cells need noise, although their deviation is always 0: otherwise j would
+        be a bucket by itself whenever all larger buckets with j are costly. A record changes each of these, and their
+        losses add up to 1.3 epsilon with four cells, and to more with more cells. Nor may noisy costs be raised to the
+        charge, although deviations are not negative: the threshold could fall below it and make P impossible, so that
+        the proof would fail.
 
     Source: li2014data, private partition with intervals of power-of-two length.
     Deviates: (1) scale (D_m + D_max)/epsilon, at most the 2 D/epsilon with D = 2 for all buckets.
@@ -123,7 +123,7 @@ def private_partition(line: Array, epsilon: float, charge: float, *, rng: np.ran
 
 
 def bucket_deviations(line: Array) -> list[Array]:
-    """Entry k holds sum |x_i - mean| over the 2^k cells from each start; exact, for 2^k divides without rounding."""
+    """Entry k holds sum |x_i - mean| over the 2^k cells from each start; exact, as division by 2^k does not round."""
     deviations = []
     for length in (2**k for k in range(len(line).bit_length())):
         windows = np.lib.stride_tricks.sliding_window_view(line, length)

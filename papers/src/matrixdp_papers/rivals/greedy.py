@@ -16,14 +16,14 @@ SHARES = np.linspace(0, 0.99, 100)
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """Part of a strategy: the cells [start, stop), with what the strategy A of this part tells about them.
+    """A node of a strategy: the cells [start, stop), with quantities of the strategy A on them.
 
     Attributes:
         share: the weight of the node's own count; the strategies of the children are multiplied by 1 - share.
         children: none for a single cell.
         ones: B 1 for B = blockdiag((A_c^T A_c)^-1) over the children's strategies A_c.
         pull: c = share^2 / ((1 - share)^2 + share^2 1^T B 1).
-        error: what the greedy pass expects of tr(P (A^T A)^-1), for the workload's Gram matrix P on these cells.
+        error: the greedy pass's estimate of tr(P (A^T A)^-1), for the workload's Gram matrix P on these cells.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Node:
     error: float
 
     def queries(self, weight: float = 1.0) -> Iterator[tuple[int, int, float]]:
-        """The counts to ask for: their cells and weights. The weights of all counts with one cell add up to 1."""
+        """The counts to release: their cells and weights. The weights of all counts that contain a cell add up to 1."""
         yield self.start, self.stop, weight * self.share
         for child in self.children:
             yield from child.queries(weight * (1 - self.share))
@@ -50,14 +50,14 @@ class Node:
     def estimate(self, counts: Array, scale: float, rng: np.random.Generator | None = None) -> Array:
         """Least squares from the weighted counts with Laplace noise of this scale.
 
-        Guarantee: a record moves one cell by 1, and so all weighted counts together by 1 in l1 norm: pure
+        Guarantee: a record changes one cell by 1, and so all weighted counts together by 1 in l1 norm: pure
             (1/scale)-DP when a record is added or removed.
         """
         randomness = generator(rng)
         before = np.concatenate([[0.0], np.cumsum(counts)])
         right = np.zeros(len(counts))
         for start, stop, weight in self.queries():
-            if weight == 0:  # says nothing
+            if weight == 0:  # carries no information
                 continue
             answer = weight * (before[stop] - before[start]) + randomness.laplace(scale=scale)
             right[start:stop] += weight * answer
@@ -71,9 +71,9 @@ def greedy_hierarchy(gram: Array, start: int = 0, stop: int | None = None, depth
 
         (tr(P B) - c 1^T B P B 1)/(1 - s)^2,   c = s^2/((1 - s)^2 + s^2 1^T B 1).
 
-    That is blind to the counts still to come above, which tell most about the queries that cross the middle of a node.
-    So s^2, and that part of the gain which couples the two children, are discounted by 2^(-depth/2); the least error is
-    then looked up among SHARES. Without the discount the error of all ranges on 1,024 cells is 1.8 times as large.
+    That ignores the counts further up, which give most information about queries that cross the middle of a node. So
+    s^2, and the part of the gain that couples the two children, are discounted by 2^(-depth/2). The least error is then
+    found among SHARES. Without the discount the error of all ranges on 1,024 cells is 1.8 times as large.
 
     Args:
         gram: the workload's Gram matrix W^T W.

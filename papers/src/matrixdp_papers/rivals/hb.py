@@ -34,13 +34,13 @@ def hb(
     branching: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> Array:
-    """A private histogram, made for sums over ranges (in two dimensions, over rectangles).
+    """A private histogram for sums over ranges (in two dimensions, over rectangles).
 
     Args:
         counts: the histogram, with one or two axes.
         epsilon: the guarantee to keep.
         delta: for Gaussian noise.
-        noise: "laplace", or "gaussian" for a fair comparison at an equal (epsilon, delta).
+        noise: "laplace", or "gaussian" for a comparison at an equal (epsilon, delta).
         relation: "add/remove" one record, or "replace" one.
         branching: children of a node along each axis; `best_branching` by default.
         rng: a numpy Generator, for reproducible studies.
@@ -54,8 +54,8 @@ def hb(
         deviation sqrt(h)/mu, or sqrt(2h)/mu, with mu = mu(epsilon, delta). Inference is post-processing.
 
     Source: qardaji2013understanding, H_b; hay2010boosting for the inference.
-    Deviates: (1) Gaussian noise, for which the best branching factor is smaller; (2) sides that are no power of b: the
-        last nodes of a level are smaller, and inference weighs every node by its variance.
+    Deviates: (1) Gaussian noise, for which the best branching factor is smaller; (2) sides that are not a power of b:
+        the last nodes of a level are smaller, and inference weights every node by its variance.
     """
     true_counts = whole_counts(counts)
     b = best_branching(true_counts.shape, noise) if branching is None else _checked_branching(branching)
@@ -82,9 +82,9 @@ def hb(
 def consistent(levels: list[Array], branching: int) -> Array:
     """The least-squares estimate of the leaves from noisy counts of equal variance, the leaves' own level first.
 
-    Going up, a node's own count and the sum of its children's estimates are averaged, each by the inverse of its
-    variance; subtrees are independent, so this is the best estimate from below. Going down, what the best estimate of a
-    parent has more than its children together is shared among them in proportion to their variances.
+    Upwards, a node's own count and the sum of its children's estimates are averaged, weighted by inverse variances;
+    subtrees are independent, so this is the best estimate from below. Downwards, the difference between a parent's best
+    estimate and the sum of its children is shared among them in proportion to their variances.
 
     Source: hay2010boosting, the closed form for hierarchical counts.
     Deviates: (1) weights from the variances of the nodes themselves, which in a full tree are the published ones.
@@ -173,7 +173,7 @@ def _aggregate(level: Array, b: int) -> Array:
 
 
 def _spread(parents: Array, b: int, shape: Shape) -> Array:
-    """Every parent's number at each of its children."""
+    """Copies each parent's number to all its children."""
     for axis, side in enumerate(shape):
         parents = np.repeat(parents, b, axis=axis).take(range(side), axis=axis)
     return parents

@@ -1,4 +1,4 @@
-"""The Hilbert curve: a walk through all cells of a grid that keeps near cells near."""
+"""The Hilbert curve: an order of the cells of a grid in which neighbours tend to stay close."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def laplace(value: Any, sensitivity: Sensitivity, epsilon: float, *, rng: np.ran
 
     Args:
         value: the query's value, a vector or matrix of finite numbers.
-        sensitivity: what a neighbour can change in it; of any set, its largest sum of absolute entries counts.
+        sensitivity: the sensitivity set; its l1 radius determines the scale.
         epsilon: the guarantee to keep.
         rng: a numpy Generator, for reproducible studies.
 
@@ -36,8 +36,8 @@ def laplace(value: Any, sensitivity: Sensitivity, epsilon: float, *, rng: np.ran
 def l1_radius(sensitivity: Sensitivity, shape: Shape) -> float:
     """The largest sum of absolute entries in a set, rounded up: the l1 sensitivity.
 
-    Exact for counts, boxes, vertices, one line by its norm, Frobenius balls, and rank-one sets under add/remove. What
-    is left (rank-one under replace) is bounded by sqrt(entries) times the Frobenius radius.
+    Exact for counts, boxes, vertices, one line by its norm, Frobenius balls, and rank-one sets except under replace.
+    For all other sets, an upper bound: sqrt(entries) times the Frobenius radius.
     """
     if not isinstance(sensitivity, Sensitivity):
         raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, got {sensitivity!r}")
@@ -59,14 +59,14 @@ def l1_radius(sensitivity: Sensitivity, shape: Shape) -> float:
 
 
 def exponential(scores: Any, sensitivity: float, epsilon: float, *, rng: np.random.Generator | None = None) -> int:
-    """The place of a good score, drawn with probability proportional to exp(epsilon score/(2 sensitivity)).
+    """The index of a candidate, drawn with probability proportional to exp(epsilon score/(2 sensitivity)).
 
-    Gumbel noise on the logarithms of the weights makes the largest a draw from that law; nothing is exponentiated, so
-    scores of any size are safe.
+    With Gumbel noise on the log weights, the index of the largest has that law. Nothing is exponentiated, so scores of
+    any size are safe.
 
     Args:
         scores: one number for each candidate, larger is better.
-        sensitivity: the most that a neighbour can change any score.
+        sensitivity: the largest change of any score.
         epsilon: the guarantee to keep.
         rng: a numpy Generator, for reproducible studies.
 
@@ -77,6 +77,6 @@ def exponential(scores: Any, sensitivity: float, epsilon: float, *, rng: np.rand
     candidates = _check.finite("scores", scores, ndim=1)
     rate = _check.positive("epsilon", epsilon) / (2 * _check.positive("sensitivity", sensitivity))
     rate = _check.positive("epsilon/(2 sensitivity)", rate / HEADROOM)
-    with np.errstate(over="ignore"):  # a score that far below the best has no chance
+    with np.errstate(over="ignore"):  # a score so far below the best is never drawn
         logarithms = (candidates - candidates.max()) * rate
     return int(np.argmax(logarithms + generator(rng).gumbel(size=len(candidates))))

@@ -10,7 +10,7 @@ import numpy as np
 
 from matrixdp import _check
 from matrixdp._check import Array
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.distributions import Gaussian, generator
 from matrixdp.distributions.covariance import Isotropic
 from matrixdp.errors import GuaranteeViolated, InvalidInput, NotApplicable
@@ -52,11 +52,11 @@ def mod_sulq(
         size: n, the public number to divide by; the number of records by default, which only "replace" allows.
         rng: a numpy Generator, for reproducible studies.
 
-    Guarantee: `result.certificate`, which is exact for the ideal law: (epsilon, delta)-DP and far more, see
+    Guarantee: `result.certificate`, which is exact for the ideal law: (epsilon, delta)-DP and much stronger, see
         `modsulq_certificate`. The noise is drawn in floating point, as published, and is not floating-point-safe.
 
     Raises:
-        GuaranteeViolated: if the published noise does not keep the budget, which happens for no setting known.
+        GuaranteeViolated: if the published noise does not keep the budget; no such setting is known.
 
     Source: chaudhuri2013near, algorithm MOD-SULQ.
     Deviates: (1) records of any norm, by scale.
@@ -88,8 +88,7 @@ def published_std(dimension: int, budget: Budget) -> float:
         + 1/(n sqrt(epsilon)).
     """
     d = _check.count("dimension", dimension)
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {budget!r}")
+    checked_budget(budget)
     odds = (d**2 + d) / (2 * math.sqrt(2 * math.pi) * budget.delta)
     if not odds >= 1:
         raise NotApplicable(

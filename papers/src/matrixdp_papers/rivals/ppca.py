@@ -26,7 +26,7 @@ def ppca(
     sweeps: int = 50,
     rng: np.random.Generator | None = None,
 ) -> Array:
-    """A basis of a k-dimensional subspace that holds much of the records' energy.
+    """A basis of a k-dimensional subspace that captures much of the records' variance.
 
     The subspace is drawn with density exp(rate * tr(V^T X^T X V)), the matrix Bingham law. X has a record in each row,
     clipped to the norm r. Under "replace" the rate is epsilon/(2 r^2); with r = 1, n records and
@@ -49,7 +49,7 @@ def ppca(
         |V^T x|^2 between 0 and r^2 over the records, changes by at most r^2 when one is replaced: the exponential
         mechanism's exp(epsilon score/(2 r^2)). When a record is added no score falls, and none rises by more
         than r^2. So the density rises by a factor of at most exp(rate r^2) for every V, and its integral by a factor
-        between 1 and that: their ratio moves by at most exp(rate r^2), which allows twice the rate.
+        between 1 and that: their ratio changes by at most exp(rate r^2), which allows twice the rate.
 
         For k = 1 the sample has that law, up to floating point. For k > 1 a run of finite length has it only in the
         limit. So epsilon holds up to an unknown delta, the distance of the chain from its limit. That distance

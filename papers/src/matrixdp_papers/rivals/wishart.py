@@ -37,10 +37,10 @@ def wishart(
         accept_violation: draw although the guarantee does not hold, to reproduce a comparison.
         rng: a numpy Generator, for reproducible studies.
 
-    Guarantee: none. Pure epsilon-DP is claimed, and refuted: noise W >= 0 leaves every output above its value. Let a
-        neighbour have one more record x of norm r, or x in place of a record 0. It cannot give the output A + W unless
-        W >= x x^T/n. That fails with probability `impossible(epsilon)`, so delta is at least that at every epsilon;
-        see `matrixdp_papers.claims.wishart` for the argument.
+    Guarantee: none. Pure epsilon-DP is claimed, and refuted: with noise W >= 0 every output is at least its value. Let
+        a neighbour have one more record x of norm r, or x in place of a record 0. It cannot produce the output A + W
+        unless W >= x x^T/n. That fails with probability `impossible(epsilon)`, so delta is at least that at every
+        epsilon; see `matrixdp_papers.claims.wishart` for the argument.
 
     Raises:
         GuaranteeViolated: unless accept_violation is set.
@@ -69,5 +69,5 @@ def noise(dimension: int, scale: float, *, rng: np.random.Generator | None = Non
 
 
 def impossible(epsilon: float) -> float:
-    """The probability 1 - exp(-epsilon/3) of outputs that the neighbour never gives."""
+    """The probability 1 - exp(-epsilon/3) of outputs that the neighbour never produces."""
     return -math.expm1(-_check.positive("epsilon", epsilon) / 3)

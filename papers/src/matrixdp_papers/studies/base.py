@@ -1,4 +1,4 @@
-"""What a study is: an experiment of a paper, run again, with its results as tables, pictures and a short report."""
+"""Studies: experiments of the papers, reproduced, with results as tables, pictures and a short report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ NOTABLE = 0.005
 
 
 class Progress(Protocol):
-    """Shows how far the work is: goes through a list of steps under a label."""
+    """Shows progress through a list of steps, under a label."""
 
     def __call__(self, steps: Sequence[Item], label: str) -> Iterable[Item]:
         """The steps, one by one."""
@@ -77,7 +78,7 @@ class Table:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Table:
-        """What `to_dict` made."""
+        """The table of a document made by `to_dict`."""
         rows = [{name: _read(cell) for name, cell in row.items()} for row in document["rows"]]
         columns = tuple(rows[0]) if rows else ()
         return cls(document["title"], columns, tuple(tuple(row.values()) for row in rows), document["note"])
@@ -98,10 +99,11 @@ class Table:
         return "\n".join([*lines, "", self.note, ""] if self.note else [*lines, ""])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table in as many parts as the width asks for, each with the first column."""
+        """The table, split into parts that fit the width, each with the first column."""
         from rich.table import Table as RichTable
 
         cells = [tuple(map(shown, row)) for row in self.rows]
+        longest = [max(len(row[place]) for row in ((*self.columns,), *cells)) for place in range(len(self.columns))]
         widths = [
             max([*map(len, column.split()), *(len(row[place]) for row in cells)]) + 3
             for place, column in enumerate(self.columns)
@@ -114,10 +116,11 @@ class Table:
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             table = RichTable(title=None if number else self.title, caption=self.note or None if last else None)
+            roomy = 1 + sum(longest[place] + 3 for place in (0, *part)) <= options.max_width
             for place in (0, *part):
-                least = widths[place] - 3  # so that no cell is cut
-                justify: Literal["right", "left"] = "right" if place else "left"
-                table.add_column(self.columns[place], justify=justify, no_wrap=not place, min_width=least)
+                # A fixed width where headings have to wrap: rich may cut cells, or exceed the requested width.
+                width = None if roomy else widths[place] - 3
+                table.add_column(self.columns[place], justify="right" if place else "left", width=width)
             for row in cells:
                 table.add_row(*(row[place] for place in (0, *part)))
             yield table
@@ -125,21 +128,21 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What a run of a study found.
+    """The results of a study.
 
     Attributes:
         setting: what was run, as plain values.
         tables: the numbers.
         found: what came out, in Markdown.
         difference: why it differs from what the paper says, in Markdown.
-        figures: pictures by name.
+        figures: pictures by name; None for one that cannot be drawn without the data, and is kept from an earlier run.
     """
 
     setting: Mapping[str, Any]
     tables: tuple[Table, ...]
     found: str
     difference: str
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, Figure | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class Study:
         claim: what the papers say, in Markdown.
         load: reads the data from a folder; None if it needs none.
         run: (data, smoke, progress) -> results; smoke runs take seconds and show only that the study runs.
-        tell: (setting, tables) -> results, from what an earlier run measured; None if the study has to be run.
+        tell: (setting, tables) -> results, from the measurements of an earlier run; None if the study has to be run.
     """
 
     name: str
@@ -165,12 +168,14 @@ class Study:
     tell: Callable[[Mapping[str, Any], tuple[Table, ...]], Results] | None = None
 
     def remake(self, *paths: Path) -> Results:
-        """The report and pictures of stored results; nothing is measured again. Later files add to the first."""
+        """Makes report and pictures from stored results, without measuring again. Later files add to the first."""
         if self.tell is None:
             raise InvalidInput(f"the study {self.name} has to be run: leave --results out")
         (setting, tables), *added = map(self._stored, paths)
         for other, found in added:
-            setting |= {f"added run, {name}": value for name, value in other.items() if value != setting.get(name)}
+            for name, value in other.items():
+                if setting.setdefault(name, value) != value:
+                    setting[f"added run, {name}"] = value
             tables = merged(tables, found)
         return self.tell(setting, tables)
 
@@ -214,9 +219,10 @@ class Study:
         }
         (out / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (out / "report.md").write_text(self.report(results), encoding="utf-8")
-        for name, figure in results.figures.items():
-            plots.save(figure, out / f"{name}.png")
-        return [out / "results.json", out / "report.md", *(out / f"{name}.png" for name in results.figures)]
+        drawn = {out / f"{name}.png": figure for name, figure in results.figures.items() if figure is not None}
+        for path, figure in drawn.items():
+            plots.save(figure, path)
+        return [out / "results.json", out / "report.md", *drawn]
 
 
 def beside(rows: Iterable[tuple[str, str, str, str]]) -> str:
@@ -225,7 +231,7 @@ def beside(rows: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def beaten(without: Mean, scores: Iterable[tuple[str, Mean]]) -> str:
-    """Which noisy run was more accurate than training without noise, by more than NOTABLE; empty where none was."""
+    """Names a noisy run that was more accurate than training without noise, by more than NOTABLE; empty if none was."""
     name, best = max(scores, key=lambda score: score[1].mean)
     return f"{name} ({best})" if best.mean > without.mean + NOTABLE else ""
 
@@ -238,15 +244,23 @@ def titled(tables: Iterable[Table], words: str) -> list[Table]:
 def merged(tables: Iterable[Table], added: Iterable[Table]) -> tuple[Table, ...]:
     """The tables of two runs of a study, where the second adds to the first.
 
-    A table with a new title is added, and one with other columns takes the place of the first. Otherwise each added row
-    updates the row of the same setting, which is the one that agrees in all cells but means and empty ones. An empty
-    cell leaves the value that was there. A row without such a partner is refused, as two settings would be mixed.
+    A table with a new title is added, and a whole one takes the place of the first: one with other columns, more rows,
+    or as many rows and no cell empty that was filled. Otherwise each added row updates the row of the same setting,
+    which is the one that agrees in all cells but means and empty ones. An empty cell leaves the value that was there.
+    A row without such a partner is refused, as two settings would be mixed.
     """
     found = {table.title: table for table in tables}
     for table in added:
         old = found.get(table.title, table)
-        found[table.title] = _updated(old, table) if old.columns == table.columns else table
+        found[table.title] = table if _whole(table, old) else _updated(old, table)
     return tuple(found.values())
+
+
+def _whole(table: Table, old: Table) -> bool:
+    if table.columns != old.columns or len(table.rows) != len(old.rows):
+        return table.columns != old.columns or len(table.rows) > len(old.rows)
+    pairs = zip(chain(*table.rows), chain(*old.rows), strict=True)
+    return all(cell is not None or before is None for cell, before in pairs)
 
 
 def _updated(table: Table, added: Table) -> Table:
@@ -270,14 +284,14 @@ def _agree(cell: Any, other: Any) -> bool:
 
 
 def _read(value: Any) -> Any:
-    """A cell of results.json; an interval that is missing is that of a single run."""
+    """A cell of results.json; a missing interval means a single run."""
     if isinstance(value, dict):
         return Mean(value["mean"], math.nan if value["half_width"] is None else value["half_width"], value["runs"])
     return value
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it; None where there is no finite number."""
+    """A value as JSON can represent it; None for a number that is not finite."""
     if isinstance(value, Mean):
         return {"mean": plain(value.mean), "half_width": plain(value.half_width), "runs": value.runs}
     if isinstance(value, Mapping):

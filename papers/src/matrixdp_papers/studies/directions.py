@@ -31,7 +31,7 @@ EPSILON = 1.0
 GROUPS = 8
 # Clip norm of a heart trace about its public center, with the diagnosis as one more number of this size.
 NORM, DIAGNOSIS = 1.0, 0.5
-# The share of mu^2 that buys directions.
+# The share of mu^2 spent on directions.
 PAID = 0.2
 
 
@@ -59,8 +59,8 @@ class Task:
         answer: the query's value and set.
         budget: the guarantee of all laws but those "as published".
         options: the task as options of the mechanisms.
-        laws: as published, by name; those in `exact` keep the budget without waste as they are.
-        truth: what the task wants to know.
+        laws: as published, by name; those in `exact` keep the budget exactly, without rescaling.
+        truth: the noise-free result of the task.
     """
 
     title: str
@@ -96,7 +96,7 @@ def group_means(liver: Array) -> Task:
 
 
 def cross_moments(heart: Array, normal: Array) -> Task:
-    """How each feature goes with the diagnosis: one column of the second moment, without its diagonal entry."""
+    """The cross moment of each feature with the diagnosis: one column of the second moment, without its diagonal."""
     features = heart - CARDIOTOCOGRAPHY_CENTER[: heart.shape[1]]
     features = features / np.maximum(1.0, np.linalg.norm(features, axis=1, keepdims=True) / NORM)
     records = np.c_[features, DIAGNOSIS * (2 * normal - 1)]
@@ -121,7 +121,7 @@ def cross_moments(heart: Array, normal: Array) -> Task:
 
 
 def measure(task: Task, runs: int, rng: np.random.Generator, progress: Progress) -> Table:
-    """The error of every law, as published and at the same true guarantee; then drawn, and beside the answer."""
+    """The error of every law, as published and at the same true guarantee, predicted and measured."""
     rows = []
     sides = [_matrix(task.options.get(name)) for name in ("row_utility", "column_utility")]
     base = expected_error(task.laws["i.i.d."], task.options)
@@ -152,10 +152,10 @@ def _error(noise: Array, rows: Array | None, columns: Array | None) -> float:
 
 
 def bought(heart: Array, runs: int, rng: np.random.Generator, progress: Progress) -> Table:
-    """The variance along the first principal direction, which nobody knows beforehand; a record is replaced.
+    """The variance along the first principal direction, which is not known beforehand; adjacency replace.
 
     All ways keep the same total budget. One release gives both the direction and the variance along it; or a share of
-    mu^2 buys the direction, and the rest pays for noise that is made for it (or for no task in particular).
+    mu^2 is spent on the direction, and the rest on noise that is optimised for it (or for no task in particular).
     """
     moved = heart - CARDIOTOCOGRAPHY_CENTER[: heart.shape[1]]
     answer = queries.second_moment(moved, norm=NORM, adjacency="replace")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
@@ -26,8 +25,10 @@ from matrixdp_papers.studies.noise_per_step import DELTA
 from matrixdp_papers.studies.rank_one_sgd import (
     BY_EPOCH,
     CLAIMS,
+    KINDS,
     LEARNING_RATE,
     LOT,
+    NO_NOISE,
     ON_TRAINING,
     PUBLISHED,
     Case,
@@ -47,7 +48,7 @@ def load(folder: datasets.Folder) -> dict[str, Split]:
 
 
 def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
-    """Every data set that is there."""
+    """Runs the study on every dataset in the folder."""
     from matrixdp_papers.studies import training
 
     if smoke:
@@ -74,8 +75,12 @@ def multiplier_epsilon(multiplier: float, epochs: int, records: int, method: str
     return accountant.epsilon(DELTA, method)
 
 
+# The epsilon of ten releases from the law of their loss, which a test computes from R1SMG's density.
+ADDED_UP = 1173
+
+
 def composed_table(counts: tuple[int, ...] = (1, 10)) -> Table:
-    """What several releases of R1SMG guarantee together, by the exact accountant."""
+    """The guarantee of several releases of R1SMG together, by the accountant, which rounds up."""
     claimed, size = Budget(0.005, DELTA), 100
     certificate = certify(calibrate("r1smg", shape=(size,), sensitivity=Frobenius(1.0), budget=claimed), Frobenius(1.0))
     rows = []
@@ -83,8 +88,11 @@ def composed_table(counts: tuple[int, ...] = (1, 10)) -> Table:
         accountant = Accountant()
         accountant.add(certificate, count)
         rows.append((count, count * claimed.epsilon, accountant.epsilon(DELTA)))
-    columns = ("releases", "claimed epsilon, added up", "true epsilon")
-    note = f"The true epsilon is at delta {DELTA:g}."
+    columns = ("releases", "claimed epsilon, added up", "true epsilon, at most")
+    note = (
+        f"At delta {DELTA:g}. That of one release is exact. The accountant bounds its curve by chords, which costs 2 % "
+        f"for ten: their losses, added up on a fine grid, give {ADDED_UP:,}."
+    )
     return Table(f"R1SMG, {size} numbers, epsilon {claimed.epsilon:g} claimed each", columns, tuple(rows), note)
 
 
@@ -97,9 +105,10 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     composed = composed_table()
     pairs = [(next(p for p in PUBLISHED if table.title.startswith(f"{p.name},")), table) for table in claims]
     rows = [row for published, table in pairs for row in _beside(published, table)]
-    rows += [_beside_training(published, table) for (published, _), table in zip(pairs, firsts, strict=True)]
+    for (published, _), table in zip(pairs, firsts, strict=True):
+        rows += [_beside_training(published, case, table) for case in published.cases]
     one, many = composed.rows[0], composed.rows[-1]
-    ours = f"{many[2]:,.0f} (one: {one[2]:,.0f})"
+    ours = f"{ADDED_UP:,}, at most {many[2]:,.0f} (one: {one[2]:,.0f})"
     why = "the theorem of a single release is false already"
     rows.append((f"epsilon of {many[0]} releases, {one[1]:g} claimed each", "left open", ours, why))
     difference = [line for published, table in pairs for line in _records(published, table)] + list(DIFFERENCE)
@@ -121,7 +130,8 @@ def _beside(published: Published, table: Table) -> list[tuple[str, str, str, str
             (f"{name}, {case.total}: with noise that keeps the claim", "",
              f"DP-SGD {accuracy[sized]}; R1SMG {accuracy[enough]}, for a single step", "true epsilon of DP-SGD as "
              f"published, on our records: {true[gaussian]:.4g}"),
-            (f"{name}, {case.total}: budget of a step (equation 16)", f"{case.step.epsilon:g}", _step(published, case),
+            (f"{name}, {case.total}: budget of a step (equation 16)", str(case.step),
+             _step(published, case),
              "q epsilon is no bound for sampling; log(1 + q (e^epsilon - 1)) is"),
         ]  # fmt: skip
     gaussian, rank_one, *_ = _names(published.cases[-1])
@@ -129,25 +139,27 @@ def _beside(published: Published, table: Table) -> list[tuple[str, str, str, str
         rows.append((
             f"MNIST, {published.cases[-1].total}: epochs to 95 %", "R1SMG 5, DP-SGD 14",
             f"{first[rank_one] or 'none of 30'} and {first[gaussian] or 'none of 30'}; without noise "
-            f"{first['no noise']}", "clipping, the first weights and the learning rate decide, not the noise",
+            f"{first[NO_NOISE]}", "clipping, the first weights and the learning rate decide, not the noise",
         ))  # fmt: skip
     return rows
 
 
-def _beside_training(published: Published, table: Table) -> tuple[str, str, str, str]:
+def _beside_training(published: Published, case: Case, table: Table) -> tuple[str, str, str, str]:
     """Accuracy on training records, and the first epoch at the goal with TensorFlow's first weights."""
-    gaussian, rank_one, *_ = _names(published.cases[-1])
-    scores = {name: found for name, *found in table.rows}
-    count, goal = len(table.columns) - 1, published.goal
+    gaussian, rank_one, *_ = _names(case)
+    *_, last, goal = table.columns
+    scores, reached = table[last], table[goal]
 
     def of(name: str) -> str:
-        test, train = scores[f"{name}, test"], scores[f"{name}, training"]
-        reached = next((f"epoch {epoch}" for epoch, score in enumerate(test, 1) if score >= goal), "later")
-        return f"{train[-1]:.3g}, test {test[-1]:.3g} ({goal:.0%}: {reached})"
+        epoch = reached[f"{name}, test"]
+        found = f"{scores[f'{name}, training']:.3g}, test {scores[f'{name}, test']:.3g}"
+        return f"{found} ({published.goal:.0%}: {f'epoch {epoch}' if epoch else 'not reached'})"
 
-    ours = f"R1SMG {of(rank_one)}; DP-SGD {of(gaussian)}; no noise {of('no noise')}"
-    what = f"{published.name}: training accuracy, epoch {count}, TensorFlow's first weights"
-    return what, "R1SMG higher, in fewer epochs", ours, "the two kinds of noise differ by little"
+    ours = f"R1SMG {of(rank_one)}; DP-SGD {of(gaussian)}; no noise {of(NO_NOISE)}"
+    what = f"{published.name}, {case.total}: training accuracy, {last}, TensorFlow's first weights"
+    said = "R1SMG higher, in fewer epochs" + (", such as 80 %" if published.name == "CIFAR-10" else "")
+    lead = scores[f"{rank_one}, training"] - scores[f"{gaussian}, training"]
+    return what, said, ours, f"clipping costs more than noise: R1SMG minus DP-SGD is {lead:+.1g}, in one run"
 
 
 def _names(case: Case) -> tuple[str, str, str, str]:
@@ -166,10 +178,10 @@ def _totals(published: Published, case: Case) -> str:
 def _step(published: Published, case: Case) -> str:
     rate = LOT / published.records
     linear, sound = (
-        composition.amortised(case.total, DELTA, published.epochs, rate, SLACK, amplification=kind)[0]
+        composition.amortised(case.total, DELTA, published.epochs, rate, SLACK, amplification=kind)
         for kind in ("linear", "exact")
     )
-    return f"{linear:.3g} by its equation, {sound:.3g} by a sound one"
+    return f"{linear[0]:.3g}, {linear[1]:.3g} by its equation; epsilon {sound[0]:.3g} by a sound one"
 
 
 def _records(published: Published, table: Table) -> list[str]:
@@ -184,41 +196,41 @@ def _records(published: Published, table: Table) -> list[str]:
     ]
 
 
+def _epochs(table: Table) -> list[int]:
+    return [int(column.removeprefix("epoch ")) for column in table.columns if column.startswith("epoch ")]
+
+
 def _picture(curves: list[Table], firsts: list[Table]) -> Figure:
-    """Figures 7 and 8: test accuracy by epoch for each case; then test and training accuracy in the first epochs."""
-    figure = figure_of(10.0, 3.2 * (len(curves) + 1) + 0.6)
-    grid = figure.subplots(len(curves) + 1, 2, squeeze=False, sharey=True)
-    for row, table in zip(grid, curves, strict=False):
+    """Figures 7 and 8, a panel for each case: test accuracy by epoch; then test and training accuracy of one run."""
+    tables = (*curves, *firsts)
+    figure = figure_of(10.0, 3.2 * len(tables) + 0.6)
+    grid = figure.subplots(len(tables), 2, squeeze=False, sharey=True)
+    style = figures.styles((*LABELS, *(label + ON_RECORDS for label in LABELS[:3])))
+    for row, table in zip(grid, tables, strict=True):
         published = next(p for p in PUBLISHED if table.title.startswith(f"{p.name},"))
-        epochs = [int(column.split()[1]) for column in table.columns[1:]]
-        found = {name: means for name, *means in table.rows}
+        epochs = _epochs(table)
+        found = {name: scores[: len(epochs)] for name, *scores in table.rows}
         for panel, case in zip(row, published.cases, strict=True):
-            shown = dict(zip(LABELS, ("no noise", *_names(case)), strict=True))
+            shown = dict(zip(LABELS, (NO_NOISE, *_names(case)), strict=True))
+            title, what = f"{published.name}, claimed epsilon {case.total}", "test accuracy"
+            if table.title.endswith(ON_TRAINING):
+                ends = dict(zip(KINDS, ("", ON_RECORDS), strict=True))
+                shown = {f"{label}{ends[kind]}": f"{shown[label]}, {kind}" for label in LABELS[:3] for kind in KINDS}
+                title, what = f"{title}, TensorFlow's first weights", "accuracy"
             series: dict[str, list[float | Mean]] = {
-                label: [math.nan if mean is None else mean for mean in found[name]] for label, name in shown.items()
+                label: [math.nan if score is None else score for score in found[name]] for label, name in shown.items()
             }
-            title, labels = f"{published.name}, claimed epsilon {case.total}", ("epoch", "test accuracy")
-            figures.curves(panel, epochs, series, title=title, labels=labels, scales=("linear", "linear"))
-    for panel, table in zip(grid[-1], firsts, strict=True):
-        names = {
-            name.split(", ")[0]: label for name, label in zip((row[0] for row in table.rows[::2]), LABELS, strict=False)
-        }
-        series = {}
-        for name, *scores in table.rows:
-            method, kind = name.split(", ")
-            series[names[method] if kind == "test" else f"{names[method]}, on training records"] = list(scores)
-        title, labels = f"{table.title.split(',')[0]}, TensorFlow's first weights", ("epoch", "accuracy")
-        epochs = list(range(1, len(table.columns)))
-        figures.curves(panel, epochs, series, title=title, labels=labels, scales=("linear", "linear"))
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            figures.curves(panel, epochs, series, title=title, labels=("epoch", what), scales=LINEAR, style=style)
     for panel in grid.flat:
         panel.set_ylim(0, 1)
     figures.legend_below(figure, grid.flat, columns=3)
     return figure
 
 
+LINEAR = ("linear", "linear")
+ON_RECORDS = ", on training records"
 LABELS = (
-    "no noise",
+    NO_NOISE,
     "DP-SGD, published noise",
     "R1SMG, published noise",
     "DP-SGD, sized to the claim",
@@ -229,11 +241,12 @@ DIFFERENCE = (
     "in its lot, and no composition of steps can mend that.",
     "- Its noise has about a hundredth of the std of DP-SGD's, so it shows what clipping alone leaves. DP-SGD ends "
     "close to it: the noise costs little, and clipping costs the rest.",
-    "- Accuracy on training records is that of the first epochs of one run, and is close to that on test records. The "
-    "paper's training accuracy above 80 % on CIFAR-10 comes in later epochs.",
+    "- Accuracy on training records is that of one run of each series. R1SMG ends above DP-SGD at every budget, by "
+    "0.002 to 0.008. With noise of either kind it stays close to that on test records. Only training without clipping "
+    "exceeds the paper's 80 % on CIFAR-10.",
     "- The paper's 95 % after 5 epochs against 14 was not found. The paper does not state its learning rate; that of "
-    "the tutorial it follows, 0.15, is taken. TensorFlow's first weights are larger than PyTorch's and learn faster, "
-    "with either noise.",
+    "the tutorial it follows, 0.15, is taken. TensorFlow's first weights are larger than PyTorch's and learn faster. "
+    "Then R1SMG has 95 % on test records in epoch 21, and DP-SGD in 22, or in 24 with the smaller budget.",
     "- IMGM's noise on gradients is the study `gradients`.",
     CENTRED,
 )

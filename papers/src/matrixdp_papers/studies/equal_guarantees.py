@@ -36,9 +36,9 @@ class Method(NamedTuple):
 
     Attributes:
         draw: (counts, rng) -> noisy map.
-        std: of the noise on a count; for DAWA and H_b that of the counts it is computed from.
-        group: who offers it; within a group the choice is made on other days.
-        block: how many cells along each axis are counted together; a count is then spread evenly over its cells.
+        std: of the noise on a count; for DAWA and H_b that of the counts from which the map is computed.
+        group: the group in which the method is chosen, by its error on other days.
+        block: the side of blocks of cells that are counted together; a count is then spread evenly over its cells.
     """
 
     draw: Draw
@@ -49,11 +49,11 @@ class Method(NamedTuple):
 
 OWN, DAWA, TREE, REFERENCE = "matrixdp", "DAWA", "H_b", "for reference"
 GROUPS = (OWN, DAWA, TREE)
-"""Those that are compared: each has three variants, on blocks of four sizes, with the same post-processings."""
+"""The groups compared: each has three variants, on blocks of four sizes, with the same post-processings."""
 
 
 def methods(shape: Shape, relation: str) -> dict[str, Method]:
-    """Everything that truly keeps the budget under a relation."""
+    """All methods that truly keep the budget under an adjacency."""
     sensitivity, epsilon = RELATIONS[relation], BUDGET.epsilon
     given: dict[str, Any] = {"sensitivity": sensitivity, "budget": BUDGET}
     found: dict[str, Method] = {}
@@ -63,7 +63,7 @@ def methods(shape: Shape, relation: str) -> dict[str, Method]:
         for name in ("analytic", "laplace", "discrete"):
             law = calibrate(name, shape=sides, **given)
             found[name + where] = Method(_adds(law), law.root_mean_square, OWN, block)
-        # what a bucket costs: the mean noise of its count, as published, and more for larger buckets
+        # the charge per bucket: the mean noise of its count, as published, and more, which makes buckets larger
         std = math.sqrt(2) * sensitivity.cells / ((1 - RATIO) * epsilon)
         for name, charge in (("", 1.0), (", charge x 4", 4.0), (", charge x 12", 12.0)):
             price = charge * sensitivity.cells / ((1 - RATIO) * epsilon)
@@ -246,8 +246,8 @@ def settled(
 ) -> Choice:
     """The finalist with the least error over more runs on other maps.
 
-    All methods have the same seed, and post-processings of one method the same noise, so that their difference is known
-    better than their errors.
+    All methods have the same seed, and post-processings of one method the same noise, so their difference is measured
+    more precisely than their errors.
     """
     errors = dict.fromkeys(among, 0.0)
     for name in dict.fromkeys(choice.method for choice in among):

@@ -60,7 +60,7 @@ def laws(shape: Shape, clip: float) -> dict[str, NoiseLaw]:
 
 
 def _entry_by_entry(shape: Shape, clip: float) -> float:
-    """The paper's Gaussian: every entry gets the share 1/(mn) of epsilon and delta, and the shares add up."""
+    """The paper's Gaussian: every entry gets the share 1/(mn) of epsilon and delta (basic composition)."""
     entries = math.prod(shape)
     return 2 * clip * math.sqrt(2 * math.log(1.25 * entries / BUDGET.delta)) * entries / BUDGET.epsilon
 
@@ -123,7 +123,7 @@ def _jobs(shape: Shape) -> dict[str, Callable[[], NoiseLaw]]:
 
 
 def _seconds(jobs: dict[str, Callable[[], NoiseLaw]], repeats: int) -> dict[str, float]:
-    """The median time of each job; they take turns, so that a busy machine slows all of them alike."""
+    """The median time of each job; jobs alternate, so that a busy machine slows all of them alike."""
     rng = np.random.default_rng(6)
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(repeats + 1):
@@ -223,7 +223,7 @@ def _timed(job: Callable[[], Any]) -> float:
 
 
 def run(data: None, smoke: bool, progress: Progress) -> Results:
-    """Computes all of them; no data are needed."""
+    """Computes all tables; no data are needed."""
     table_4, powers, table_5 = errors(smoke, progress), growth(), timing(smoke, progress)
     figure_9, sections = dimensions(smoke, progress), (conditions(), scaling(smoke, progress))
     setting = {"epsilon": BUDGET.epsilon, "delta": BUDGET.delta, "smoke": smoke}

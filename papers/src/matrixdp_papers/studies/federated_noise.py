@@ -1,6 +1,6 @@
-"""What the studies of federated learning share: how the paper divides a budget, and the noise of an upload.
+"""What the studies of federated learning share: the paper's division of a budget, and the noise of an upload.
 
-It needs PyTorch. A study imports it when it runs, so that an install without PyTorch can still list the study.
+It needs PyTorch. Studies import it only when they run, so that they can be listed without PyTorch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ WHOLE = ("classic", "analytic", "mvg", "mgm", "udn", "idn")
 """Mechanisms whose claim is for a matrix as a whole."""
 
 OPTIONS: dict[str, dict[str, Any]] = {"mvg": {"precision": "binary"}, "classic": {"beyond_proof": True}}
-"""What they need besides; MVG favours the first row, for the singular vectors that the paper takes are private."""
+"""Their options; MVG favours the first row, since the singular vectors that the paper uses are private."""
 
-# From this epsilon per step on, Theorem 3.4 just adds up; and the hyperbolic sine of Theorem 6 is the exponential.
+# Above the first epsilon per step, Theorem 3.4 is basic composition; above the second, the hyperbolic sine of Theorem 6
+# is the exponential.
 _ADDS_UP, _EXPONENTIAL = 10.0, 500.0
-# Laws whose noise differs by less are the same.
+# Laws whose noise differs by less count as equal.
 SAME = 1e-6
 
 
@@ -44,7 +45,7 @@ SAME = 1e-6
 
 
 def round_budget(epsilon: float, delta: float, rounds: int) -> Budget:
-    """What each of `rounds` releases may spend by the paper's composition; half of delta is its slack.
+    """The budget of each of `rounds` releases by the paper's composition; half of delta is slack.
 
     Source: kairouz2017composition, Theorem 3.4; yang2023matrix, section 8.2.
     """
@@ -54,7 +55,7 @@ def round_budget(epsilon: float, delta: float, rounds: int) -> Budget:
 
 
 def before_sampling(budget: Budget, sampling_rate: float) -> Budget:
-    """What the paper then lets a release spend on a sample: its Theorem 6, though that is for delta = 0.
+    """The budget of a release on a sample, by the paper's Theorem 6, although that is for delta = 0.
 
     Source: yang2023matrix, Theorem 6.
     """
@@ -64,15 +65,15 @@ def before_sampling(budget: Budget, sampling_rate: float) -> Budget:
 
 
 def published(name: str, shape: Shape, width: float, each: Budget, element: Budget) -> Gaussian:
-    """What a mechanism proposes, by the paper's words, for a matrix whose entries change by up to `width`.
+    """The law of a mechanism, as the paper describes it, for a matrix whose entries change by up to `width`.
 
     Args:
         name: one of WHOLE, the matrix mechanism, or Gaussian noise on each element: with the claimed epsilon for every
             single one, or such that all of them add up to it.
         shape: of the matrix.
         width: how much an entry can change; values lie within half of it.
-        each: what the matrix may spend.
-        element: what an element may spend in the paper's Gaussian mechanism.
+        each: the budget of the matrix.
+        element: the budget of an element in the paper's Gaussian mechanism.
     """
     size, one = math.prod(shape), Counts(1, width)
     options = {"shape": shape, "sensitivity": Entrywise(width), "budget": each, **OPTIONS.get(name, {})}
@@ -90,7 +91,7 @@ def published(name: str, shape: Shape, width: float, each: Budget, element: Budg
 
 
 def shaped(name: str) -> dict[str, Any]:
-    """Options of a mechanism whose noise will get its size later, so that MVG's bound on the value does not matter."""
+    """Options of a mechanism whose noise is rescaled later, so that MVG's bound on the value has no effect."""
     return {**OPTIONS.get(name, {}), **({"gamma": 1.0} if name == "mvg" else {})}
 
 
@@ -102,7 +103,7 @@ def layered(shapes: Iterable[Shape], of_layer: Callable[[Shape], Gaussian]) -> G
 
 
 def composed(certificate: Certificate, releases: float, delta: float) -> float:
-    """The epsilon of a number of releases together; where noise is not Gaussian, that of the first of them alone."""
+    """The epsilon of all releases together; for noise that is not Gaussian, of one release alone."""
     if certificate.mu is None:
         return certificate.epsilon(delta)
     return float(gaussian.epsilon(certificate.mu * math.sqrt(releases), delta))
@@ -116,11 +117,11 @@ class Point(NamedTuple):
 
     Attributes:
         series: the mechanism.
-        epsilon: what is claimed for all rounds.
-        noise: of an upload; None for none.
+        epsilon: the claimed epsilon of all rounds.
+        noise: of an upload; None for no noise.
         each: the epsilon that the mechanism was given for a round.
-        truth: the epsilon that all uploads of a client have together, at client level; of R1SMG that of one round.
-        exact: whether the noise was sized by its certificate.
+        truth: the true epsilon of all uploads of a client together, at client level; for R1SMG, of one round.
+        exact: whether the noise was scaled by its certificate.
         ratio: its std over that of i.i.d. noise, at the same true guarantee.
     """
 
@@ -154,7 +155,7 @@ class Uploads(NamedTuple):
 
     @property
     def box(self) -> Entrywise:
-        """How far the clipped updates of two data sets can be apart."""
+        """The sensitivity set of a clipped update, adjacency replace."""
         return Entrywise(2 * self.clip, adjacency="replace")
 
     @property
@@ -174,7 +175,7 @@ class Uploads(NamedTuple):
 
 
 def published_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> list[Point]:
-    """The paper's accounting: Theorem 3.4 over the rounds, Theorem 6 for the batches, and every layer for itself.
+    """The paper's accounting: Theorem 3.4 over the rounds, Theorem 6 for the batches, and each layer by itself.
 
     The paper names no composition for its Gaussian mechanism: its epsilon is that of an element in a round. R1SMG,
     which is younger than the paper, is on all parameters at once.
@@ -196,27 +197,27 @@ def published_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> 
     return points
 
 
-def exact_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> tuple[list[Point], dict[str, float]]:
-    """Noise in the size at which all uploads of a client keep the budget; and its std over that of i.i.d. noise.
+def exact_points(uploads: Uploads, names: Iterable[str], epsilon: float) -> list[Point]:
+    """Noise scaled so that all uploads of a client together keep the budget.
 
-    Mechanisms whose noise is the i.i.d. one in this size have no point of their own. R1SMG has noise that is enough for
-    a single round; for all of them it would need still more.
+    Mechanisms whose rescaled noise is i.i.d. have no separate point. R1SMG has noise that is enough for a single round;
+    for all rounds it would need even more.
     """
     budget = Budget(epsilon, uploads.delta)
     mu = mu_of_each(budget, uploads.rounds)
-    points, ratios, least = list[Point](), dict[str, float](), math.nan
+    points, least = list[Point](), math.nan
     for name in ("analytic", *(name for name in names if name in WHOLE and name != "analytic")):
         proposed = propose(name, uploads.shapes, uploads.box, by_layer=True, **shaped(name))
         assert isinstance(proposed, Gaussian)
         noise = uploads.noise(sized_for_mu(balanced(proposed, uploads.box), uploads.box, mu).law)
         least = noise.law.root_mean_square if name == "analytic" else least
-        ratios[name] = noise.law.root_mean_square / least
-        if name == "analytic" or abs(ratios[name] - 1) > SAME:
+        ratio = noise.law.root_mean_square / least
+        if name == "analytic" or abs(ratio - 1) > SAME:
             truth = composed(noise.certificate, uploads.rounds, uploads.delta)
-            points.append(Point(name, epsilon, noise, truth=truth, exact=True, ratio=ratios[name]))
+            points.append(Point(name, epsilon, noise, truth=truth, exact=True, ratio=ratio))
     if "r1smg" in names:
         law = calibrate("r1smg", shape=(uploads.size,), sensitivity=uploads.box, budget=budget)
         noise = uploads.noise(recalibrated(law, uploads.box, budget))
-        ratios["r1smg"], truth = noise.law.root_mean_square / least, composed(noise.certificate, 1, uploads.delta)
-        points.append(Point("r1smg", epsilon, noise, truth=truth, exact=True, ratio=ratios["r1smg"]))
-    return points, ratios
+        ratio, truth = noise.law.root_mean_square / least, composed(noise.certificate, 1, uploads.delta)
+        points.append(Point("r1smg", epsilon, noise, truth=truth, exact=True, ratio=ratio))
+    return points

@@ -13,13 +13,14 @@ from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Mean, Table, beaten
 
 NO_NOISE, CONSTANT = "no noise", "most frequent class"
+BY_RECORD = "DP-SGD, hides a record only"
 
 Series = Mapping[str, Mapping[float, Mapping[str, Any]]]
 """Rows by mechanism and epsilon."""
 
 
 class Found(NamedTuple):
-    """The tables of one data set, read again.
+    """The tables of one dataset, from stored results.
 
     Attributes:
         name: of the data set.
@@ -63,7 +64,7 @@ class Found(NamedTuple):
         return ", ".join(name for name, at in series.items() if any(map(self.learned, at.values()))) or "none"
 
     def flag(self) -> list[tuple[str, str, str, str]]:
-        """A row of the report where training without noise is no upper bound."""
+        """A row of the report that warns if training without noise is not an upper bound."""
         scores = ((name, row["test accuracy"]) for name, at in self.paper.items() for row in at.values())
         better = beaten(self.without, scores)
         ours, why = f"{self.without}, below {better}", "its learning rate was not tuned: no upper bound"
@@ -83,12 +84,14 @@ def picture(measured: Sequence[Found], *, of: str = "", absent: Iterable[str] = 
     """Accuracy against the claimed epsilon (left) and the true one (right), one row for each data set.
 
     Args:
-        measured: what came out.
+        measured: the results.
         of: whose epsilon it is, such as " of a client".
-        absent: data sets that did not run.
+        absent: datasets that did not run.
     """
     figure = figure_of(9.6, 3.6 * len(measured) + 0.8)
     grid = figure.subplots(len(measured), 2, squeeze=False, sharey=True)
+    names = [name for found in measured for series in (found.paper, found.equal) for name in series]
+    style = figures.styles(dict.fromkeys((NO_NOISE, *names, BY_RECORD)))
     for row, found in zip(grid, measured, strict=True):
         for panel, series, word in zip(row, (found.paper, found.equal), ("claimed", "true"), strict=True):
             x = sorted({epsilon for at in series.values() for epsilon in at} | set(found.records))
@@ -96,9 +99,9 @@ def picture(measured: Sequence[Found], *, of: str = "", absent: Iterable[str] = 
             for name, at in series.items():
                 curves[name] = [at[epsilon]["test accuracy"] if epsilon in at else math.nan for epsilon in x]
             if word == "true" and found.records:
-                curves["DP-SGD, hides a record only"] = [found.records.get(epsilon, math.nan) for epsilon in x]
+                curves[BY_RECORD] = [found.records.get(epsilon, math.nan) for epsilon in x]
             labels = (f"{word} epsilon{of}", "test accuracy")
-            figures.curves(panel, x, curves, title=found.name, labels=labels, scales=("log", "linear"))
+            figures.curves(panel, x, curves, title=found.name, labels=labels, scales=("log", "linear"), style=style)
             figures.mark_constant(panel, found.least)
     missing = ", ".join(absent)
     figures.legend_below(figure, grid.flat, columns=4, title=f"did not run: {missing}" if missing else None)

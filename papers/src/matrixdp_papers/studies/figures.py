@@ -14,15 +14,19 @@ from matrixdp_papers.studies.base import Mean
 
 # Colours by number, for bars and histograms.
 COLOURS = (plots.COLOURS["analytic"], plots.COLOURS["r1smg"])
-# Series that are no mechanism by name; those of one study take the colours in OTHERS in turn.
+# Series that are not named for a mechanism; those of one study use the colours in OTHERS in turn.
 NAMED = {"no noise": plots.OTHER, "gaussian": "#8FBC3F", "dp-sgd": "#01665E", "i.i.d.": plots.COLOURS["analytic"],
-         "over time": "#B2182B"}  # fmt: skip
+         "over time": "#B2182B", "imgm": "#B2182B", "jl": "#A6761D", "exponential": "#35978F", "spherical": "#4D4D4D",
+         "matrixdp": plots.COLOURS["optimal"], "dawa": "#A6761D", "h_b": "#35978F"}  # fmt: skip
 MARKS = {"no noise": "o", "gaussian": "s", "dp-sgd": "h", "over time": "p", "classic": "v", "analytic": "s", "mvg": "*",
-         "mgm": "D", "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">"}  # fmt: skip
+         "mgm": "D", "udn": "^", "idn": "P", "r1smg": "X", "matrix-mechanism": "<", "optimal": ">",
+         "imgm": "p"}  # fmt: skip
 OTHERS = (("#B2182B", "p"), ("#35978F", "h"), ("#A6761D", "d"), ("#3288BD", "H"), ("#666666", "8"), ("#1B7837", "<"),
           ("#762A83", ">"))  # fmt: skip
 UNNAMED = "#BBBBBB"
-LINES = ("-", "--", ":", "-.")
+Line = str | tuple[float, tuple[float, ...]]
+Style = tuple[str, str, Line]
+LINES: tuple[Line, ...] = ("-", "--", ":", "-.", (0.0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)))
 # Up to this many values on a log axis have a tick each.
 FEW = 7
 
@@ -34,9 +38,9 @@ def mechanism(name: str) -> str:
     return next(known, parts[0])
 
 
-def styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+def styles(names: Iterable[str]) -> dict[str, Style]:
     """Colour, mark and line of each series; variants of a mechanism, "idn, composed", differ by their lines."""
-    found: dict[str, tuple[str, str, str]] = {}
+    found: dict[str, Style] = {}
     seen: dict[str, int] = {}
     others: dict[str, tuple[str, str]] = {}
     for name in names:
@@ -70,12 +74,14 @@ def curves(
     title: str,
     labels: tuple[str, str],
     scales: tuple[str, str] = ("log", "log"),
+    style: Mapping[str, Style] | None = None,
 ) -> None:
     """Draws one curve per name, with confidence intervals where there are any.
 
-    Later curves are thinner, so that those that lie on each other can all be seen.
+    Later curves are thinner, so that overlapping ones can all be seen. `style` is for all panels together, where one
+    panel has variants of a mechanism that another lacks.
     """
-    style = styles(series)
+    style = style or styles(series)
     for order, (name, points) in enumerate(series.items()):
         heights = [point.mean if isinstance(point, Mean) else point for point in points]
         spread = [point.half_width if isinstance(point, Mean) else math.nan for point in points]
@@ -111,14 +117,13 @@ def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, sca
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes], *, columns: int, title: str | None = None) -> None:
-    """One legend for all panels, below them and off the data."""
+    """One legend for all panels, below them and off the data; its lines are long enough to show their dashes."""
     handles: dict[str, Artist] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=columns, fontsize=9, title=title
-    )
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, fontsize=9,
+                  title=title, handlelength=4)  # fmt: skip
 
 
 def mark_constant(panel: Axes, least: float) -> None:

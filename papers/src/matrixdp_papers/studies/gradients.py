@@ -1,7 +1,7 @@
 """IMGM's type I, whose results the paper left open: noise on the gradients of every lot, by its accounting and ours.
 
-The noise of a lot is sized in three ways: by Theorem 3.4 of Kairouz, Oh and Viswanath, which the paper names; by
-IMGM's own Theorem 4; and by the exact accountant, which knows of the sampling too.
+The noise of a lot is scaled in three ways: by Theorem 3.4 of Kairouz, Oh and Viswanath, which the paper names; by
+IMGM's own Theorem 4; and by the exact accountant, which also uses amplification by sampling.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from matrixdp import __version__
 from matrixdp._check import Shape
 from matrixdp.accounting.accountant import Accountant
 from matrixdp.budget import Budget
@@ -35,8 +36,8 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone
 
 SEED = 2021
 CLIP = 1.0
-# What is asked for a proposal for each layer, as a matrix, with its options. MVG favours the first output of a layer:
-# the singular vectors of a gradient, which the paper takes as directions, are as private as the gradient.
+# The mechanisms for each layer, as a matrix, with their options. MVG favours the first output of a layer, because the
+# singular vectors of a gradient, which the paper uses as directions, are as private as the gradient.
 BY_LAYER: dict[str, dict[str, Any]] = {
     "classic": {},
     "analytic": {},
@@ -50,7 +51,7 @@ LARGEST_NOISE = 1000.0
 KOV, THEOREM_4, EXACT = "KOV 3.4", "Theorem 4", "exact"
 
 
-class Lots(NamedTuple):
+class Experiment(NamedTuple):
     """An experiment of table 1.
 
     Attributes:
@@ -58,7 +59,7 @@ class Lots(NamedTuple):
         model: the network in matrixdp_papers.networks.
         lot: the size of a lot.
         epochs: the paper's.
-        trained: those here, for which the budgets are.
+        trained: the epochs here, for which the budgets hold.
         learning_rate: with noise, one for all mechanisms.
         plain_rate: without noise and clipping, which change the size of a gradient.
         epsilons: of the whole training.
@@ -77,11 +78,11 @@ class Lots(NamedTuple):
 
 
 EXPERIMENTS = (
-    Lots("MNIST", "LeNet", 1024, 100, 20, 0.5, 0.2, (0.01, 0.1, 1.0), 3),
-    Lots("Adult", "MLP", 512, 50, 50, 0.5, 2.0, (0.01, 0.1, 1.0), 3),
-    Lots("Cora", "GCN", 200, 50, 50, 2.0, 10.0, (0.01, 0.1, 1.0), 3),
-    Lots("CIFAR-10", "VGG16", 1024, 30, 10, 0.1, 0.002, (0.01, 0.1, 1.0), 1),
-    Lots("SVHN", "AlexNet", 1024, 60, 2, 0.1, 0.05, (1.0,), 1),
+    Experiment("MNIST", "LeNet", 1024, 100, 20, 0.5, 0.2, (0.01, 0.1, 1.0), 3),
+    Experiment("Adult", "MLP", 512, 50, 50, 0.5, 2.0, (0.01, 0.1, 1.0), 3),
+    Experiment("Cora", "GCN", 200, 50, 50, 2.0, 10.0, (0.01, 0.1, 1.0), 3),
+    Experiment("CIFAR-10", "VGG16", 1024, 30, 10, 0.1, 0.002, (0.01, 0.1, 1.0), 1),
+    Experiment("SVHN", "AlexNet", 1024, 60, 2, 0.1, 0.05, (1.0,), 1),
 )
 # Of a smoke run.
 SMOKE_TRAIN, SMOKE_TEST, SMOKE_EPSILON = 64, 32, 5.0
@@ -93,7 +94,7 @@ SMALL_MODELS = ("LeNet", "MLP", "GCN")
 
 
 def published_laws(shapes: list[Shape], step: Budget) -> dict[str, NoiseLaw | NotApplicable]:
-    """What each mechanism proposes for a step, or why it does not; layer by layer, but R1SMG on all parameters."""
+    """The law of each mechanism for a step, or why there is none; layer by layer, R1SMG on all parameters."""
     from matrixdp.learn.noise import propose
 
     laws: dict[str, NoiseLaw | NotApplicable] = {}
@@ -107,7 +108,7 @@ def published_laws(shapes: list[Shape], step: Budget) -> dict[str, NoiseLaw | No
 
 
 def theorem_4(shapes: list[Shape], budget: Budget, steps: int) -> Gaussian:
-    """IMGM's noise for a number of steps, by its own composition; it takes no account of sampling.
+    """IMGM's noise for a number of steps, by its own composition, which ignores sampling.
 
     Source: yang2021improved, Theorem 4.
     """
@@ -125,7 +126,7 @@ def matrix_mechanism_ratio(budget: Budget, records: int = 16) -> float:
 
 
 class Truth(NamedTuple):
-    """What a training guarantees: its epsilon at DELTA, or the delta of a step at the claimed epsilon."""
+    """The guarantee of a training: its epsilon at DELTA, or the delta of a step at the claimed epsilon."""
 
     epsilon: float | None
     delta: float | None
@@ -133,7 +134,7 @@ class Truth(NamedTuple):
 
 
 def truth(law: NoiseLaw, claimed: float, steps: int, sampling_rate: float) -> Truth:
-    """What all steps guarantee together; of R1SMG's noise only what one step leaves, a lower bound of delta."""
+    """The guarantee of all steps together; for R1SMG the delta of one step, a lower bound on the total."""
     certificate = certify(law, Frobenius(CLIP))
     if isinstance(law, Spherical):
         epsilon, _ = composition.before_sampling(claimed, DELTA, sampling_rate)
@@ -149,9 +150,9 @@ def truth(law: NoiseLaw, claimed: float, steps: int, sampling_rate: float) -> Tr
 
 
 def exact_laws(task: Task, budget: Budget, epochs: int) -> dict[str, NoiseLaw]:
-    """Gaussian noise, and MVG's, in the size at which the whole training keeps the budget and wastes nothing.
+    """Gaussian noise, and MVG's, scaled so that the whole training keeps the budget exactly.
 
-    The classic, MGM's, UDN's and IDN's noise is the analytic Gaussian then, and so is IMGM's.
+    The noise of the classic mechanism, MGM, UDN, IDN and IMGM is then the analytic Gaussian.
     """
     from matrixdp.learn.noise import balanced, propose
     from matrixdp.pipeline import sized_for_mu
@@ -169,8 +170,9 @@ def exact_laws(task: Task, budget: Budget, epochs: int) -> dict[str, NoiseLaw]:
 
 # --- measurements ---
 
-# A noise, its accounting and the epsilon of the whole training.
-Setting = tuple[str, str, float]
+# A noise, its accounting and the epsilon of the whole training; training without noise has neither of the latter.
+Setting = tuple[str, str | None, float | None]
+WITHOUT: Setting = ("none", None, None)
 COLUMNS = ("noise", "accounting", "epsilon", "std / clip", "true epsilon", "claim", "accuracy")
 
 
@@ -180,29 +182,31 @@ def load(folder: datasets.Folder) -> dict[str, Split]:
     return {**splits.pictures(folder), "Adult": splits.adult(folder), "Cora": cora}
 
 
-def make_task(lots: Lots, split: Split, smoke: bool) -> Task:
+def make_task(experiment: Experiment, split: Split, smoke: bool) -> Task:
     """The network and its records on the device."""
     from matrixdp_papers import networks
     from matrixdp_papers.studies import training
 
-    make = getattr(networks, lots.model)
+    make = getattr(networks, experiment.model)
     graph = split.graph
     network = make if graph is None else lambda: make(graph.features, graph.edges)
     train, test = training.on_device(split.train), training.on_device(split.test)
-    lot = len(train) // 2 if smoke else lots.lot
-    return training.Task(lots.name, network, train, test, lot, lots.learning_rate, CLIP)
+    lot = len(train) // 2 if smoke else experiment.lot
+    return training.Task(experiment.name, network, train, test, lot, experiment.learning_rate, CLIP)
 
 
-def measure(lots: Lots, split: Split, smoke: bool, progress: Progress, only: Container[Setting] | None = None) -> Table:
+def measure(
+    experiment: Experiment, split: Split, smoke: bool, progress: Progress, only: Container[Setting] | None = None
+) -> Table:
     """Trains with every mechanism under every accounting, where the noise leaves anything to learn from.
 
     With `only`, no other setting is trained; `matrixdp study --results` adds the result to that of an earlier run.
     """
     from matrixdp_papers.studies import training
 
-    task = make_task(lots, split, smoke)
-    steps, rate, shapes = task.steps(lots.trained), task.sampling_rate, task.shapes()
-    seeds = range(SEED, SEED + lots.repeats)
+    task = make_task(experiment, split, smoke)
+    steps, rate, shapes = task.steps(experiment.trained), task.sampling_rate, task.shapes()
+    seeds = range(SEED, SEED + experiment.repeats)
 
     def row(name: str, accounting: str, epsilon: float, law: NoiseLaw | NotApplicable) -> tuple[Any, ...]:
         if isinstance(law, NotApplicable):
@@ -210,51 +214,53 @@ def measure(lots: Lots, split: Split, smoke: bool, progress: Progress, only: Con
         true, relative, score = truth(law, epsilon, steps, rate), law.root_mean_square / CLIP, None
         if relative <= LARGEST_NOISE and (only is None or (name, accounting, epsilon) in only):
             budget = Budget(epsilon, DELTA)
-            passes = (training.with_noise(task, law, budget, lots.trained, seed) for seed in seeds)
+            passes = (training.with_noise(task, law, budget, experiment.trained, seed) for seed in seeds)
             score = Mean.of(training.at_end(networks, task.test) for networks in passes)
         return (name, accounting, epsilon, relative, true.epsilon, "kept" if true.kept else "violated", score)
 
     without = None
-    if only is None:
-        plain = (training.without_noise(task, lots.trained, seed, lots.plain_rate) for seed in seeds)
+    if only is None or WITHOUT in only:
+        plain = (training.without_noise(task, experiment.trained, seed, experiment.plain_rate) for seed in seeds)
         without = Mean.of(training.at_end(networks, task.test) for networks in plain)
     label = split.test.label
     constant = Mean(float(np.max(np.bincount(label)) / len(label)), math.nan, 1)
     rows: list[tuple[Any, ...]] = [
-        ("none", None, None, 0.0, None, None, without),
+        (*WITHOUT, 0.0, None, None, without),
         ("the most frequent class", None, None, None, None, None, constant),
     ]
-    for epsilon in progress(lots.epsilons, lots.name):
+    for epsilon in progress(experiment.epsilons, experiment.name):
         budget = Budget(epsilon, DELTA)
         for name, law in published_laws(shapes, step_budget(epsilon, DELTA, steps)).items():
             rows.append(row(name, KOV, epsilon, law))
         rows.append(row("imgm", THEOREM_4, epsilon, theorem_4(shapes, budget, steps)))
-        rows += [row(name, EXACT, epsilon, law) for name, law in exact_laws(task, budget, lots.trained).items()]
-    about = f"{lots.name}, {lots.model}, {len(task.train):,} records, lots of {task.lot}, {steps} steps"
+        rows += [row(name, EXACT, epsilon, law) for name, law in exact_laws(task, budget, experiment.trained).items()]
+    about = f"{experiment.name}, {experiment.model}, {len(task.train):,} records, lots of {task.lot}, {steps} steps"
     note = (
-        f"Tested on {len(label):,} records; {lots.trained} of the paper's {lots.epochs} epochs, runs: {lots.repeats}. "
-        f"No network was trained where the noise is above {LARGEST_NOISE:g} times the clip."
+        f"Tested on {len(label):,} records; {experiment.trained} of the paper's {experiment.epochs} epochs, runs: "
+        f"{experiment.repeats}. No network was trained where the noise is above {LARGEST_NOISE:g} times the clip."
     )
     return Table(f"{about}: test accuracy", COLUMNS, tuple(rows), note)
 
 
 def run(data: dict[str, Split], smoke: bool, progress: Progress) -> Results:
-    """All experiments whose data are there."""
+    """Runs all experiments whose data are in the folder."""
     from matrixdp_papers.studies import training
 
     if smoke:
         rng = np.random.default_rng(SEED)
         data = {name: split.some(SMOKE_TRAIN, SMOKE_TEST, rng) for name, split in data.items()}
-    large = not smoke and training.pick_device().type == "cuda"
+    device = training.pick_device().type
+    large = not smoke and device == "cuda"
+    setting: dict[str, Any] = {"delta": DELTA, "clip": CLIP, "seed": SEED, "smoke": smoke}
     tables = []
-    for lots in EXPERIMENTS:
-        if lots.name in data and (large or lots.model in SMALL_MODELS):
-            epochs, repeats = training.affordable(lots.trained, lots.repeats, least=2)
-            lots = lots._replace(trained=epochs, repeats=repeats)
+    for experiment in EXPERIMENTS:
+        if experiment.name in data and (large or experiment.model in SMALL_MODELS):
+            epochs, repeats = training.affordable(experiment.trained, experiment.repeats, least=2)
+            experiment = experiment._replace(trained=epochs, repeats=repeats)
             if smoke:
-                lots = lots._replace(trained=1, epsilons=(SMOKE_EPSILON,), repeats=1)
-            tables.append(measure(lots, data[lots.name], smoke, progress))
-    setting = {"delta": DELTA, "clip": CLIP, "seed": SEED, "smoke": smoke, "device": str(training.pick_device())}
+                experiment = experiment._replace(trained=1, epsilons=(SMOKE_EPSILON,), repeats=1)
+            tables.append(measure(experiment, data[experiment.name], smoke, progress))
+            setting[experiment.name] = f"on {device}, matrixdp {__version__}"
     return tell(setting, tuple(tables))
 
 
@@ -265,7 +271,7 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     """The report of what was measured."""
     measured = titled(tables, ": test accuracy")
     composed, renyi = noise_per_step.composition_table(), noise_per_step.renyi_table()
-    pictures = {"composition": noise_per_step.picture(composed), "lots": _picture(measured)}
+    pictures = {"composition": noise_per_step.picture(composed), "accuracy": _picture(measured)}
     found = beside([*noise_per_step.rows(composed, renyi), *(line for table in measured for line in _beside(table))])
     flags = [warning for table in measured for warning in (_flag(table), _unrun(table)) if warning]
     lines = [*flags, *DIFFERENCE, MATRIX_MECHANISM.format(matrix_mechanism_ratio(Budget(1.0, DELTA)))]
@@ -297,7 +303,7 @@ def _unrun(table: Table) -> str:
     name = table.title.split(",")[0]
     rows = [row for row in table.records() if row["epsilon"] is not None]
     missing = [row for row in rows if row["accuracy"] is None and (row["std / clip"] or math.inf) <= LARGEST_NOISE]
-    planned = next(lots.epsilons for lots in EXPERIMENTS if lots.name == name)
+    planned = next(experiment.epsilons for experiment in EXPERIMENTS if experiment.name == name)
     absent = [f"{epsilon:g}" for epsilon in planned if epsilon not in {row["epsilon"] for row in rows}]
     words = [f"{len(missing)} settings"] if missing else []
     words += [f"epsilon {' and '.join(absent)}"] if absent else []
@@ -329,7 +335,8 @@ def _picture(tables: list[Table]) -> Figure:
         title, labels = table.title.split(",")[0], ("epsilon of the whole training", "test accuracy")
         figures.curves(panel, epsilons, series, title=title, labels=labels, scales=("log", "linear"))
         figures.mark_constant(panel, found["the most frequent class", None, None].mean)
-    absent = [lots.name for lots in EXPERIMENTS if lots.name not in {table.title.split(",")[0] for table in tables}]
+    ran = {table.title.split(",")[0] for table in tables}
+    absent = [experiment.name for experiment in EXPERIMENTS if experiment.name not in ran]
     title = f"did not run: {', '.join(absent)}; no mark: not trained" if absent else "no mark: not trained"
     figures.legend_below(figure, panels, columns=3, title=title)
     return figure
@@ -347,8 +354,8 @@ MATRIX_MECHANISM = (
     "Gaussian, and has no row."
 )
 DIFFERENCE = (
-    "- The paper names Theorem 3.4 of Kairouz, Oh and Viswanath for this type, and no sampling. Its (epsilon/q, "
-    "delta/q) is for released features (type II), and its Theorem 4 is not used.",
+    "- The paper samples its lots, and composes them by Theorem 3.4 of Kairouz, Oh and Viswanath as if it did not. Its "
+    "(epsilon/q, delta/q) is for released features (type II), and its Theorem 4 is not used.",
     "- IMGM with its best covariance is the analytic Gaussian. At equal true guarantees so are the classic noise and "
     "that of MGM, UDN and IDN; they have no rows of their own under the exact accounting.",
     "- MVG, MGM, UDN and IDN bound the norm of the whole noise, which costs more in every step. MVG favours the first "

@@ -1,4 +1,4 @@
-"""Denoising in the Haar basis: what smoothness can do for a noisy map, free of privacy cost."""
+"""Denoising of a noisy map in the Haar basis, as post-processing without privacy cost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ HALF = math.sqrt(0.5)
 
 
 def denoise(matrix: Any, std: float, *, threshold: float = 3.0, shifts: int = 4) -> Array:
-    """Keeps what stands out of the noise at some scale: Haar coefficients above a threshold, averaged over shifts.
+    """Keeps the Haar coefficients above a threshold, averaged over shifts.
 
     A coefficient is a sum of entries with orthonormal weights, so independent noise of equal std has that std in every
-    coefficient too. The mean over shifted grids takes away the blocks that one grid would leave.
+    coefficient too. The mean over shifted grids removes the block artefacts of a single grid.
 
     Args:
         matrix: a released matrix with independent noise.
         std: the standard deviation of the noise in each entry.
-        threshold: coefficients below this many std become 0; the mean of the whole is kept.
-        shifts: how many shifts along each axis.
+        threshold: coefficients below this many std become 0; the overall mean is kept.
+        shifts: the number of shifts along each axis.
 
     Source: donoho1994ideal (hard thresholding); coifman1995translation (the mean over shifts).
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from scipy.special import ndtri
 from matrixdp.budget import Budget
 from matrixdp.comparison import verdict
 from matrixdp.distributions import Gaussian, NoiseLaw
+from matrixdp.distributions.covariance import Kronecker
 from matrixdp.mechanisms import calibrate
 from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
@@ -19,9 +22,10 @@ from matrixdp_papers.accuracy_loss import AccuracyLoss, accuracy_loss
 from matrixdp_papers.rivals.dawa import dawa
 from matrixdp_papers.rivals.hb import hb
 from matrixdp_papers.studies import figures
-from matrixdp_papers.studies.base import Progress, Results, Study, Table, beside
+from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.equal_guarantees import (
     GROUPS,
+    OWN,
     Choice,
     compare_maps,
     finalists,
@@ -40,7 +44,7 @@ FINALISTS = 3
 
 
 def published_laws(data: Data) -> dict[str, tuple[Budget, NoiseLaw]]:
-    """The noise that the paper draws, with the budget that it claims: R1SMG at epsilon 1e-5, the others at 0.5."""
+    """The paper's noise, with the budget that it claims: R1SMG at epsilon 1e-5, the others at 0.5."""
     given: dict[str, Any] = {"shape": data.counts.shape, "sensitivity": SENSITIVITY}
     small = Budget(R1SMG_EPSILON, BUDGET.delta)
     return {
@@ -71,13 +75,14 @@ def accuracy(data: Data, draws: int, rng: np.random.Generator, progress: Progres
             exact.mean, known, seen.kurtosis, exact.kurtosis, seen.skewness, exact.skewness, exact.central_kurtosis,
         ))  # fmt: skip
         panels[index].hist(losses, bins=20, color=figures.COLOURS[0])
-        panels[index].axvline(losses.mean(), color=figures.COLOURS[1])
+        panels[index].axvline(losses.mean(), color=figures.COLOURS[1], label="mean")
         panels[index].set_title(f"{name}, epsilon {budget.epsilon:g}", fontsize=9)
-        panels[index].set_xlabel("loss")
+        panels[index].set(xlabel="loss", ylabel="draws")
         together.plot(losses, np.full(draws, index), "|", color=figures.COLOURS[0])
     together.set(xscale="log", xlabel="loss")
     together.set_title("all on one axis", fontsize=9)
     together.set_yticks(range(len(laws)), list(laws))
+    figures.legend_below(figure, panels, columns=1)
     columns = ("mechanism", "claimed epsilon", "true delta", "verdict", "mean loss", "exact mean", "on valid cells",
                "kurtosis", "exact kurtosis", "skewness", "exact skewness", "exact central kurtosis")  # fmt: skip
     title = f"Figure 5: the loss over {draws} draws, claimed delta {BUDGET.delta:g}"
@@ -104,7 +109,7 @@ def maps(data: Data, rng: np.random.Generator) -> Figure:
 
 
 def rescaled(data: Data) -> Table:
-    """How far the published noise is from what a guarantee of epsilon 0.5 needs."""
+    """The published noise compared with the noise that a guarantee of epsilon 0.5 needs."""
     rows = []
     for name, (_, law) in published_laws(data).items():
         true = recalibrated(law, SENSITIVITY, BUDGET)
@@ -123,28 +128,29 @@ class Compared(NamedTuple):
     other: tuple[Table, Table]
 
 
-# What each group chose, by relation and by what is asked for: the map, or rectangles.
-Choices = dict[str, dict[str, dict[str, Choice]]]
+# A relation, what is asked for (the map, or rectangles), a group, and what it chose.
+Chosen = tuple[str, str, str, Choice]
 
 
 def chosen(
     data: Data, relation: str, both: Compared, runs: tuple[int, int], rng: np.random.Generator, progress: Progress
-) -> dict[str, dict[str, Choice]]:
+) -> list[Chosen]:
     """For the map and for rectangles, what each group chooses on other days, with its error on fresh runs.
 
-    The errors of the first choice are too noisy for the last one, so the best few get more runs on each other map:
-    `runs` are those, and the fresh ones.
+    The errors of the first comparison are too noisy to decide, so the best few get more runs on each other map. `runs`
+    is the number of those runs, and of the fresh ones.
     """
     tried = methods(data.counts.shape, relation)
-    found: dict[str, dict[str, Choice]] = {"map": {}, "rectangles": {}}
+    found: list[Chosen] = []
     asked = {"map": None, "rectangles": random_rectangles(data.counts.shape, rng)}
     for group in progress(GROUPS, f"chosen, {relation}"):
         names = [name for name, method in tried.items() if method.group == group]
-        for what, other in zip(found, both.other, strict=True):
+        for (what, rectangles), other in zip(asked.items(), both.other, strict=True):
             among = finalists(other, names, FINALISTS)
-            choice = settled(tried, among, data.other, data.valid, asked[what], runs[0], SEED)
+            choice = settled(tried, among, data.other, data.valid, rectangles, runs[0], SEED)
             method = tried[choice.method]
-            found[what][group] = repeated(choice, method, data.counts, data.valid, asked[what], runs[1], rng)
+            choice = repeated(choice, method, data.counts, data.valid, rectangles, runs[1], rng)
+            found.append((relation, what, group, choice))
     return found
 
 
@@ -154,42 +160,52 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     draws, runs, other_runs, chosen_runs = (5, 1, 1, (1, 2)) if smoke else (100, 10, 15, (100, 150))
     losses, spread = accuracy(data, draws, rng, progress)
     needed = rescaled(data)
-    compared: dict[str, Compared] = {}
-    choices: Choices = {}
+    compared: list[Table] = []
+    choices: list[Chosen] = []
     for relation in RELATIONS:
         other = compare_maps(data.other[:1] if smoke else data.other, data.valid, relation, other_runs, rng, progress)
-        compared[relation] = Compared(compare_maps([data.counts], data.valid, relation, runs, rng, progress), other)
-        choices[relation] = chosen(data, relation, compared[relation], chosen_runs, rng, progress)
-    tables = (losses, needed, *(table for both in compared.values() for table in both.tables))
-    pictures = {"figure-4": maps(data, rng), "figure-5": spread, "equal-guarantees": _bars(choices)}
+        both = Compared(compare_maps([data.counts], data.valid, relation, runs, rng, progress), other)
+        compared += both.tables
+        choices += chosen(data, relation, both, chosen_runs, rng, progress)
+    columns = ("adjacency", "error of", "group", "method", "post-processing", "error")
+    choice = Table("What each group chose on other days", columns, tuple((*where, *one) for *where, one in choices))
     setting = {"epsilon": BUDGET.epsilon, "delta": BUDGET.delta, "cells": data.counts.shape, "runs": runs,
                "runs on each other map": other_runs, "finalists of each group": FINALISTS,
                "runs of finalists on each other map": chosen_runs[0], "runs of what was chosen": chosen_runs[1],
                "seed": SEED,
                "pickups": int(data.counts.sum()),
                "valid cells": int(data.valid.sum()), "smoke": smoke}  # fmt: skip
+    results = tell(setting, (losses, needed, choice, *compared))
+    return replace(results, figures={**results.figures, "figure-4": maps(data, rng), "figure-5": spread})
+
+
+# --- the report ---
+
+# By relation and by what is asked for, what each group chose.
+Choices = dict[tuple[str, str], dict[str, Choice]]
+
+
+def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
+    """The report of what was measured; figures 4 and 5 show single draws, and are left as they are."""
+    losses, needed, choice, *_ = tables
+    choices: Choices = {}
+    for relation, what, group, *picked in choice.rows:
+        choices.setdefault((relation, what), {})[group] = Choice(*picked)
     found = _beside_the_paper(losses) + "\n\n" + _found(losses, needed, choices)
-    return Results(setting, tables, found, DIFFERENCE, pictures)
+    pictures = {"figure-4": None, "figure-5": None, "equal-guarantees": _picture(choices)}
+    return Results(dict(setting), tables, found, DIFFERENCE, pictures)
 
 
-def _bars(choices: Choices) -> Figure:
-    """The error of what each group chose on other days."""
-    figure, panels = figures.panels(len(choices), width=7.0, height=3.4)
-    for panel, (relation, tasks) in zip(panels, choices.items(), strict=True):
-        for index, (what, found) in enumerate(tasks.items()):
-            errors = [choice.error for choice in found.values()]
-            base = errors[0].mean
-            panel.errorbar(
-                np.arange(len(found)) + 0.12 * (2 * index - 1), [error.mean / base for error in errors],
-                yerr=[error.half_width / base for error in errors], fmt="os"[index], color=figures.COLOURS[index],
-                capsize=3, label=what,
-            )  # fmt: skip
-        panel.axhline(1.0, color="grey", linewidth=0.8)
-        panel.set_xticks(range(len(GROUPS)), GROUPS)
-        panel.set_ylabel("squared error, matrixdp = 1")
-        panel.set_title(f"chosen on other days, {relation}", fontsize=10)
-        panel.set_ylim(bottom=0)
-        panel.legend(frameon=False)
+def _picture(choices: Choices) -> Figure:
+    """The error of what each group chose on other days, in units of matrixdp's."""
+    figure, panels = figures.panels(len(choices))
+    for panel, ((relation, what), found) in zip(panels, choices.items(), strict=True):
+        base = found[OWN].error.mean
+        scores = {
+            group: Mean(error.mean / base, error.half_width / base, error.runs)
+            for group, (_, _, error) in found.items()
+        }
+        figures.bars(panel, scores, title=f"{what}, {relation}", label="squared error, matrixdp = 1", scale="linear")
     return figure
 
 
@@ -203,7 +219,8 @@ def _beside_the_paper(losses: Table) -> str:
     swarm = calibrate("mvg", shape=(2400, 2400), sensitivity=Frobenius(math.sqrt(2) * 2400 / 24016),
                       budget=Budget(1.6, BUDGET.delta), gamma=2400.0)  # fmt: skip
     assert isinstance(swarm, Gaussian)
-    sides = swarm.covariance.rows, swarm.covariance.columns  # type: ignore[attr-defined]
+    assert isinstance(swarm.covariance, Kronecker)
+    sides = swarm.covariance.rows, swarm.covariance.columns
     product = math.prod(float(np.linalg.norm(1 / side.variances)) for side in sides)
     rows = (
         ("R1SMG's loss, epsilon 1e-5", "about 1.5e4", f"{exact['r1smg']:.3g}; {share * exact['r1smg']:.2g} on {cells} "
@@ -237,10 +254,9 @@ def _found(losses: Table, needed: Table, choices: Choices) -> str:
         "| adjacency, error of | matrixdp | DAWA | H_b | matrixdp against the best rival |",
         "|---|---|---|---|---|",
     ]
-    for relation, tasks in choices.items():
-        for what, found in tasks.items():
-            own, *rivals = (found[group] for group in GROUPS)
-            lines.append(f"| {relation}, {what} | {own} | {' | '.join(map(str, rivals))} | {_verdict(own, rivals)} |")
+    for (relation, what), found in choices.items():
+        own, *rivals = (found[group] for group in GROUPS)
+        lines.append(f"| {relation}, {what} | {own} | {' | '.join(map(str, rivals))} | {_verdict(own, rivals)} |")
     return "\n".join(lines)
 
 
@@ -285,4 +301,5 @@ STUDY = Study(
     ),
     load=load,
     run=run,
+    tell=tell,
 )

@@ -22,7 +22,7 @@ SAMPLED = 1024 / 60_000
 
 
 def step_budget(epsilon: float, delta: float, steps: int) -> Budget:
-    """What the paper lets each lot spend: its composition solved for a step. Half of delta is its slack.
+    """The budget of each lot: the paper's composition solved for a step. Half of delta is slack.
 
     Source: kairouz2017composition, Theorem 3.4; yang2021improved, section 5.1, which has no amplification here.
     """
@@ -58,7 +58,7 @@ def composition_table(steps: tuple[int, ...] = STEPS) -> Table:
 
 
 def _optimal_step(epsilon: float, steps: int) -> tuple[float, float]:
-    """What each step may spend by Theorem 3.3 of Kairouz, Oh and Viswanath, with half of delta as slack."""
+    """The budget of a step by Theorem 3.3 of Kairouz, Oh and Viswanath, with half of delta as slack."""
     delta = -math.expm1((math.log1p(-DELTA) - math.log1p(-DELTA / 2)) / steps) * (1 - 1e-12)
 
     def excess(log_step: float) -> float:
@@ -70,7 +70,7 @@ def _optimal_step(epsilon: float, steps: int) -> tuple[float, float]:
 
 
 def _renyi_std(epsilon: float, steps: int) -> float:
-    """The least noise for which some order of the Rényi divergence gives the budget."""
+    """The least noise for which some order of the Rényi divergence proves the budget."""
     found = (largest_divergence(order, epsilon, DELTA) / order for order in np.geomspace(1.1, 1000, 2000))
     return math.sqrt(steps / (2 * max(found)))
 

@@ -1,7 +1,7 @@
 """Vertical learning with one feature from each participant, and a discriminant that is corrected for the noise.
 
-It needs PyTorch. Noise is secure, so no two runs agree in the last digits. Settings were chosen on a tenth of the
-training records that was held back.
+It needs PyTorch. Noise comes from secure entropy, so runs differ slightly. Settings were chosen on a held-out tenth of
+the training records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Outcome(NamedTuple):
-    """The std of the noise on a feature, the true record-level epsilon, and the share of new records that are right."""
+    """The std of the noise on a feature, the true record-level epsilon, and the accuracy on new records."""
 
     std: float
     epsilon: float
@@ -40,12 +40,12 @@ class Outcome(NamedTuple):
 
 
 def plan_for(records: int, budget: Budget) -> SplitPlan:
-    """What the participants agree on; batches of few records are for trials."""
+    """The plan of the participants, with small batches where there are few records."""
     return SplitPlan(records=records, budget=budget, **{**SETTINGS, "batch_size": min(SETTINGS["batch_size"], records)})
 
 
 def described(people: Any) -> Any:
-    """Adult, with the cube root of what is zero for most and large for a few."""
+    """Adult, with the cube root of attributes that are zero for most people and large for a few."""
     people = np.array(people, dtype=np.float32)
     for name in ("capital-gain", "capital-loss"):
         people[:, datasets.ADULT_COLUMNS[name]] **= 1 / 3
@@ -53,7 +53,7 @@ def described(people: Any) -> Any:
 
 
 def own_network(attributes: int) -> nn.Linear:
-    """A participant's network: one feature, from weights of zero."""
+    """A participant's network: one feature, with initial weights of zero."""
     made = nn.Linear(attributes, 1)
     with torch.no_grad():
         made.weight.zero_()
@@ -62,7 +62,7 @@ def own_network(attributes: int) -> nn.Linear:
 
 
 def fixed_top(label: Any, plan: SplitPlan) -> nn.Linear:
-    """The server's network for two classes: it never changes, and tells the participants which way to go."""
+    """The server's fixed network for two classes, which provides the participants' gradients."""
     top = nn.Linear(2, 2)
     with torch.no_grad():
         top.bias.copy_(torch.from_numpy(np.log(np.bincount(label, minlength=2).clip(1))))

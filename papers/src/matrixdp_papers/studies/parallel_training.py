@@ -1,6 +1,6 @@
 """Many networks trained at once, as the clients of federated learning or the configurations of a study.
 
-It needs PyTorch. A study imports it when it runs, so that an install without PyTorch can still list the study.
+It needs PyTorch. Studies import it only when they run, so that they can be listed without PyTorch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _JUDGED = 2**16
 
 
 class Ensemble:
-    """Networks of one kind with weights of their own, side by side.
+    """Networks of one architecture with different weights, evaluated in parallel.
 
-    Weights are a tensor, groups x configurations x parameters. A group has records of its own; the configurations in it
-    see the same ones, and differ in their weights and in inputs of their own, such as noise.
+    Weights are a tensor, groups x configurations x parameters. Each group has its own records; the configurations of a
+    group share them, and differ in their weights and in additional inputs, such as noise.
 
     Args:
         network: on the device; its own weights are not used.
@@ -47,7 +47,7 @@ class Ensemble:
         }
 
     def outputs(self, parameters: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        """What one of the networks answers."""
+        """The outputs of one network."""
         answers: Tensor = functional_call(self.network, parameters, inputs)
         return answers
 
@@ -77,7 +77,7 @@ class Ensemble:
         return found
 
     def step_(self, weights: Tensor, gradients: dict[str, Tensor], learning_rate: float) -> None:
-        """One step of SGD, where the weights lie."""
+        """One step of SGD, in place."""
         for name, parameter in self.named(weights).items():
             parameter.sub_(gradients[name], alpha=learning_rate)
 
@@ -102,11 +102,11 @@ class Clients(Protocol):
     """The clients of horizontal learning, which train on their own records."""
 
     def updates(self, weights: Tensor, turn: int) -> Tensor:
-        """How far each client goes from given weights in a round.
+        """The update of each client from given weights in a round.
 
         Args:
             weights: repeats x configurations x parameters.
-            turn: the number of the round; with the repeat it decides on the batches.
+            turn: the number of the round; with the repeat it determines the batches.
 
         Returns:
             repeats x configurations x clients x parameters.
@@ -128,7 +128,7 @@ def seed_of(*numbers: int) -> int:
 
 
 class SideBySide(Clients):
-    """Clients with small networks, all of them trained at once by plain SGD.
+    """Clients with small networks, all trained in parallel by plain SGD.
 
     Args:
         network: on the device.
@@ -160,7 +160,7 @@ class SideBySide(Clients):
 
 
 class OneByOne(Clients):
-    """Clients with large networks, trained one after the other by Adam, which starts again in every round.
+    """Clients with large networks, trained one after the other by Adam, whose state starts afresh in every round.
 
     The arguments are those of SideBySide.
     """
@@ -217,11 +217,11 @@ def record_level(
 ) -> tuple[list[float], float]:
     """DP-SGD in every client, and the mean of their models after each round.
 
-    Guarantee: all rounds of a client together keep the budget when one of its records is added or removed; nothing is
-    said of a client as a whole.
+    Guarantee: all rounds of a client together keep the budget when one of its records is added or removed. There is no
+    guarantee for a client as a whole.
 
     Args:
-        tasks: of each client, with as many records.
+        tasks: one per client, each with the same number of records.
         budget: for all rounds.
         rounds: how many there are.
         epochs: passes in a round.
@@ -236,7 +236,7 @@ def record_level(
         runs = []
         for client, task in enumerate(tasks):
             runs.append(training.trainer(task, noise, budget, rounds * epochs, 100 * seed + client, **options))
-            # sized once: the others have as many records, and need not be checked again
+            # calibrated once: the other clients have the same number of records
             noise, options = runs[0].noise.law, {"accept_violation": True}
         weights = flat(runs[0].model)
         for _ in range(rounds):

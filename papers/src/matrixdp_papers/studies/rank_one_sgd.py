@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 
 REPEATS = 3
 LOT, LEARNING_RATE = 256, 0.15
+NO_NOISE = "no noise"
 
 
 class Case(NamedTuple):
-    """A noise multiplier, the epsilon that the paper says it has in all, and what R1SMG may then spend on a step."""
+    """A noise multiplier, the total epsilon that the paper states for it, and the budget of R1SMG per step."""
 
     multiplier: float
     total: float
@@ -42,11 +43,9 @@ class Published(NamedTuple):
     Attributes:
         name: of the data set.
         model: the network in matrixdp_papers.networks.
-        records: how many the paper has.
-        epochs: how many the paper has, for which the noise is sized.
-        trained: how many of them are run here.
-        first_epochs: how many are run with TensorFlow's first weights, and tested on the training records too.
-        goal: an accuracy whose epoch is reported.
+        records: the paper's number of records.
+        epochs: the paper's number of epochs, for which the noise is calibrated.
+        goal: an accuracy; the first epoch that reaches it is reported.
         cases: its settings.
     """
 
@@ -54,26 +53,24 @@ class Published(NamedTuple):
     model: str
     records: int
     epochs: int
-    trained: int
-    first_epochs: int
     goal: float
     cases: tuple[Case, ...]
 
 
 PUBLISHED = (
     Published(
-        "MNIST", "TutorialCNN", 60_000, 30, 30, 3, 0.95,
+        "MNIST", "TutorialCNN", 60_000, 30, 0.95,
         (Case(1.1, 1.795, Budget(0.71, 3.33e-7)), Case(0.5, 16.983, Budget(5.42, 3.33e-7))),
     ),
     Published(
-        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 100, 3, 0.45,
+        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 0.45,
         (Case(1.1, 2.673, Budget(0.54, 1e-7)), Case(0.5, 20.713, Budget(3.52, 1e-7))),
     ),
 )  # fmt: skip
 
 
 def true_for_one_step(law: NoiseLaw, total: Budget, sampling_rate: float) -> NoiseLaw:
-    """The law in the least size at which a single step keeps the budget that was meant for all."""
+    """The law with the least scale at which a single step keeps the budget of all steps."""
     step = composition.before_sampling(total.epsilon, total.delta, sampling_rate)
     return recalibrated(law, Frobenius(CLIP), Budget(*step))
 
@@ -103,7 +100,7 @@ def series(task: Task, published: Published, case: Case, trained: int) -> tuple[
 
 
 class Outcome(NamedTuple):
-    """What came of a series: its test accuracy after each epoch, and what it guarantees."""
+    """The result of a series: its test accuracy after each epoch, and its guarantee."""
 
     series: Series
     means: list[Mean]
@@ -123,7 +120,7 @@ class Measured(NamedTuple):
     def curves(self) -> dict[str, list[Mean]]:
         """The test accuracy after each epoch by series."""
         outcomes = (outcome for case in self.cases.values() for outcome in case)
-        return {"no noise": self.without, **{outcome.series.name: outcome.means for outcome in outcomes}}
+        return {NO_NOISE: self.without, **{outcome.series.name: outcome.means for outcome in outcomes}}
 
 
 def measure(published: Published, split: Split, smoke: bool, progress: Progress) -> Measured:
@@ -131,7 +128,7 @@ def measure(published: Published, split: Split, smoke: bool, progress: Progress)
     from matrixdp_papers import networks
     from matrixdp_papers.studies import training
 
-    lot, (trained, repeats) = LOT, training.affordable(published.trained, REPEATS, least=3)
+    lot, (trained, repeats) = LOT, training.affordable(published.epochs, REPEATS, least=3)
     if smoke:
         lot, trained, repeats = len(split.train.label) // 2, 1, 1
     train, test = training.on_device(split.train), training.on_device(split.test)
@@ -147,7 +144,7 @@ def measure(published: Published, split: Split, smoke: bool, progress: Progress)
             true = truth(each.law, case.total, steps, task.sampling_rate)
             cases.setdefault(case, []).append(Outcome(each, means, true))
     tutorial = replace(task, network=lambda: networks.as_tensorflow(make()))
-    return Measured(published, task, without, cases, on_training(tutorial, published, 1 if smoke else None, progress))
+    return Measured(published, task, without, cases, on_training(tutorial, published, trained, progress))
 
 
 def _with_noise(task: Task, published: Published, case: Case, each: Series, seed: int) -> Iterator[nn.Module]:
@@ -169,22 +166,29 @@ CLAIMS, BY_EPOCH, ON_TRAINING = (
 )
 
 
-def on_training(task: Task, published: Published, epochs: int | None, progress: Progress) -> Table:
-    """Test and training accuracy in the first epochs, one run with the larger budget."""
+def on_training(
+    task: Task, published: Published, epochs: int, progress: Progress, only: Container[str] | None = None
+) -> Table:
+    """Test and training accuracy by epoch, one run without noise and one of each published noise.
+
+    With `only`, no other series is trained; `matrixdp study --results` adds the result to that of an earlier run.
+    """
     from matrixdp_papers.studies import training
 
-    count, case = epochs or published.first_epochs, published.cases[-1]
-    noisy = series(task, published, case, count)[:2]
-    runs = {
-        "no noise": training.without_noise(task, count, SEED),
-        **{each.name: _with_noise(task, published, case, each, SEED) for each in noisy},
-    }
+    runs = {NO_NOISE: training.without_noise(task, epochs, SEED)}
+    for case in published.cases:
+        for each in series(task, published, case, epochs)[:2]:
+            runs[each.name] = _with_noise(task, published, case, each, SEED)
     rows: list[tuple[Any, ...]] = []
-    for name in progress(list(runs), f"{published.name}, first epochs"):
-        scores = training.by_epoch(runs[name], task.test, task.train)
-        rows += [(f"{name}, {kind}", *found) for kind, found in zip(KINDS, zip(*scores, strict=True), strict=True)]
-    columns = ("accuracy", *(f"epoch {epoch}" for epoch in range(1, count + 1)))
-    note = f"One run, claimed epsilon {case.total}. The other tables are of PyTorch's first weights."
+    for name in progress(list(runs), f"{published.name}, training accuracy"):
+        scores: Sequence[Sequence[float | None]] = [[None, None]] * epochs
+        if only is None or name in only:
+            scores = training.by_epoch(runs[name], task.test, task.train)
+        for kind, found in zip(KINDS, zip(*scores, strict=True), strict=True):
+            rows.append((f"{name}, {kind}", *(found[mark - 1] for mark in _marks(epochs)), _first(found, published)))
+    columns = ("accuracy", *(f"epoch {mark}" for mark in _marks(epochs)), f"epochs to {published.goal:.0%}")
+    claimed = " and ".join(f"{case.total}" for case in published.cases)
+    note = f"One run of each series, claimed epsilon {claimed}. The other tables are of PyTorch's first weights."
     return Table(f"{_about(published, task)}{ON_TRAINING}", columns, tuple(rows), note)
 
 
@@ -200,11 +204,11 @@ def tables(found: Measured) -> list[Table]:
     published, task = found.published, found.task
     trained = len(found.without)
     rows: list[tuple[Any, ...]] = [
-        ("no noise", None, None, None, None, found.without[-1], _first(found.without, published))
+        (NO_NOISE, None, None, None, None, found.without[-1], _first([m.mean for m in found.without], published))
     ]
     for case, outcomes in found.cases.items():
         for each, means, true in outcomes:
-            first = _first(means, published)
+            first = _first([mean.mean for mean in means], published)
             rows.append((each.name, each.law.root_mean_square, case.total, true.epsilon, true.delta, means[-1], first))
     columns = ("series", "std of the noise", "claimed epsilon", "true epsilon", "true delta of a step", "test accuracy",
                f"epochs to {published.goal:.0%}")  # fmt: skip
@@ -213,7 +217,7 @@ def tables(found: Measured) -> list[Table]:
         f"{trained} were run, and a single one with noise that is enough for one step. The true delta of R1SMG is that "
         "of one step, a lower bound. The noise is that on the sum of the clipped gradients."
     )
-    marks = [mark for mark in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 100) if mark <= trained]
+    marks = _marks(trained)
     by_epoch = tuple(
         (name, *(means[mark - 1] if mark <= len(means) else None for mark in marks))
         for name, means in found.curves.items()
@@ -226,6 +230,11 @@ def tables(found: Measured) -> list[Table]:
     ]
 
 
-def _first(means: list[Mean], published: Published) -> int | None:
-    """The first epoch with the accuracy that is the goal."""
-    return next((epoch for epoch, mean in enumerate(means, 1) if mean.mean >= published.goal), None)
+def _marks(trained: int) -> list[int]:
+    """The epochs that the tables show."""
+    return [mark for mark in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 100) if mark <= trained]
+
+
+def _first(scores: Sequence[float | None], published: Published) -> int | None:
+    """The first epoch that reaches the goal."""
+    return next((epoch for epoch, score in enumerate(scores, 1) if score and score >= published.goal), None)

@@ -1,4 +1,4 @@
-"""The same shape of noise at the guarantee that was asked for: what a mechanism is worth once its claim is true."""
+"""Noise of the same shape, rescaled to a true guarantee, to compare mechanisms at equal guarantees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matrixdp.sensitivity import Sensitivity
 
 
 def recalibrated(law: NoiseLaw, sensitivity: Sensitivity, budget: Budget) -> NoiseLaw:
-    """Scales noise, up or down, until its certificate keeps the budget and wastes nothing.
+    """Scales noise, up or down, until its certificate keeps the budget exactly.
 
     Guarantee: the result keeps the budget on the set, and a scale smaller by 1e-8 would not where certificates are
     exact. Gaussian noise that is i.i.d. becomes the analytic Gaussian, whatever theorem it came from.

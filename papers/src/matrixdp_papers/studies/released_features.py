@@ -1,4 +1,4 @@
-"""Features of a network whose front is trained on public records: made, given noise, and trained on."""
+"""Features of a network whose front is trained on public records: computed, released with noise, and trained on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 SEED = 2021
 BATCH = 256
 PUBLIC = 0.2
-"""The share of the training records that is taken as public: the front is trained on it, and it is not released."""
+"""The share of the training records that counts as public: the front is trained on them; they are not released."""
 # MVG's binary allocation: this share of the precision for this share of the features.
 PRECISION, FAVOURED = 0.9, 0.25
 MOMENTUM = 0.9
@@ -105,7 +105,7 @@ def features(network: Network, split: Split, smoke: bool) -> Features:
     template: nn.Module = whole[networks.SPLIT :]
 
     def top() -> nn.Module:
-        new = copy.deepcopy(template).cpu()  # where a seed is worth the same on all machines
+        new = copy.deepcopy(template).cpu()  # where a seed gives the same numbers on all machines
         for module in new.modules():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
@@ -129,7 +129,7 @@ def _part(data: Labelled, rows: npt.NDArray[np.int64]) -> Labelled:
 
 
 def score(found: Features, law: NoiseLaw | None, epochs: int, seed: int) -> float:
-    """Draws the noise of every batch once, trains a new top on the noisy features, and tests it on clean ones."""
+    """Draws the noise of every batch once, trains a new top on the noisy features, and tests it on clean features."""
     import torch
     from torch.utils.data import TensorDataset
 
@@ -148,7 +148,7 @@ def score(found: Features, law: NoiseLaw | None, epochs: int, seed: int) -> floa
 
 
 def add_noise(rows: Tensor, law: NoiseLaw, batch: int, seed: int) -> None:
-    """Adds a draw of the law to every batch of rows, where they lie."""
+    """Adds a draw of the law to every batch of rows, in place."""
     from matrixdp.learn.noise import ParameterNoise
     from matrixdp_papers.studies import training
 

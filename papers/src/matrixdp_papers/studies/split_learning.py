@@ -1,6 +1,6 @@
 """Two participants with halves of the attributes: their networks, the noise on their features, and the training.
 
-It needs PyTorch. A study imports it when it runs, so that an install without PyTorch can still list the study.
+It needs PyTorch. Studies import it only when they run, so that they can be listed without PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Joined(nn.Module):
         widths: how many attributes each half has.
         hidden: the widths of the layers before the features.
         features: of each half.
-        classes: how many there are.
+        classes: the number of classes.
     """
 
     def __init__(self, widths: Sequence[int], hidden: Sequence[int], features: int, classes: int) -> None:
@@ -55,7 +55,7 @@ class Joined(nn.Module):
 
 
 def draws(law: NoiseLaw, count: int, generator: torch.Generator) -> Tensor:
-    """So many independent draws of a law on matrices, at once; for studies only."""
+    """`count` independent draws of a law on matrices, at once; not floating-point-safe, for studies only."""
     normal = torch.randn(count, *law.shape, generator=generator, device=generator.device)
 
     def like(values: Any) -> Tensor:
@@ -84,8 +84,8 @@ class Release(NamedTuple):
 
     Attributes:
         law: of a matrix of features with one row per record; None for no noise.
-        learns: whether the local networks are trained, or stay as they were made.
-        once: whether each record is released once, and its noisy features serve in all epochs.
+        learns: whether the local networks are trained, or keep their initial parameters.
+        once: whether each record is released once, and its noisy features are used in all epochs.
         update_std: of the noise in the local training; None trains without clipping and noise.
     """
 
@@ -160,7 +160,7 @@ def train(
 
 
 def clipped_rule(ensemble: Ensemble, clip: float) -> Callable[..., dict[str, Tensor]]:
-    """Gradients of one network whose participants train in private.
+    """Gradients of one network whose participants train privately.
 
     The server's are those of the mean loss; a participant's are summed over the records, each with a norm of at most
     `clip`.
@@ -190,7 +190,7 @@ def _noise(law: NoiseLaw | None, shape: tuple[int, int, int], generator: torch.G
     """For the features of all records in the order of their release: seeds x records x features of all participants.
 
     Args:
-        law: of a matrix with one row per record; the last one may be cut.
+        law: of a matrix with one row per record; the last matrix may be truncated.
         shape: seeds, records, features of a participant.
         generator: of the noise.
     """

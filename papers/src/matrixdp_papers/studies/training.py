@@ -1,6 +1,6 @@
 """What the studies of training share: networks and records on a device, SGD with and without privacy, and accuracy.
 
-It needs PyTorch. A study imports it when it runs, so that an install without PyTorch can still list the study.
+It needs PyTorch. Studies import it only when they run, so that they can be listed without PyTorch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Task:
         name: of the data set.
         network: makes the network.
         train, test: on the device.
-        lot: the size of a batch; that of a Poisson batch is expected to be this.
+        lot: the size of a batch; of a Poisson batch, the expected size.
         learning_rate: of SGD, with noise or without.
         clip: the largest norm of a record's gradient.
     """
@@ -72,7 +72,7 @@ class Task:
 
     @property
     def sampling_rate(self) -> float:
-        """The probability of a record to be in a batch."""
+        """The probability that a record is in a batch."""
         return self.lot / len(self.train)
 
     def steps(self, epochs: int) -> int:
@@ -85,7 +85,7 @@ class Task:
 
 
 def seeded_network(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A network on the device, with the same first weights for the same seed; other random numbers are not touched."""
+    """A network on the device whose initial weights depend on the seed; other random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make().to(pick_device())
@@ -147,11 +147,11 @@ def without_noise(task: Task, epochs: int, seed: int, learning_rate: float | Non
 
 
 def trainer(task: Task, noise: str | NoiseLaw, budget: Budget, planned: int, seed: int, **options: Any) -> PrivateSGD:
-    """Private SGD with random numbers that can be repeated, planned for a number of epochs."""
+    """Private SGD with seeded, and so not private, randomness, planned for a number of epochs."""
     network = seeded_network(task.network, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=task.learning_rate)
     loss = nn.CrossEntropyLoss(reduction="none")
-    captured = torch.cuda.is_available() and not isinstance(network, GCN)  # which waits for the largest degree
+    captured = torch.cuda.is_available() and not isinstance(network, GCN)  # a GCN is not captured
     options = {"batch_size": task.lot, "clip": task.clip, "epochs": planned, "generator": generator(seed), **options}
     options["capture"] = captured
     with warnings.catch_warnings():
@@ -167,8 +167,8 @@ def with_noise(
     Args:
         task: what to train.
         law: the noise of a step.
-        budget: what is claimed.
-        planned: the epochs that the claim is for.
+        budget: the claimed budget.
+        planned: the epochs that the claim covers.
         seed: of weights, batches and noise.
         epochs: stop after this many.
     """

@@ -19,7 +19,7 @@ BUDGET = Budget(0.5, 1e-7)
 """The budget of the paper's comparison."""
 
 RELATIONS = {"add/remove": Counts(1), "replace": Counts(2, adjacency="replace")}
-"""What a neighbour changes; the paper's squared sensitivity of 2 is that of "replace"."""
+"""The sensitivity sets by adjacency; the paper's squared sensitivity of 2 is that of replace."""
 
 CELLS = 89
 # Manhattan and LaGuardia. The paper does not give its borders; with these the fullest cell holds 27, as in the paper.

@@ -103,14 +103,14 @@ class Point(NamedTuple):
 
     Attributes:
         series: its name.
-        epsilon: what is claimed.
-        release: how it is done.
+        epsilon: the claimed epsilon.
+        release: how the features are released.
         each: the epsilon that the mechanism was given for a matrix, or an element.
-        record: the epsilon of a record at a participant, as far as its own rows tell it; with networks that learn
-            without noise the truth is more. Of R1SMG that of one release.
-        participant: the epsilon of all that a participant sends, if any change of its data may change everything; None
-            where nothing is known.
-        exact: whether the noise was sized by its certificate.
+        record: the epsilon of a record at a participant, counting its own rows only; if networks learn without noise,
+            the truth is larger. For R1SMG, of one release.
+        participant: the epsilon of everything that a participant sends, if all its data may change; None where it is
+            not known.
+        exact: whether the noise was scaled by its certificate.
     """
 
     series: str
@@ -128,9 +128,9 @@ class Point(NamedTuple):
 
 
 def published_points(experiment: Experiment, records: int, epsilon: float) -> list[Point]:
-    """The paper's accounting: Theorem 6 for the batches, every matrix for itself.
+    """The paper's accounting: Theorem 6 for the batches, each matrix by itself.
 
-    The paper names its composition theorem for type I alone; "composed" has it over all releases here too.
+    The paper names its composition theorem for type I only; "composed" applies it to all releases here too.
     """
     from matrixdp_papers.studies import federated_noise
     from matrixdp_papers.studies.split_learning import Release
@@ -152,11 +152,10 @@ def published_points(experiment: Experiment, records: int, epsilon: float) -> li
     return points
 
 
-def exact_points(experiment: Experiment, records: int, epsilon: float) -> tuple[list[Point], list[str]]:
-    """Noise in the size at which a record (or a participant) keeps the budget over all epochs, in four ways to train.
+def exact_points(experiment: Experiment, records: int, epsilon: float) -> list[Point]:
+    """Noise scaled so that a record (or a participant) keeps the budget over all epochs, in four ways to train.
 
-    Returns:
-        The points, and the mechanisms whose noise is that of the analytic Gaussian in this size.
+    Mechanisms whose rescaled noise is that of the analytic Gaussian have no separate point.
     """
     from matrixdp.pipeline import mu_of_each, sized_for_mu
     from matrixdp_papers.studies import federated_noise
@@ -177,15 +176,14 @@ def exact_points(experiment: Experiment, records: int, epsilon: float) -> tuple[
     def true(law: NoiseLaw, change: Sensitivity, releases: float) -> float:
         return federated_noise.composed(certify(law, change), releases, DELTA)
 
-    # a record changes one row and one gradient in an epoch, and both are paid from one budget
+    # a record changes one row and one gradient per epoch, and both share one budget
     epochs, steps = experiment.epochs, -(-records // experiment.lot) * experiment.epochs
     training = Frobenius(2 * CLIP, adjacency="replace")
     update = Gaussian(Isotropic((1,), training.radius / mu_of_each(budget, epochs / UPDATE_SHARE)))
-    points, same = list[Point](), list[str]()
+    points = list[Point]()
     for name in ("analytic", "mvg", "classic", "mgm", "udn", "idn"):
         law = sized(name, row, epochs / (1 - UPDATE_SHARE))
         if points and abs(law.root_mean_square / points[0].std - 1) <= federated_noise.SAME:
-            same.append(name)
             continue
         mu = math.hypot(certify(law, row).mu or math.inf, certify(update, training).mu or math.inf)
         truth = float(gaussian.epsilon(mu * math.sqrt(epochs), DELTA))
@@ -200,7 +198,7 @@ def exact_points(experiment: Experiment, records: int, epsilon: float) -> tuple[
     ways["r1smg, networks fixed"] = Release(first, learns=False), true(first, row, 1), None
     for name, (release, truth, of_whole) in ways.items():
         points.append(Point(name, epsilon, release, None, truth, of_whole, True))
-    return points, same
+    return points
 
 
 # --- measurements ---
@@ -217,7 +215,7 @@ def measure(experiment: Experiment, task: Task, smoke: bool, progress: Progress)
     points = [Point(NO_NOISE, math.inf, split_learning.Release(None))]
     for epsilon in progress(epsilons, f"{experiment.name}, noise"):
         points += published_points(experiment, count, epsilon)
-        points += exact_points(experiment, count, epsilon)[0]
+        points += exact_points(experiment, count, epsilon)
     width, classes = split.train.records.shape[1], int(split.train.label.max()) + 1
     schedule = split_learning.Schedule(experiment.epochs, experiment.lot, experiment.learning_rate, CLIP)
     (records, label), test = (training.on_device(part).tensors for part in (split.train, split.test))
@@ -266,7 +264,7 @@ def _tables(
 
 
 def corrected(task: Task, smoke: bool, progress: Progress) -> Table:
-    """Adult, with one feature of each half: what can be learned at a true guarantee."""
+    """Adult, with one feature per participant, at a true guarantee."""
     from matrixdp_papers.studies import one_feature
 
     budgets = [Budget(epsilon, DELTA) for epsilon in (CORRECTED_EPSILONS[-1:] if smoke else CORRECTED_EPSILONS)]
@@ -274,7 +272,7 @@ def corrected(task: Task, smoke: bool, progress: Progress) -> Table:
 
 
 def run(data: dict[str, Task], smoke: bool, progress: Progress) -> Results:
-    """Every data set that is there."""
+    """Runs the study on every dataset in the folder."""
     from matrixdp_papers.studies import training
 
     rng, tables = np.random.default_rng(SEED), list[Table]()

@@ -1,4 +1,4 @@
-"""What a ledger says of itself: what was spent, by whom, and what is left."""
+"""What can be read from a ledger: what was spent, by whom, and what is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matrixdp.privacy.guarantee import Guarantee
 
 
 class Account:
-    """All of a ledger that reads, and changes nothing."""
+    """The operations of a ledger that only read."""
 
     def __init__(self, book: Book, names: dict[str, str | None]) -> None:
         self._book, self._names = book, names
@@ -38,11 +38,11 @@ class Account:
 
     @property
     def origin(self) -> str:
-        """The hash before the first entry, which no other ledger has."""
+        """The hash before the first entry, unique to this ledger."""
         return self._book.origin.head
 
     def spent(self, analyst: str | None = None) -> float:
-        """The epsilon that all spends together have used, at the budget's delta; or those of one analyst alone."""
+        """The epsilon of all spends together, at the budget's delta; or of one analyst's own spends."""
         total = self._book.current()
         return total.epsilon() if analyst is None else self._own(total, analyst)
 
@@ -56,42 +56,42 @@ class Account:
         return total.own.spent(self.budget, [analyst], "", adjacency, self.adaptive).epsilon(adjacency)
 
     def spent_with(self, certificate: Guarantee) -> float:
-        """The epsilon that all spends would have used if this release were one more; nothing is spent."""
-        return self._with(
-            {Use(certificate.profile, certificate.total_variation): 1}, str(certificate.adjacency)
-        ).epsilon()
+        """The epsilon of all spends together if this release were added; nothing is spent."""
+        use = Use(certificate.profile, certificate.total_variation)
+        return self._with({use: 1}, str(certificate.adjacency)).epsilon()
 
     def spent_over_time(self) -> list[float]:
-        """The epsilon that was used after each entry of `history`."""
-        found, total = [], self._book.origin
+        """The epsilon of all spends together after each entry of `history`."""
+        found, total = [], self._book.origin.followed_by([])
         for event in self._book.events():
-            total = total.followed_by([event])
+            total.add(event)
             if event.kind == "spend":
                 found.append(total.epsilon())
         return found
 
     def remaining(self) -> Remaining:
-        """The largest Gaussian release without sampling that the ledger would still take, rounded down.
+        """The largest Gaussian release without sampling, and the largest pure one, that the ledger would still take.
 
-        In a ledger of such releases, mu is sqrt(B^2 - sum of mu_i^2), where B is the budget's own mu; of the mu at 85 %
-        of the budget's delta, after the first, if the ledger is adaptive (95 % if it is from before schema 5). If the
-        ledger was opened for an analyst, no more than the quotas of that analyst leave.
+        If all releases so far are Gaussian and without sampling, mu is sqrt(B^2 - sum of mu_i^2), where B is the mu of
+        the budget. In an adaptive ledger, after the first release, B is the mu at 85 % of the budget's delta (95 % if
+        the ledger is from before schema 5). If the ledger was opened for an analyst, the quotas of that analyst count
+        as well. All numbers are rounded down.
         """
         rows = self.left() if self._names["analyst"] else self.left()[:1]
-        return Remaining(min(row.mu for row in rows), min(row.epsilon for row in rows))
+        return Remaining(*(min(getattr(row, name) for row in rows) for name in ("mu", "epsilon", "pure")))
 
     def left(self, like: Guarantee | None = None, analyst: str | None = None) -> list[Left]:
         """What is left: first of the lifetime total, and then of each quota.
 
         Args:
-            like: a release; how many more like it fit is answered too.
-            analyst: whose quotas; left out, those of the analyst that the ledger was opened for, or else all quotas.
+            like: the certificate of a release; `Left.releases` then says how many more like it fit.
+            analyst: whose quotas; by default those of the analyst that the ledger was opened for, or else all quotas.
         """
         who = analyst or self._names["analyst"]
         return self._book.read(lambda session, total: left(total, who, session.now(), like))
 
     def history(self) -> list[Entry]:
-        """All spends, oldest first; the chain is checked on the way."""
+        """All spends, oldest first; the chain is checked as it is read."""
         return [event for event in self._book.events() if isinstance(event, Entry) and event.kind == "spend"]
 
     def changes(self) -> list[Entry | Change]:
@@ -107,10 +107,10 @@ class Account:
         return [*self._book.current().reservations.values()]
 
     def statement(self, year: int | None = None, kind: str = "markdown") -> str:
-        """One page in plain language: what was released, to whom it applies, the exact total, the risk, the head.
+        """One page in plain language: what was released, whom it protects, the total, the risk, the head.
 
         Args:
-            year: of the releases that are listed (UTC); left out, all. The total is always that of all years.
+            year: the year (UTC) of the releases to list; by default all. The total is always that of all years.
             kind: "markdown", "html", or "json" in the fields of the public registry of deployments.
         """
         if year is not None and not 1900 <= _check.count("year", year) <= 9999:
@@ -120,7 +120,8 @@ class Account:
         spends = [event for event in events if isinstance(event, Entry) and event.kind == "spend"]
         chosen = [entry for entry in spends if year is None or entry.time[:4] == f"{year:04}"]
         adjacency, adaptive = total.adjacency or "", self.adaptive
-        apart = any(entry.series is not None or entry.reservation is not None for entry in spends)  # charged elsewhen
+        # parts of a series, and spends from a reservation, may have been charged in another year
+        apart = any(entry.series is not None or entry.reservation is not None for entry in spends)
         of_year = total.own.spent(self.budget, total.own.analysts(), "", adjacency, adaptive, year)
         facts = Facts(
             dataset=self._names["dataset"] or (self.path.name if self.path else self.name),
@@ -141,7 +142,7 @@ class Account:
         return statement(facts, kind)
 
     def verify(self, head: str | None = None) -> str:
-        """Reads the whole file again and checks it.
+        """Reads the whole ledger again and checks it.
 
         Args:
             head: a hash that was kept elsewhere; the chain must contain it, so no entry up to it was changed since.
@@ -151,7 +152,6 @@ class Account:
         """
         if head is not None and not isinstance(head, str):
             raise InvalidInput(f"head must be a hash as verify() gives it, a str, got {_check.kind(head)}")
-
         total, known = self._book.check(head)
         if not known:
             raise LedgerError(
@@ -160,18 +160,16 @@ class Account:
         return total.head
 
     def export(self) -> list[dict[str, Any]]:
-        """What was fixed at creation, every entry, and the head: all that `verify_export` needs to check everything.
+        """What was fixed at creation, every entry, and the head: all that `verify_export` needs.
 
-        An entry brings those of its documents along that no earlier entry had.
+        Each entry comes with those of its documents that no earlier entry had.
         """
         return self._book.export()
 
     def _with(self, uses: Uses, adjacency: str) -> Total:
-        """The total if these releases were spent next, as one block."""
+        """The total after these releases, if they were spent next as one block."""
         after = self._book.current().followed_by([])
-        if self.adaptive:
-            after.spent.add(uses, after.spent.charge(uses, adjacency), adjacency)
-        else:
-            after.spent.fixed.update(uses)
+        charged = after.spent.charge(uses, adjacency) if self.adaptive else None
+        after.spent.add(uses, charged, adjacency)
         after.adjacency = adjacency
         return after

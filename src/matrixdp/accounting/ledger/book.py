@@ -1,4 +1,4 @@
-"""The chain of a ledger as it is read and written: every entry is checked before it counts, and only then committed."""
+"""Reads and writes the chain of a ledger: every entry is checked before it counts, and before it is committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from matrixdp.accounting.filter import Spent
-from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, hashed, link
+from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Fields, Header, hashed, link
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
 from matrixdp.accounting.ledger.spends import check_note
 from matrixdp.accounting.ledger.store import Found, Session, Store, tampered
@@ -17,20 +17,14 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, LedgerError, MatrixDPError
 from matrixdp.privacy.records import encode
 
-Fields = tuple[Mapping[str, Any], Mapping[str, Document]]
-"""The fields of an entry, and its documents."""
-
 
 class Book:
-    """The chain in a store, and what it adds up to as far as it was read.
-
-    Args:
-        store: where the ledger is.
+    """The chain in a store, and its total as far as it was read.
 
     Attributes:
-        store: the same.
+        store: where the ledger is kept.
         header: what was fixed at creation.
-        budget: that of the ledger.
+        budget: the budget of the ledger.
         adaptive: whether blocks may be chosen in view of earlier answers.
         origin: the total before the first entry.
         verified: the total as far as the chain was read.
@@ -45,7 +39,7 @@ class Book:
         try:
             self.budget = Budget(header.epsilon, header.delta)
         except InvalidInput:
-            raise tampered(self.store.name, "its budget is none") from None
+            raise tampered(self.store.name, "its budget is not valid") from None
         self.adaptive = header.adaptive != 0
         spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
         self.origin = Total(0, header.genesis(), header.relation, spent)
@@ -57,16 +51,16 @@ class Book:
         return self.store.read(self.catch_up)
 
     def read(self, work: Callable[[Session, Total], Found]) -> Found:
-        """The answer of a function of a session and the present total."""
+        """What a function of a session and the current total returns."""
         return self.store.read(lambda session: work(session, self.catch_up(session)))
 
     def write(self, work: Callable[[Session, Total], tuple[Found, Total]]) -> Found:
-        """The answer of a function that may append, and gives the total after that, once it is durable."""
+        """What a function that may append returns, once that is durable; it also returns the new total."""
         found, self.verified = self.store.write(lambda session: work(session, self.catch_up(session)))
         return found
 
     def catch_up(self, session: Session) -> Total:
-        """Checks what was written since the last look; what was seen before is remembered, not read again."""
+        """Reads and checks the entries written since the last read, and gives the current total."""
         self.verified = self.verified.followed_by(self._walk(session, self.verified))
         return self.verified
 
@@ -78,18 +72,18 @@ class Book:
         documents: Mapping[str, Document],
         check: Callable[[Total, Entry | Change], None],
     ) -> tuple[Entry | Change, Total]:
-        """Writes an entry of any kind, if what follows from it passes the check."""
+        """Writes an entry of any kind, if the total after it passes the check."""
         record = {"number": before.entries + 1, "time": session.now(), **record}
         head = link(before.head, hashed(record))
         event = event_of(record, head, documents.__getitem__)
         after = before.followed_by([event])
         check(after, event)
         session.append(record, head, documents)
-        before.followed_by(self._walk(session, before))  # reads it back: only what verifies is committed
+        before.followed_by(self._walk(session, before))  # reads the entry back: only what verifies is committed
         return event, after
 
     def change(self, kind: str, note: str, prepare: Callable[[Total, str], Fields]) -> Change:
-        """Writes an entry that releases nothing; `prepare` gives its fields and documents, from the total and time."""
+        """Writes an entry that releases nothing; `prepare` makes its fields and documents from the total and time."""
         check_note(note)
         key = secrets.token_hex(16) if self.store.loses_answers else None
 
@@ -114,13 +108,13 @@ class Book:
         """Reads everything again, and says whether the chain contains a hash."""
 
         def work(session: Session) -> tuple[Total, bool]:
-            self.catch_up(session)  # finds a file that was put back to an earlier state since the last look
+            self.catch_up(session)  # finds a file that was reset to an earlier state since the last look
             return self._check_all(session), head in (None, self.origin.head) or session.has_hash(str(head))
 
         return self.store.read(work)
 
     def export(self) -> list[dict[str, Any]]:
-        """What was fixed at creation, every entry with the documents that it is the first to name, and the head."""
+        """What was fixed at creation, every entry with the documents that it is the first to name, and a summary."""
 
         def work(session: Session) -> tuple[list[Entry | Change], list[dict[str, Any]]]:
             events = list(self._walk(session, self.origin))
@@ -145,7 +139,7 @@ class Book:
         return total
 
     def _walk(self, session: Session, since: Total) -> Iterator[Entry | Change]:
-        """The entries after a verified beginning; each is checked before it is given out."""
+        """The entries after a verified total; each is checked before it is yielded."""
         header, number, head = session.header(), since.entries, since.head
         if header.genesis() != self.origin.head:
             raise tampered(
@@ -169,5 +163,5 @@ class Book:
             yield entry
         if (number, head) != (header.entries, header.head):
             raise tampered(
-                self.store.name, f"it should have {header.entries} entries and the head {header.head}, and has not"
+                self.store.name, f"it should have {header.entries} entries and the head {header.head}, but does not"
             )

@@ -1,6 +1,6 @@
 """The chain of hashes of a ledger: every entry is bound to all that came before it.
 
-Each entry has the SHA-256 of the hash before it and of its own fields; the first hash covers what is fixed at creation.
+The hash of an entry is the SHA-256 of the hash before it and its own fields; the first covers what creation fixed.
 An entry names its documents, such as the certificate, by the SHA-256 of their text, so the chain covers them as well.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from matrixdp.budget import Budget
 
 CHAIN = "matrixdp ledger, chain 1"
 DEFAULTS = {"count": 1, "sampling_rate": 1.0, "unit": "record", "kind": "spend"}
@@ -20,7 +23,10 @@ DOCUMENTS = ("certificate", "curve", "plan", "quota")
 """The fields of an entry that name a document."""
 
 Document = Mapping[str, Any]
-"""What an entry names by the SHA-256 of its text: a certificate, a stated guarantee, a curve."""
+"""What an entry names by the SHA-256 of its text: a certificate, a stated guarantee, a curve, a plan or a quota."""
+
+Fields = tuple[Mapping[str, Any], Mapping[str, Document]]
+"""The fields of an entry, and its documents by their SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Header:
     created: str
     entries: int = 0
     head: str = ""
-    adaptive: int | None = None  # empty before schema 3; 1, the Gaussian filter alone, before schema 5
+    adaptive: int | None = None  # 0: all fixed beforehand; 1: Gaussian filter alone; 2: all filters; None: schema < 3
 
     def fixed(self) -> dict[str, Any]:
         """What never changes after creation."""
@@ -48,8 +54,13 @@ class Header:
         return link("", self.fixed())
 
 
+def new_header(budget: Budget, relation: str | None, adaptive: bool) -> Header:
+    """The header of a new ledger, for adaptive choices or for releases fixed beforehand."""
+    return Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now(), adaptive=2 * adaptive)
+
+
 def hashed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are hashed: not those that are empty or at their default, as older schemas lacked some."""
+    """The fields that are hashed: all that are neither empty nor at their default, as older schemas lacked some."""
     return {name: value for name, value in record.items() if value != DEFAULTS.get(name)}
 
 
@@ -58,7 +69,7 @@ def link(previous: str, fields: Mapping[str, Any]) -> str:
     return sha256(previous + canonical(fields))
 
 
-# One way to write a record, in ASCII; a blob that somebody put in is written as its repr, and so does not verify.
+# The only way to write a record, in ASCII; a blob inserted by other means is written as its repr and does not verify.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=repr).encode
 
 
@@ -68,5 +79,5 @@ def sha256(text: str) -> str:
 
 
 def now() -> str:
-    """The time as it is stored."""
+    """The current time as it is stored."""
     return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,10 +1,10 @@
-"""Releases made elsewhere: what is known of them, as exactly as its form allows.
+"""Releases made outside matrixdp, with the tightest profile that each form of statement allows.
 
 - mu: Gaussian noise, exactly.
 - rho (zCDP): Rényi divergences alpha rho at every order, which add up; see `renyi.Concentrated`.
 - (epsilon, delta): the worst pair of laws with this guarantee, exactly; see `stated.by_budget`.
-- An event of dp-accounting: Gaussian and discrete Laplace noise exactly, Laplace noise by 257 points on its curve, and
-  compositions and Poisson samples of these; rho as above.
+- An event of dp-accounting: Gaussian and discrete Laplace noise exactly, Laplace noise by 257 points on its curve,
+  compositions and Poisson samples of these, and zCDP as above.
 """
 
 from __future__ import annotations

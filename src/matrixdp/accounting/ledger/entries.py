@@ -1,9 +1,9 @@
 """Entries of a ledger, as they are read back.
 
-What an entry guarantees is a document: a certificate, or a guarantee that is merely stated. Documents are kept apart
-from the entries, by the SHA-256 of their text, so the later parts of a series, and all releases with equal
-certificates, share one. A profile without a JSON form, that of a law from outside the package, is stored as a curve
-besides, and that curve is what is added up: so the total is the same where the law is not known.
+What an entry guarantees is a document: a certificate, or a stated guarantee. Documents are kept apart from the entries,
+by the SHA-256 of their text, so all releases with equal certificates share one. A law from outside the package may have
+a profile without a JSON form. Then its curve is stored as well, and the curve is what is added up: so the total is the
+same where the law is not known.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FIELDS = (
     *("number", "time", "note", "count", "sampling_rate", "series", "planned", "charged_mu", "charged_delta"),
     *("dataset", "analyst", "purpose", "unit", "key", "kind", "reservation"),
 )
-"""The fields of an entry that stand in its row; the guarantee is in a document."""
+"""The fields in the row of an entry; the guarantee is in a document."""
 
 BEFORE_SCHEMA_4 = (
     *("relation", "exact", "mu", "dimension", "k", "p", "scale", "radius", "total_variation"),
     *("sensitivity", "noise", "source", "shape"),
 )
-"""What stood in the row in place of the document: the guarantee in numbers, its reasons in words."""
+"""The fields that were in the row before there were documents: the guarantee in numbers, its reasons in words."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One spend: what was guaranteed, when, what for, and how often.
+    """One spend or reservation: what was guaranteed, when, for what, and how often.
 
     Attributes:
         guarantee: profile, adjacency and total-variation error, as they are added up.
@@ -51,19 +51,19 @@ class Entry:
         series: the plan that it is a part of, if any.
         planned: how many releases the whole block has, which its first entry pays for; None in entries written by
             versions that did not yet charge by blocks.
-        charged_mu: what the filter was charged, together with charged_delta: the block is no worse than Gaussian noise
-            with this mu that reveals everything with probability charged_delta. None where no mu is enough, or where
-            there are no such charges; 0 for a part of a series that was charged before.
+        charged_mu: the charge, together with charged_delta: the block is no worse than Gaussian noise with this mu that
+            reveals everything with probability charged_delta. None if no mu is enough, or if there are no such charges;
+            0 for a later part of a series, and for a spend that uses a reservation.
         charged_delta: as above.
         dataset: which data set the release was made from.
         analyst: who asked for it.
         purpose: what it is for.
         unit: whom the guarantee protects, such as "record" or "user".
         key: the idempotency key of the spend.
-        kind: "spend", or "reservation" for what is kept free and not released yet.
+        kind: "spend", or "reservation" for releases that are reserved and not made yet.
         reservation: the reservation that the spend uses, or the name of this one.
-        fields: all of this as it was hashed.
-        document: the certificate or the stated guarantee, as JSON knows it; empty before schema 4.
+        fields: all fields as they were hashed.
+        document: the certificate or the stated guarantee, as JSON; empty before schema 4.
         plan_uses: the releases of the plan that the entry begins, if it begins one.
 
     Example:
@@ -100,7 +100,7 @@ class Entry:
 
     @property
     def profile(self) -> Profile:
-        """delta for every epsilon, as it is added up."""
+        """The profile that is added up: delta for every epsilon."""
         return self.guarantee.profile
 
     @property
@@ -120,24 +120,35 @@ class Entry:
 
     @cached_property
     def certificate(self) -> Guarantee:
-        """The certificate; a plain Guarantee if that was merely stated, or rests on a law that is not known here."""
+        """The certificate; a plain Guarantee if it was only stated, or if its law is not known here."""
         if self.stated:
             return self.guarantee
         try:
             return certificate_of(self.document)
         except InvalidInput:
-            if "curve" in self.fields:  # whoever registers the law can read it
+            if "curve" in self.fields:  # the certificate can be read once the law is registered
                 return self.guarantee
             raise
 
     @property
     def stated(self) -> bool:
-        """Whether the guarantee was merely stated: nothing in the entry says what it follows from."""
+        """Whether the guarantee was only stated: nothing in the entry says what it follows from."""
         return self.document.get("matrixdp") != "certificate"
 
     @property
+    def undrawn(self) -> bool:
+        """Whether this spend has the certificate of a law that has not been drawn.
+
+        Such a certificate has no total-variation error, and names no exact sampler. For a law from outside the package,
+        its author vouches for the sampler.
+        """
+        drawing = self.document.get("drawing")
+        exact = isinstance(drawing, Mapping) and (drawing.get("exact") or drawing.get("third_party"))
+        return self.kind == "spend" and not self.stated and self.total_variation == 0.0 and not exact
+
+    @property
     def source(self) -> str:
-        """Who proposed the noise, as far as the entry says."""
+        """Who proposed the noise, if the entry says so."""
         certificate = self.certificate
         return certificate.source if isinstance(certificate, Certificate) else str(self.fields.get("source", ""))
 
@@ -175,7 +186,7 @@ class Change:
         name: of the quota or the reservation.
         quota: the quota as it is from now on; None where it was removed.
         analyst: who gave the reservation back.
-        fields: all of this as it was hashed.
+        fields: all fields as they were hashed.
 
     Example:
         >>> import tempfile
@@ -259,7 +270,7 @@ def guarantee_of(document: Document, curve: Document | None = None) -> Guarantee
     profile = records.decode(stated["profile"] if curve is None else dict(curve))
     if not isinstance(profile, Profile):
         raise InvalidInput(f"the profile of a guarantee cannot be read, got {_check.kind(profile)}")
-    return Guarantee(usable(profile), stated["adjacency"], stated["total_variation"])
+    return Guarantee(profile, stated["adjacency"], stated["total_variation"])
 
 
 def _before_schema_4(fields: Mapping[str, Any]) -> Guarantee:
@@ -268,11 +279,4 @@ def _before_schema_4(fields: Mapping[str, Any]) -> Guarantee:
         profile = GaussianProfile(fields["mu"])
     else:
         profile = spherical.Profile(**{name: fields[name] for name in ("dimension", "k", "p", "scale", "radius")})
-    return Guarantee(usable(profile), fields["relation"], fields["total_variation"])
-
-
-def usable(profile: Profile) -> Profile:
-    """The profile, if its mu is a number."""
-    if isinstance(profile, GaussianProfile):
-        _check.at_least_zero("mu", profile.mu)
-    return profile
+    return Guarantee(profile, fields["relation"], fields["total_variation"])

@@ -1,15 +1,13 @@
-"""Checking the export of a ledger, without the ledger and without trust in any number that stands in it.
+"""Checks the export of a ledger, without the ledger and without trust in any number in the export.
 
-The chain of hashes is computed again, every certificate from its law and set, every charge from the certificates and
-counts before it, and the total. That finds any change of a number on which the budget depends, also when all hashes
-were computed anew. What nothing follows from, such as times, notes, names and what was merely stated, is bound by the
-chain alone: there, compare the head with one that was kept elsewhere.
+It recomputes the chain of hashes, every certificate from its law and set, every charge from the certificates and counts
+up to it, and the total. That finds any number that does not follow from the others, even if all hashes were computed
+again. Entries that were left out or replaced by consistent ones, times, notes, names, the budget and stated guarantees
+are protected by the chain alone: for these, compare the head with one that was kept elsewhere.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,26 +27,37 @@ from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy.certificate import refuse_unsafe_floats
 from matrixdp.privacy.discrete import DiscreteProfile
 from matrixdp.privacy.records import decode
-from matrixdp.privacy.verification import TOLERANCE, Finding, Verification, certificate_of, compared_documents, verified
+from matrixdp.privacy.verification import (
+    FAULTS,
+    TOLERANCE,
+    Finding,
+    Verification,
+    certificate_of,
+    close,
+    compared_documents,
+    read_json,
+    said,
+    verified,
+)
 
 SEARCHED = 2e-6
-"""The relative difference up to which mu and epsilon agree where they are found by bisection, to 1e-6."""
+"""The relative difference up to which mu and epsilon agree where they are found by bisection (to 1e-6)."""
 
-_FAULTS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, MatrixDPError)
+_FAULTS = (MatrixDPError, *FAULTS)
 _NAMES = {*FIELDS, *BEFORE_SCHEMA_4, *DOCUMENTS}
 _NOT_COMPUTED = (
-    "Times, notes, names and the budget follow from nothing: only a head that was kept elsewhere shows whether they "
-    "were changed."
+    "Times, notes, names and the budget cannot be computed again: only a head that was kept elsewhere shows whether "
+    "they were changed, or entries left out or replaced."
 )
 
 
 @dataclass(frozen=True)
 class LedgerVerification(Verification):
-    """What the verification of an export found; true in a condition if everything agrees.
+    """What the verification of an export found; true as a condition if everything agrees.
 
     Attributes:
         entries: how many entries there are.
-        stated: the numbers of those that are merely stated.
+        stated: the numbers of the entries whose guarantee is only stated.
         spent: epsilon of everything together at the budget's delta, computed again; None if it cannot be.
         budget: the budget that the export states.
         head: the last hash.
@@ -72,14 +81,14 @@ class LedgerVerification(Verification):
 
 
 def verify_export(lines: Iterable[str | Mapping[str, Any]], head: str | None = None) -> LedgerVerification:
-    """Computes again everything in the export of a ledger that can be computed.
+    """Recomputes everything in the export of a ledger that can be recomputed, and compares.
 
     Args:
         lines: the lines of the file, or what `Ledger.export` gives.
         head: a hash that was kept elsewhere; the chain must contain it, so no entry up to it was changed since.
 
     Raises:
-        InvalidInput: if this is not the export of a ledger at all.
+        InvalidInput: if this is not the export of a ledger.
 
     Example:
         >>> import tempfile
@@ -103,7 +112,7 @@ def verify_export(lines: Iterable[str | Mapping[str, Any]], head: str | None = N
 def _parsed(lines: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     try:
         found = [
-            json.loads(line) if isinstance(line, (str, bytes)) else line
+            read_json(line) if isinstance(line, (str, bytes)) else line
             for line in lines
             if not isinstance(line, (str, bytes)) or line.strip()
         ]
@@ -132,7 +141,7 @@ class _Check:
         self.keys: set[str] = set()
         self.documents: dict[str, Document] = {}
         self.certified: set[tuple[str, str | None]] = set()
-        self.exact = True  # all of it Gaussian and without sampling
+        self.exact = True  # whether all releases are Gaussian and without sampling
         self.count = 0
         self.total: Total | None = None
 
@@ -143,7 +152,7 @@ class _Check:
         self.compared += 1
         numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, computed))
         if numbers and isinstance(computed, float):
-            same = stated == computed or math.isclose(stated, computed, rel_tol=tolerance)
+            same = close(stated, computed, tolerance)
         else:
             same = type(stated) is type(computed) and bool(stated == computed)
         if not same:
@@ -151,7 +160,7 @@ class _Check:
             self.found(entry, words, stated, computed)
 
     def chained(self, entry: str, fields: Mapping[str, Any], stated: Any) -> None:
-        """The next hash; what follows is held against the one that is stated, so that one change is found once."""
+        """Checks the next hash. The chain continues from the stated hash, so that one change is reported once."""
         computed = link(self.head, fields)
         self.agree(f"{entry}, hash", stated, computed)
         self.head = stated if isinstance(stated, str) else computed
@@ -166,7 +175,7 @@ class _Check:
             self.budget, self.adaptive = Budget(known.epsilon, known.delta), known.adaptive
             self.total = Total(0, "", known.relation, Spent(self.budget, known.adaptive != 0, known.adaptive == 2))
         except _FAULTS as reason:
-            self.found("header", f"cannot be read ({_said(reason)})")
+            self.found("header", f"cannot be read ({said(reason)})")
         self.chained("header", fields, line.get("hash"))
 
     def entry(self, number: int, line: Mapping[str, Any]) -> None:
@@ -178,7 +187,7 @@ class _Check:
             entry = event_of(fields, self.head, self.documents.__getitem__)
             _check_fields(entry, fields)
         except _FAULTS as reason:
-            self.found(name, f"cannot be read ({_said(reason)})")
+            self.found(name, f"cannot be read ({said(reason)})")
             self._give_up_total(name)
             return
         self.agree(f"{name}, number", entry.number, number)
@@ -198,8 +207,8 @@ class _Check:
             self._charge(name, entry, self.total)
 
     def _change(self, name: str, change: Change) -> None:
-        """A quota, or a reservation that was given back, which must be open."""
-        total = self.total
+        """Checks a change of a quota, or the return of a reservation, which must be open."""
+        total, quota = self.total, change.quota
         if total is None:
             return
         if change.kind == "return" and change.name not in total.reservations:
@@ -207,11 +216,13 @@ class _Check:
             self._give_up_total(name)
             return
         total.add(change)
-        if change.quota is not None and not total.spent_of(change.quota, change.time).fits(total.adjacency or ""):
+        if quota is not None and not total.spent_of(quota, change.time).fits(total.adjacency or ""):
             self.found(name, "the quota is below what was spent")
+        if quota is not None and quota.budget.delta == 0 and total.has_undrawn(quota, change.time):
+            self.found(name, "the quota has delta = 0, and an earlier certificate does not say how the noise was drawn")
 
     def _take_documents(self, name: str, fields: Mapping[str, Any], documents: Mapping[str, Document]) -> None:
-        """The documents that an entry brings along: those that it names and no earlier entry had."""
+        """Checks the documents that come with an entry: those that it is the first to name."""
         named = {fields[each] for each in DOCUMENTS if each in fields}
         if {*documents} != named - {*self.documents}:
             self.found(f"{name}, documents", "they are not those that the entry is the first to name")
@@ -220,7 +231,7 @@ class _Check:
             self.documents[digest] = content
 
     def _check_certificate(self, name: str, entry: Entry) -> None:
-        """Computes a certificate again, once: from its law and set, and from it the curve that is added up."""
+        """Recomputes a certificate from its law and set, and the stored curve from the certificate; each only once."""
         documents = (entry.fields["certificate"], entry.fields.get("curve"))
         if documents in self.certified:
             return
@@ -230,53 +241,54 @@ class _Check:
             check_secret(certificate)
             refuse_unsafe_floats(certificate, "charging it to a ledger")
             verification = verified(certificate)
-            epsilon = self.budget.epsilon if self.budget else math.inf
-            curve = curve_for(certificate.profile, epsilon)
+            curve = curve_for(certificate.profile, self.budget)
             stated = self.documents[documents[1]] if documents[1] else None
             differences, points = compared_documents(stated, curve)
         except _FAULTS as reason:
-            self.found(name, f"its certificate cannot be verified ({_said(reason)})")
+            self.found(name, f"its certificate cannot be verified ({said(reason)})")
             return
-        self.compared += verification.compared + points
-        self.remarks += [remark for remark in verification.remarks if remark not in self.remarks]
-        for finding in verification.findings:
-            self.found(f"{name}, {finding.entry}", str(finding), finding.stated, finding.computed)
+        self.compared += points
+        self._take_findings(name, verification, name)
         for finding in differences[:1]:
             self.found(f"{name}, curve {finding.entry}", "it is not that of the certificate")
-        if verification.findings or differences:
             self._give_up_total(name)
 
     def _check_plan(self, name: str, document: Document) -> None:
-        """Computes a plan again: every certificate in it, and their composition."""
+        """Recomputes a plan: every certificate in it, and their composition."""
         try:
             verification = Composition.from_dict(document).verify()
         except _FAULTS as reason:
-            self.found(name, f"its plan cannot be verified ({_said(reason)})")
-            return
+            self.found(name, f"its plan cannot be verified ({said(reason)})")
+        else:
+            self._take_findings(name, verification, f"{name}, plan")
+
+    def _take_findings(self, name: str, verification: Verification, place: str) -> None:
+        """Adds the findings about one document of an entry, named by its place."""
         self.compared += verification.compared
         self.remarks += [remark for remark in verification.remarks if remark not in self.remarks]
         for finding in verification.findings:
-            self.found(f"{name}, plan, {finding.entry}", str(finding), finding.stated, finding.computed)
-        if verification.findings:
+            self.found(f"{place}, {finding.entry}", str(finding), finding.stated, finding.computed)
             self._give_up_total(name)
 
     def _give_up_total(self, name: str) -> None:
-        """No total follows from an entry that is not true; the chain and the other certificates are checked still."""
+        """No total follows from a false entry; the chain and the other certificates are still checked."""
         if self.total is not None:
             self.total = None
-            self.remarks.append(f"Charges and the total were not computed, as {name} is not true.")
+            self.remarks.append(f"Charges and the total were not computed, as {name} does not verify.")
 
     def _charge(self, name: str, entry: Entry, total: Total) -> None:
-        """Charges an entry again, by its certificate and count, after all that came before it."""
+        """Recomputes the charge of an entry from its certificate and count, and the entries before it."""
         if total.adjacency not in (None, entry.adjacency):
             self.found(f"{name}, adjacency", f"it is not that of the ledger, {total.adjacency}")
+        if entry.undrawn and total.is_pure(entry.analyst):
+            self.found(name, "its certificate does not say how the noise was drawn, which delta = 0 needs")
         adjacency, fixed = str(entry.adjacency), entry.planned is None
         if fixed and (entry.document or self.adaptive is not None or total.spent.blocks):
             self.found(f"{name}, planned", "only the first entries of a ledger from before schema 3 have none")
         try:
             expected = {} if fixed else total.price(entry)
-        except MatrixDPError as reason:
-            self.found(name, str(reason))
+        except _FAULTS as reason:
+            self.found(name, said(reason))
             self._give_up_total(name)
             return
         if self.adaptive == 1 and isinstance(entry.profile, DiscreteProfile) and entry.charged_mu is not None:
@@ -307,7 +319,7 @@ class _Check:
                 spent, fits = total.epsilon(), total.fits()
                 stated = decode(line.get("spent"))
             except _FAULTS as reason:
-                self.found("total", f"cannot be computed ({_said(reason)})")
+                self.found("total", f"cannot be computed ({said(reason)})")
             else:
                 self.agree("last line, spent", stated, spent, TOLERANCE if self.exact else SEARCHED)
                 if not fits:
@@ -316,7 +328,7 @@ class _Check:
             self.found("head", "the chain does not contain the head that was kept: entries were removed or rewritten")
         if self.stated:
             some = ", ".join(map(str, self.stated[:8])) + (", ..." if len(self.stated) > 8 else "")
-            self.remarks.append(f"Merely stated, and following from nothing: {len(self.stated)} entries ({some}).")
+            self.remarks.append(f"Merely stated, and not computed again: {len(self.stated)} entries ({some}).")
         if kept is None:
             self.remarks.append(_NOT_COMPUTED)
         return LedgerVerification(
@@ -333,8 +345,7 @@ class _Check:
 
 def _check_fields(entry: Entry | Change, fields: Mapping[str, Any]) -> None:
     """Raises unless the fields of an entry are of the right kind."""
-    unknown = {*fields} - _NAMES
-    if unknown or hashed(fields) != fields:
+    if {*fields} - _NAMES or hashed(fields) != fields:
         raise InvalidInput("it has a field that is not known, or that is empty or at its default and should be missing")
     if "certificate" in fields and {*fields} & {*BEFORE_SCHEMA_4}:
         raise InvalidInput("it has a document, and fields that were used before there were documents")
@@ -349,9 +360,5 @@ def _check_fields(entry: Entry | Change, fields: Mapping[str, Any]) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A number, a hash or the name of an adjacency; all else by its kind."""
+    """A number, or a text of at most 64 characters such as a hash; anything else by its kind."""
     return repr(value) if isinstance(value, str) and len(value) <= 64 else _check.shown(value)
-
-
-def _said(reason: Exception) -> str:
-    return str(reason) if isinstance(reason, MatrixDPError) else type(reason).__name__

@@ -1,20 +1,20 @@
-"""The SQLite file behind a ledger: its tables, and how it is created, opened, brought up to date, read and written.
+"""The SQLite file behind a ledger: its tables, and how it is created, opened, upgraded, read and written.
 
 The table `ledger` has one row: what was fixed at creation, the number of entries and the last hash. `entries` has one
-row per entry, and `documents` the certificates and curves that they name, each once: the first part of a series brings
-its certificate along, the later parts name the same one. Files from before schema 4 keep the columns in which their
-entries stated their guarantees; newer entries leave them empty.
+row per entry. `documents` has the certificates, curves, plans and quotas that entries name, each once, so entries with
+equal certificates share one. Files from before schema 4 keep the columns in which their entries stated their
+guarantees; newer entries leave them empty.
 
-The file is written with a rollback journal and `synchronous = EXTRA`: at rest it is one whole file, and a commit
-returns only when the data and the folder's entries have reached the disk. (A write-ahead log would flush less often,
-but it keeps recent spends in a second file, easily left behind by a copy, and it needs memory shared by all processes.)
+The file is written with a rollback journal and `synchronous = EXTRA`: between operations it is one complete file, and a
+commit returns only when the data and the folder's entries have reached the disk. (A write-ahead log would flush less
+often, but it keeps recent spends in a second file, which a copy easily misses, and needs memory shared by all
+processes.)
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, canonical, now, sha256
+from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Header, canonical, new_header, now, sha256
 from matrixdp.accounting.ledger.store import Found, Session, tampered
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, LedgerError
@@ -31,9 +31,9 @@ from matrixdp.errors import InvalidInput, LedgerError
 SCHEMA = 6
 APPLICATION = 0x6D64706C  # "mdpl": no other program's SQLite file is taken for a ledger
 
-# The columns that a schema added. `planned` is how many releases the block of an entry has, and empty before schema 3;
-# the charges are those of the block, in its first entry, and 0 in the others. `certificate`, `curve` and `plan` name
-# documents.
+# The columns that each schema added. `planned` is the number of releases in the block of an entry, empty before schema
+# 3. The charges are those of the block, in its first entry, and 0 in the others. `certificate`, `curve`, `plan` and
+# `quota` name documents.
 ADDED = {
     2: {"count": "INTEGER NOT NULL DEFAULT 1", "sampling_rate": "REAL NOT NULL DEFAULT 1.0"},
     3: {"series": "TEXT", "planned": "INTEGER", "charged_mu": "REAL", "charged_delta": "REAL"},
@@ -44,26 +44,16 @@ ADDED = {
     5: {"plan": "TEXT"},
     6: {"kind": "TEXT NOT NULL DEFAULT 'spend'", "reservation": "TEXT", "quota": "TEXT"},
 }
-COLUMNS = {
-    "number": "INTEGER PRIMARY KEY",
-    "time": "TEXT",
-    "note": "TEXT",
-    **ADDED[2],
-    **ADDED[3],
-    **ADDED[4],
-    **ADDED[5],
-    **ADDED[6],
-}
-# What else a schema brought.
-CHANGES = {
-    2: (),
+COLUMNS = {"number": "INTEGER PRIMARY KEY", "time": "TEXT", "note": "TEXT"}
+for _columns in ADDED.values():
+    COLUMNS |= _columns
+# The other changes of each schema.
+CHANGES: dict[int, tuple[str, ...]] = {
     3: ("ALTER TABLE ledger ADD COLUMN adaptive INTEGER", "ALTER TABLE ledger ADD COLUMN place TEXT"),
     4: (
         "CREATE TABLE documents (sha256 TEXT PRIMARY KEY, content TEXT)",
         "CREATE UNIQUE INDEX entries_by_key ON entries (key)",
     ),
-    5: (),
-    6: (),
 }
 CREATE = (
     f"PRAGMA application_id = {APPLICATION}",
@@ -82,24 +72,21 @@ if hasattr(os, "register_at_fork"):
 
 
 class FileSession:
-    """A transaction on a ledger's file; `File` opens it."""
+    """A transaction on a ledger's file, opened by `File`; its methods are those of `store.Session`."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.connection, self.path = connection, path
 
     def header(self) -> Header:
-        """The one row of the table `ledger`."""
         rows = self.connection.execute(f"SELECT {HEADER} FROM ledger").fetchall()
         if len(rows) != 1:
             raise sqlite3.DatabaseError(f"malformed: {len(rows)} rows in the table ledger")
         return Header(*rows[0])
 
     def rows(self, after: int) -> Iterator[tuple[dict[str, Any], Any]]:
-        """The fields of the entries after this number, but for the empty ones, and their hashes."""
         return self._rows("SELECT * FROM entries WHERE number > ? ORDER BY number", after)
 
     def row_with_key(self, key: str) -> tuple[dict[str, Any], Any] | None:
-        """The entry with this idempotency key."""
         return next(self._rows("SELECT * FROM entries WHERE key = ?", key), None)
 
     def _rows(self, question: str, value: Any) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -110,11 +97,9 @@ class FileSession:
             yield record, record.pop("hash", None)
 
     def has_hash(self, found: str) -> bool:
-        """Whether an entry has this hash."""
         return self.connection.execute("SELECT 1 FROM entries WHERE hash = ?", (found,)).fetchone() is not None
 
     def document(self, name: str) -> Document:
-        """The document with this SHA-256."""
         (text,) = self.connection.execute("SELECT content FROM documents WHERE sha256 = ?", (name,)).fetchone() or ("",)
         if not isinstance(text, str) or sha256(text) != name:
             raise tampered(self.path, f"the document {name} is not what was written")
@@ -122,13 +107,11 @@ class FileSession:
         return content
 
     def check_pages(self) -> None:
-        """Looks for damage below the level of rows."""
         found = _pragma(self.connection, "quick_check(1)")
         if found != "ok":
             raise sqlite3.DatabaseError(f"malformed: {found}")
 
     def check_complete(self, entries: int) -> None:
-        """Looks for rows that are not part of the chain, which has so many entries."""
         if self.connection.execute("SELECT count(*) FROM entries").fetchone() != (entries,):
             raise tampered(self.path, "it has entries that are not part of the chain")
         named = (f"SELECT {name} FROM entries WHERE {name} IS NOT NULL" for name in DOCUMENTS)
@@ -137,7 +120,6 @@ class FileSession:
             raise tampered(self.path, "it has documents that no entry names")
 
     def append(self, record: Mapping[str, Any], found: str, documents: Mapping[str, Document]) -> None:
-        """Writes an entry with its hash, and those of its documents that are not there yet."""
         texts = [(name, canonical(content)) for name, content in documents.items()]
         self.connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", texts)
         places = ", ".join("?" * (len(record) + 1))
@@ -146,16 +128,15 @@ class FileSession:
         self.connection.execute("UPDATE ledger SET entries = ?, head = ?", (record["number"], found))
 
     def now(self) -> str:
-        """The time of this machine, as it is stored."""
         return now()
 
 
 class File:
-    """A ledger's file.
+    """A ledger's file; its methods are those of `store.Store`.
 
     Args:
         path: the file.
-        timeout: how many seconds to wait for others that are writing.
+        timeout: how many seconds to wait for other writers.
     """
 
     loses_answers = False
@@ -164,15 +145,38 @@ class File:
         self.path, self.name, self._timeout = path, str(path), timeout
 
     def exists(self) -> bool:
-        """Whether there is a file."""
         return self.path.exists()
 
     def create(self, budget: Budget, relation: str | None, adaptive: bool) -> None:
-        """Makes the file, unless another process is first."""
-        _create(self.path, budget, relation, adaptive, self._timeout)
+        """Creates the file under another name and then renames it, so that nobody ever sees half a ledger.
+
+        Processes that create the same ledger take turns, by a lock that ends with its process; so no ledger is ever
+        replaced. This needs no hard links.
+        """
+        path = self.path
+        draft, lock = (path.with_name(f".{path.name}.{end}") for end in ("draft", "lock"))
+        try:
+            lock.touch(mode=0o600)
+            with _connection_to(lock, self._timeout, mode="rwc") as turn:
+                turn.execute("BEGIN EXCLUSIVE")
+                if not path.exists():
+                    try:
+                        _fill(draft, new_header(budget, relation, adaptive))
+                        os.replace(draft, path)
+                    finally:
+                        draft.unlink(missing_ok=True)
+                    sync_folder(path.parent)
+                with suppress(OSError):  # Windows does not remove a file that is in use
+                    lock.unlink()  # only now: as long as there is no ledger, all must wait for the same lock
+        except LedgerError:
+            if not path.exists():  # else another process was first, and has removed the lock: its ledger is the one
+                raise
+        except OSError as reason:
+            raise LedgerError(
+                f"the ledger {path} could not be created ({reason}); its folder must exist and be writable"
+            ) from None
 
     def opened(self, work: Callable[[Session], Found]) -> Found:
-        """Brings the file up to date, if it is not, and reads; it stays as it was if an error comes."""
         with self.transaction("BEGIN", oldest=1) as session:
             current = _is_current(session.connection, self.path)
         with self.transaction("BEGIN" if current else "BEGIN IMMEDIATE", oldest=1) as session:
@@ -181,22 +185,19 @@ class File:
             return work(session)
 
     def read(self, work: Callable[[Session], Found]) -> Found:
-        """The answer of a function that reads, in a transaction."""
         with self.transaction() as session:
             return work(session)
 
     def write(self, work: Callable[[Session], Found]) -> Found:
-        """The answer of a function that may write, once it is on the disk; nobody else writes meanwhile."""
         with self.transaction("BEGIN IMMEDIATE") as session:
             return work(session)
 
     def grant(self, role: str, may: str) -> None:
-        """A file has the rights that the system gives it."""
         raise InvalidInput("grant is for ledgers on PostgreSQL; the rights to a file are the system's: chmod, chown")
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN", *, oldest: int = SCHEMA) -> Iterator[FileSession]:
-        """A transaction, committed unless an error comes up inside."""
+        """A transaction, committed unless an error is raised inside."""
         with _connection_to(self.path, self._timeout) as connection:
             if _pragma(connection, "application_id") != APPLICATION:
                 raise LedgerError(f"{self.path} is not a ledger, or a damaged one; it was not touched")
@@ -214,7 +215,7 @@ class File:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes sure that the entries of a folder have reached the disk, where a system lets one."""
+    """Makes sure that the entries of a folder have reached the disk, on systems that support it."""
     if os.name == "posix":
         entry = os.open(folder, os.O_RDONLY)
         try:
@@ -223,38 +224,8 @@ def sync_folder(folder: Path) -> None:
             os.close(entry)
 
 
-def _create(path: Path, budget: Budget, relation: str | None, adaptive: bool, timeout: float) -> None:
-    """Makes the file under another name and then renames it, so that nobody ever sees half a ledger.
-
-    Those who would create the same ledger take turns, by a lock that ends with its process; so no ledger is ever
-    replaced. It needs no hard links.
-    """
-    draft, lock = (path.with_name(f".{path.name}.{end}") for end in ("draft", "lock"))
-    try:
-        lock.touch(mode=0o600)
-        with _connection_to(lock, timeout, mode="rwc") as turn:
-            turn.execute("BEGIN EXCLUSIVE")
-            if not path.exists():
-                try:
-                    header = Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now())
-                    _fill(draft, replace(header, adaptive=2 * adaptive))
-                    os.replace(draft, path)
-                finally:
-                    draft.unlink(missing_ok=True)
-                sync_folder(path.parent)
-            with suppress(OSError):  # Windows does not remove a file that is in use
-                lock.unlink()  # only now: as long as there is no ledger, all must wait for the same lock
-    except LedgerError:
-        if not path.exists():  # else another process was first, and has removed the lock: its ledger is the one
-            raise
-    except OSError as reason:
-        raise LedgerError(
-            f"the ledger {path} could not be created ({reason}); its folder must exist and be writable"
-        ) from None
-
-
 def _fill(draft: Path, header: Header) -> None:
-    """A new ledger; what a killed process has left there is removed first."""
+    """Writes a new ledger; what a killed process has left there is removed first."""
     for left in (draft, draft.with_name(f"{draft.name}-journal")):
         left.unlink(missing_ok=True)
     draft.touch(mode=0o600)
@@ -268,28 +239,28 @@ def _fill(draft: Path, header: Header) -> None:
 
 
 def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file has the present schema and knows the name under which it is opened, or can only be read."""
+    """Whether the file has the current schema, and has noted the name under which it is opened or cannot be written."""
     if _pragma(connection, "user_version") < SCHEMA:
         return False
     return bool(_known_place(connection) == _place(path)) or _out_of_reach(path) is not None
 
 
 def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings an older file to the present schema, and notes its name.
+    """Upgrades an older file to the current schema, and notes its name.
 
-    Its hashes stay: they leave out what is at its default, and the name.
+    Its hashes stay valid: they cover neither fields at their default nor the name.
     """
     for schema in range(_pragma(connection, "user_version") + 1, SCHEMA + 1):
         for name, kind in ADDED[schema].items():
             connection.execute(f"ALTER TABLE entries ADD COLUMN {name} {kind}")
-        for statement in CHANGES[schema]:
+        for statement in CHANGES.get(schema, ()):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {schema}")
     connection.execute("UPDATE ledger SET place = ?", (_place(path),))
 
 
 def _place(path: Path) -> str:
-    """The name of a file and the number of its folder, which tell the hard links of a file apart."""
+    """The inode of its folder and the name of a file, which tell the hard links of a file apart."""
     return f"{os.stat(path.parent).st_ino}/{path.name}"
 
 
@@ -299,11 +270,11 @@ def _known_place(connection: sqlite3.Connection) -> Any:
 
 
 def _check_name(connection: sqlite3.Connection, path: Path) -> None:
-    """Of a file with several hard links, only the name that it was last used under is accepted.
+    """Raises LedgerError for a file with several hard links, unless it is opened by the name noted in it.
 
-    SQLite keeps what undoes an interrupted spend beside the name that was used. Under another name it would not be
-    found, and spends could be lost. While there is one name, each opening notes it; so a link that was made as a backup
-    does no harm, and is refused itself.
+    SQLite keeps the journal that undoes an interrupted spend beside the name that was used. Under another name it would
+    not be found, and spends could be lost. While the file has one name, each opening notes it; so a link that was made
+    as a backup does no harm, and is itself refused.
     """
     if os.stat(path).st_nlink == 1:
         return
@@ -319,17 +290,17 @@ def _check_name(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _connection_to(path: Path, timeout: float = 60.0, mode: str = "rw") -> Iterator[sqlite3.Connection]:
-    """A connection to a file for one operation; SQLite's errors come out as a LedgerError.
+    """A connection to a file for one operation; errors of SQLite are raised as LedgerError.
 
     Args:
         path: the file.
         timeout: how many seconds to wait for others.
-        mode: SQLite's: "rw" for a file that exists, "rwc" for one that may have to be created.
+        mode: SQLite's mode: "rw" for a file that exists, "rwc" for one that may have to be created.
     """
     address = f"{path.as_uri()}?mode={mode}"
     try:
         # closing it rolls back a transaction that was not committed
-        with _no_fork, closing(sqlite3.connect(address, timeout, isolation_level=None, uri=True)) as connection:
+        with _no_fork, closing(sqlite3.connect(address, timeout=timeout, isolation_level=None, uri=True)) as connection:
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA fullfsync = ON")  # macOS: through the drive's own cache
             yield connection
@@ -349,14 +320,14 @@ def _out_of_reach(path: Path) -> Path | None:
 
 
 def _remedy(path: Path) -> str:
-    """What to do about a file that cannot be used; whose it is, if that is the reason."""
+    """What to do about a file that cannot be used; names its owner if permissions are the reason."""
     place = _out_of_reach(path)
     if place is not None:
         return (
             f"this account may not read and write {place}, which belongs to account number {place.stat().st_uid}: "
             "use that account, or have the file and its folder made writable for this one"
         )
-    return "it must be a whole file, writable together with its folder, on a disk with space, and not held by others"
+    return "it must be undamaged, writable like its folder, on a disk with free space, and not locked by others"
 
 
 def _pragma(connection: sqlite3.Connection, text: str) -> Any:

@@ -1,65 +1,66 @@
-"""A budget that outlives the process: a file or a database with every spend, shared by all who release from records.
+"""A budget that outlives the process: a file or a database with every spend, shared by all who release from a data set.
 
 A spend is on the disk before any noise is drawn, so a crash can waste budget but never lose a spend. Entries form a
-chain (`chain`), and the store knows how many there are and the last hash. docs/ledger.md says what this finds and what
-it cannot. `exports` checks what `export` writes, without the ledger.
+chain of hashes (`chain`), and the store knows their number and the last hash. docs/ledger.md says what tampering this
+detects and what it cannot. `exports` checks what `export` writes, without the ledger.
 
-Every operation opens a connection of its own, and none is open while the process forks.
+Every operation on a file opens its own connection, and none is open while the process forks. Connections to PostgreSQL
+are kept for the next operation; a forked process opens new ones.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matrixdp import _check
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.account import Account
-from matrixdp.accounting.ledger.book import Book, Fields
-from matrixdp.accounting.ledger.chain import sha256
+from matrixdp.accounting.ledger.book import Book
+from matrixdp.accounting.ledger.chain import Document, Fields, sha256
 from matrixdp.accounting.ledger.elsewhere import parts_of
-from matrixdp.accounting.ledger.entries import Change, Entry, event_of
-from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, no_quota, quota_fields
-from matrixdp.accounting.ledger.spends import Spend, checked
+from matrixdp.accounting.ledger.entries import Change, Entry, entry_of, event_of
+from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, quota_document, quota_fields
+from matrixdp.accounting.ledger.spends import is_for, refuse_undrawn, spend_fields
 from matrixdp.accounting.ledger.store import Session, store_of
 from matrixdp.accounting.ledger.totals import Total
-from matrixdp.adjacency import checked as checked_adjacency
-from matrixdp.adjacency import takes_relation
-from matrixdp.budget import Budget
+from matrixdp.adjacency import checked, takes_relation
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.errors import InvalidInput, LedgerError
 from matrixdp.privacy.guarantee import Guarantee
 
 SAMPLER_ERROR = 1e-15
-"""The error of the sampler that is reserved with a guarantee that states none."""
+"""The total-variation error of the sampler that is reserved with a stated guarantee that has none."""
 
 
 class Ledger(Account):
     """A budget in a file or a database, for any number of processes and threads.
 
-    Guarantee: the releases charged to the ledger, taken together, keep its budget under its adjacency, also when
-    queries, noise, counts and sampling rates are chosen in view of earlier answers; with `adaptive=False`, when the
-    queries are. (Entries of files from before schema 3 count as fixed beforehand.) A spend that returns is on the disk.
-    Source: smith2022fully for Gaussian noise; the rest, with the proofs, in `accounting.filter` and `limits`; quotas
-    and reservations in `rules`.
+    Guarantee: the releases charged to the ledger together keep its budget under its adjacency, also when queries,
+    noise, counts and sampling rates are chosen in view of earlier answers. With `adaptive=False`, only the queries may
+    be chosen so. (Entries of files from before schema 3 count as fixed beforehand.) Releases recorded with `made=True`
+    may exceed the budget. When a spend returns, it is on the disk.
+    Source: smith2022fully for Gaussian noise; proofs for the rest are in `accounting.filter` and `limits`, and for
+    quotas and reservations in `rules`.
 
     Args:
         path: a SQLite file, or the address of a PostgreSQL database, "postgresql://host/name", which needs `dataset`.
-            It is created if it does not exist and a budget is given. Leave passwords to the driver, as in ~/.pgpass.
-        budget: what all spends together may use. An existing ledger keeps its own, and another one is an error.
+            The ledger is created if it does not exist and a budget is given. Leave passwords to the driver (~/.pgpass).
+        budget: what all spends together may use. It is fixed at creation; another one later is an error.
         adjacency: which data sets are neighbours; if it is not given at creation, the first spend fixes it.
-        adaptive: False, at creation, promises that the noise, counts and sampling rates of all releases are fixed
-            before the first answer. Then nothing is kept back, and the total is that of an Accountant.
+        adaptive: False, at creation, states that the noise, counts and sampling rates of all releases are fixed
+            before the first answer. Then no share of delta is held back, and the total is that of an Accountant.
         timeout: how many seconds to wait for other processes that are writing, or for a server that is away.
         dataset: which data set the releases are made from; a database has one ledger for each.
-        analyst: who asks for the releases; like the data set, for every spend that does not say otherwise.
-        purpose: what they are for.
-        reservation: the reservation that they use.
+        analyst: who asks for the releases; like the data set, the default of every spend.
+        purpose: the default of what spends are for.
+        reservation: the default of the reservation that spends use.
 
     Raises:
-        LedgerError: if there is no ledger and no budget to make one, or it cannot be used or was tampered with.
+        LedgerError: if there is no ledger and no budget to create one, or it cannot be used or was tampered with.
 
     Example:
         >>> import tempfile
@@ -84,12 +85,9 @@ class Ledger(Account):
         purpose: str | None = None,
         reservation: str | None = None,
     ) -> None:
-        if budget is not None and not isinstance(budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
         if budget is not None:
-            budget.whole("a ledger")
-        if adjacency is not None:
-            adjacency = checked_adjacency(adjacency)
+            checked_budget(budget).whole("a ledger")
+        adjacency = None if adjacency is None else checked(adjacency)
         if adaptive is not None and not isinstance(adaptive, bool):
             raise InvalidInput(f"adaptive must be True, False or None, got {_check.kind(adaptive)}")
         given = {"dataset": dataset, "analyst": analyst, "purpose": purpose, "reservation": reservation}
@@ -127,38 +125,38 @@ class Ledger(Account):
     ) -> Entry:
         """Charges a release to the budget. When it returns, the spend is on the disk and the noise may be drawn.
 
-        A series is a plan that is carried out in parts, such as a training by epochs. Its first spend charges all
-        `planned` releases as one block; the later ones use them up and cost nothing more. What is never used stays
-        charged: whether a plan was broken off may depend on the answers, so nothing is given back. What may be given
-        back is a reservation; see `reserve`.
+        A series is a plan that is carried out in parts, such as training by epochs. Its first spend charges all
+        `planned` releases as one block; the later ones use them up and cost nothing more. Unused releases stay charged:
+        whether a plan was stopped early may depend on the answers. A reservation can be given back; see `reserve`.
 
         Args:
-            certificate: what the release guarantees: a Certificate, or a Guarantee for what is known from elsewhere.
-            note: what to remember of it, in one line; never data.
+            certificate: what the release guarantees: a Certificate, or a stated Guarantee.
+            note: a remark of one line; never data.
             count: how many such releases this is.
             sampling_rate: the probability that a record takes part, where each release draws its own Poisson sample.
             series: a name for the plan that this spend is a part of, unique in this ledger, such as
-                `secrets.token_hex(8)`; the certificate and the sampling rate must be the same for all parts.
-            planned: how many releases the whole series is; fixed by its first spend.
+                `secrets.token_hex(8)`. Without `plan`, certificate and sampling rate must be the same for all parts.
+            planned: how many releases the whole series has; fixed by its first spend.
             plan: for a series of several kinds of releases, all of them, in place of `planned`; see `Budget.plan`. Each
-                spend uses up one that has the same guarantee, or under which it lies at every epsilon.
-            dataset: which data set the release is made from; like the next two, the ledger's own unless given.
+                spend uses up one that has the same guarantee, or that dominates it at every epsilon.
+            dataset: which data set the release is made from; like the next two, the ledger's own by default.
             analyst: who asks for it.
             purpose: what it is for.
             unit: whom the guarantee protects, such as "record" or "user".
-            key: an idempotency key, unique in this ledger. A spend that is repeated with the same key, as its answer
-                was lost, is charged once and gets the entry that was written. A key pays for the noise of one release:
-                where that may have been drawn already, use another key.
+            key: an idempotency key, unique in this ledger. A spend that is repeated with the same key, because its
+                answer was lost, is charged once and returns the entry that was written. A key pays for the noise of
+                one release: if that noise may have been drawn already, use another key.
             reservation: the name of the reservation that it uses, if any.
 
         Raises:
-            BudgetExceeded: if the total would pass the budget or a quota, or a series its plan; nothing is written.
-            InvalidInput: if an argument cannot be used, or the key has paid for something else.
+            BudgetExceeded: if the total would exceed the budget or a quota, or a series its plan; nothing is written.
+            InvalidInput: if an argument is invalid, or the key was used for something else.
             LedgerError: if the spend could not be confirmed; nothing may be released then.
         """
-        spend = self._checked(
+        asked = self._fields(
             certificate,
             note,
+            key,
             count=count,
             sampling_rate=sampling_rate,
             series=series,
@@ -168,10 +166,9 @@ class Ledger(Account):
             dataset=dataset,
             analyst=analyst,
             purpose=purpose,
-            key=key,
             reservation=reservation,
         )
-        return self._spend(spend)
+        return self._spend(*asked)
 
     def record(
         self,
@@ -184,14 +181,14 @@ class Ledger(Account):
         adjacency: str | None = None,
         **names: str | None,
     ) -> list[Entry]:
-        """Charges a release made elsewhere, by what is known of it; see `elsewhere`.
+        """Charges a release made outside matrixdp, by its stated guarantee; see `elsewhere`.
 
         Args:
             what: a Certificate or Guarantee; a Budget(epsilon, delta); {"mu": ...}, {"rho": ...} or {"epsilon": ...,
-                "delta": ...}; or a DpEvent of dp-accounting. State a mu or a rho where one is known: less is lost.
+                "delta": ...}; or a DpEvent of dp-accounting. State a mu or a rho if one is known: it is tighter.
             note: as for `spend`.
-            made: whether it was made already. Then it is written even if the budget or a quota does not allow it, and
-                the ledger, being over its budget, refuses what is not charged yet from then on, and what is reserved.
+            made: whether it was made already. Then it is written even if it exceeds the budget or a quota. From then
+                on, a ledger over its budget refuses every new charge, and every spend from a reservation.
             count: how many such releases.
             sampling_rate: as for `spend`.
             adjacency: which data sets are neighbours; the ledger's own if it has one.
@@ -199,7 +196,7 @@ class Ledger(Account):
         """
         if unknown := {*names} - {"dataset", "analyst", "purpose", "unit", "key"}:
             raise InvalidInput(f"record takes no {sorted(unknown)[0]!r}")
-        relation = checked_adjacency(adjacency or self.adjacency)
+        relation = checked(adjacency or self.adjacency)
         parts = parts_of(what, relation)
         whole = Composition(tuple(parts)) if len(parts) > 1 else None
         if whole is not None and (count, sampling_rate) != (1, 1.0):
@@ -208,40 +205,39 @@ class Ledger(Account):
         series = secrets.token_hex(8) if key is None else sha256(str(key))[:16]  # the same where it is repeated
         names["unit"] = names.get("unit") or "record"
         spends = [
-            self._checked(
+            self._fields(
                 part.certificate,
                 note,
                 key if number == 0 or key is None else f"{key} {number + 1}",
                 count=part.count * count,
                 sampling_rate=part.sampling_rate * sampling_rate,
                 series=None if whole is None else series,
-                planned=None,
                 plan=whole,
                 **names,
             )
             for number, part in enumerate(parts)
         ]
-        return [self._spend(spend, made=made) for spend in spends]
+        return [self._spend(*asked, made=made) for asked in spends]
 
-    def _checked(self, certificate: Guarantee, note: str, key: str | None, **arguments: Any) -> Spend:
-        """The spend with these arguments and the ledger's own names, if they can be used."""
+    def _fields(self, certificate: Guarantee, note: str, key: str | None = None, **arguments: Any) -> Fields:
+        """The fields of a spend with these arguments, and the ledger's own names as defaults."""
         for name, value in self._names.items():
             if arguments.get(name) is None:
                 arguments[name] = value
         if key is None and self._book.store.loses_answers:
             key = secrets.token_hex(16)
-        return checked(certificate, self.budget.epsilon, note=note, key=key, **arguments)
+        return spend_fields(certificate, self.budget, note=note, key=key, **arguments)
 
-    def _spend(self, spend: Spend, *, made: bool = False) -> Entry:
-        """Writes a spend or a reservation, if the budget and the quotas allow it, or if it was made already."""
+    def _spend(self, fields: Mapping[str, Any], documents: Mapping[str, Document], *, made: bool = False) -> Entry:
+        """Writes a spend or a reservation, if the budget and the quotas allow it, or if it is `made` already."""
+        spend = entry_of(fields, "", documents.__getitem__)
 
         def work(session: Session, before: Total) -> tuple[Entry, Total]:
-            key = spend.fields["key"]
-            written = None if key is None else session.row_with_key(key)
+            written = None if spend.key is None else session.row_with_key(spend.key)
             if written is not None:
                 entry = event_of(*written, session.document)
-                if not (isinstance(entry, Entry) and spend.is_that_of(entry)):
-                    raise InvalidInput(f"key has paid for another spend, entry {entry.number}; nothing was spent")
+                if not (isinstance(entry, Entry) and is_for(entry, spend)):
+                    raise InvalidInput(f"key was used for another spend, entry {entry.number}; nothing was spent")
                 return entry, before
             if before.adjacency not in (None, spend.adjacency):
                 raise InvalidInput(
@@ -250,18 +246,20 @@ class Ledger(Account):
                 )
             begun = before.begun(spend) if spend.kind == "spend" else None
             named = spend.plan if begun is None else None  # the later parts of a plan do not name it
-            record = {**spend.record(), "plan": named, **before.price(spend)}
+            record = {**fields, "plan": named, **before.price(spend)}
             held = spend.kind == "spend" and spend.reservation is not None
 
             def check(after: Total, entry: Entry | Change) -> None:
                 before.quotas_of(spend.analyst)
+                if before.is_pure(spend.analyst):
+                    refuse_undrawn(spend)
                 if begun is not None or made:
                     return
                 after.check_budget(self.budget, self.name)  # also if held: one made elsewhere may have exceeded it
                 if not held:
                     after.check_quotas(spend.analyst, entry.time)
 
-            found, after = self._book.append(session, before, record, spend.documents, check)
+            found, after = self._book.append(session, before, record, documents, check)
             assert isinstance(found, Entry)
             return found, after
 
@@ -270,21 +268,22 @@ class Ledger(Account):
     def set_quota(
         self, name: str, budget: Budget, *, per: str | None = None, members: Sequence[str] = (), note: str = ""
     ) -> Quota:
-        """Sets what an analyst or a team may spend of the ledger's budget, from now on; see `rules`.
+        """Sets how much of the ledger's budget an analyst or a team may spend, from now on; see `rules`.
 
         Once a ledger has a quota, every spend must be by an analyst whom a quota covers. A spend must fit into each
         quota of its analyst and into the total.
 
         Args:
-            name: of the analyst or the team; a quota with this name is replaced.
+            name: the analyst or the team; a quota with this name is replaced.
             budget: what the members may spend together.
-            per: "year", "quarter" or "month", of the calendar and UTC; left out, for the lifetime of the ledger. A new
+            per: "year", "quarter" or "month" of the calendar, in UTC; by default the lifetime of the ledger. A new
                 period does not restore the guarantee of the same records: the lifetime total does not end.
-            members: the analysts in a team; left out, the one with this name.
-            note: what to remember of it.
+            members: the analysts in a team; by default the analyst with this name.
+            note: a remark of one line.
 
         Raises:
-            InvalidInput: if the members have spent more already; nothing is changed then.
+            InvalidInput: if the members have already spent more; or, for delta = 0, if they have spent the certificate
+                of a law that has not been drawn. Nothing is changed then.
         """
         if isinstance(members, str):
             raise InvalidInput("members must be a list of analysts, not one name")
@@ -298,6 +297,11 @@ class Ledger(Account):
                     f"{rounded_up(spent.epsilon(before.adjacency or ''))} at delta {budget.delta:g}, got {budget}; the "
                     "quota was not changed"
                 )
+            if budget.delta == 0 and before.has_undrawn(quota, time):
+                raise InvalidInput(
+                    f"budget must have a delta above 0: a member of {name!r} has spent the certificate of a law that "
+                    "has not been drawn, and drawing may have an error; the quota was not changed"
+                )
             return quota_fields(quota.to_dict())
 
         self._book.change("quota", note, prepare)
@@ -307,9 +311,10 @@ class Ledger(Account):
         """Removes a quota; what its members have spent stays in the total."""
 
         def prepare(before: Total, time: str) -> Fields:
-            if name not in before.quotas:
-                raise InvalidInput(f"name must be that of a quota of the ledger, got {_check.shown(name)}")
-            return quota_fields(no_quota(name))
+            if check_name("name", name) not in before.quotas:
+                known = ", ".join(map(repr, before.quotas)) or "none"
+                raise InvalidInput(f"name must be that of a quota of the ledger ({known}), got {name!r}")
+            return quota_fields(quota_document(name))
 
         self._book.change("quota", note, prepare)
 
@@ -326,23 +331,23 @@ class Ledger(Account):
         analyst: str | None = None,
         purpose: str | None = None,
     ) -> Reservation:
-        """Keeps a part of the budget free, which `spend(..., reservation=name)` uses and `give_back` returns.
+        """Reserves a part of the budget, which `spend(..., reservation=name)` uses and `give_back` returns.
 
-        Either `count` single releases, which are used one by one or several at a time, by spends that have this
-        guarantee or lie under it; or, with `planned` or `plan`, one training or plan, which the first spend of its
-        series uses as a whole. Each single release is a block of its own; for sampled noise that costs more than one
+        It reserves `count` single releases, used one by one or several at a time, by spends that have this guarantee or
+        are dominated by it. With `planned` or `plan` it reserves one training or plan, which the first spend of its
+        series uses as a whole. Each single release is a separate block; for sampled noise that costs more than one
         training.
 
         Args:
-            name: new among the open reservations.
-            certificate: what each release guarantees; needed unless a plan is given. A stated Guarantee for single
-                releases, without an error of the sampler, is reserved with 1e-15, enough for a million entries.
+            name: a name that no open reservation has.
+            certificate: what each release guarantees; needed unless a plan is given. For single releases, a stated
+                Guarantee without a sampler error is reserved with an error of 1e-15, enough for a million entries.
             count: how many single releases.
             sampling_rate: as for `spend`.
             planned: how many releases the training has.
             plan: all releases of a plan; see `Budget.plan`.
-            note: what to remember of it.
-            analyst: who may use it; as for `spend`, the ledger's own unless given.
+            note: a remark of one line.
+            analyst: who may use it; as for `spend`, the ledger's own by default.
             purpose: what it is for.
         """
         check_name("name", name)
@@ -353,26 +358,24 @@ class Ledger(Account):
             raise InvalidInput("reserve needs a certificate or a plan, and count only for single releases")
         if single and type(certificate) is Guarantee and certificate.total_variation == 0.0:
             certificate = Guarantee(certificate.profile, certificate.adjacency, SAMPLER_ERROR)
-        spend = self._checked(
+        asked = self._fields(
             certificate,
             note,
-            None,
             count=count,
             sampling_rate=sampling_rate,
             series=None if single else name,
             planned=planned,
             plan=plan,
-            unit="record",
             analyst=analyst,
             purpose=purpose,
             reservation=name,
             kind="reservation",
         )
-        self._spend(spend)
+        self._spend(*asked)
         return self._book.verified.reservations[name]
 
     def give_back(self, name: str, note: str = "") -> int:
-        """Gives back what is left of a reservation, and says how many releases, or plans, that is."""
+        """Gives back what is left of a reservation; returns how many releases, or plans, that is."""
         given: list[int] = []
 
         def prepare(before: Total, time: str) -> Fields:
@@ -384,7 +387,7 @@ class Ledger(Account):
         return given[-1]
 
     def plan(self, sets: Sequence[Any], weights: Sequence[float] | None = None, shapes: Any = None) -> Any:
-        """Plans releases for the whole budget; see `Budget.plan`. The first of them pays for all.
+        """Plans releases for the whole budget; see `Budget.plan`. The first release is charged for all of them.
 
         Raises:
             BudgetExceeded: if the plan does not fit beside what was spent; `budget.split` gives a part to plan for.
@@ -395,5 +398,5 @@ class Ledger(Account):
         return planned
 
     def grant(self, role: str, may: str = "spend") -> None:
-        """Lets a role of the database "read" all its ledgers, or "spend" from them; it never may change an entry."""
+        """Lets a role of the database "read" all its ledgers, or "spend" from them; it can never change an entry."""
         self._book.store.grant(role, may)

@@ -1,8 +1,7 @@
-"""What is left of a ledger's budget and of its quotas: as mu, as epsilon, and as so many more releases."""
+"""What is left of a ledger's budget and of its quotas: as mu, as epsilon, and as a number of releases."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from matrixdp.accounting.filter import Spent, charge
@@ -19,12 +18,14 @@ MOST_RELEASES = 10**9
 
 @dataclass(frozen=True)
 class Remaining:
-    """What one more Gaussian release may use: mu, and the epsilon that it may promise at the budget's delta.
+    """What one more release may use: Gaussian noise with `mu` and its `epsilon`, or pure noise with `pure`.
 
-    For delta = 0 there is no Gaussian release: mu is 0, and epsilon what one more pure release may have.
+    `epsilon` is that of `mu` at the budget's delta. `pure` is the epsilon of one more release with delta = 0, as in
+    `Budget(pure, 0)`. With a delta above 0, a ledger whose releases are all fixed beforehand, or one from before schema
+    5, has `pure` = 0 once it has an entry. With delta = 0 no Gaussian release fits: mu is 0, and epsilon is `pure`.
 
-    The total-variation error of that release's sampler comes on top; for matrices of many millions of entries, stay a
-    little below.
+    The total-variation error of that release's sampler is not included; for matrices of many millions of entries, stay
+    slightly below.
 
     Example:
         >>> import tempfile
@@ -36,6 +37,7 @@ class Remaining:
 
     mu: float
     epsilon: float
+    pure: float
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,17 @@ class Left:
     """What is left of the budget of a ledger, or of a quota.
 
     Attributes:
-        name: "total", which is for the lifetime of the ledger, or the name of the quota.
+        name: "total" for the lifetime budget of the ledger, or the name of the quota.
         per: the period of the quota; None for the lifetime.
-        since: the first month of the present period, as in "2026-10"; None for the lifetime.
-        budget: the whole.
+        since: the first month of the current period, as in "2026-10"; None for the lifetime.
+        budget: the whole budget or quota.
         spent: epsilon of what was charged, reservations included, at the budget's delta.
         reserved: epsilon of the open reservations alone.
         mu: the largest mu of one more Gaussian release.
-        epsilon: the epsilon that it may promise at the budget's delta.
-        releases: how many more releases like the one asked about fit, one by one; a few more may where its noise is not
-            Gaussian. None if none was asked about.
+        epsilon: the epsilon of that release at the budget's delta.
+        pure: the epsilon of one more release with delta = 0, in place of that one; see `Remaining`.
+        releases: how many more releases like the one given fit, one by one; for noise that is not Gaussian a few more
+            may fit. None if none was given.
 
     Example:
         >>> import tempfile
@@ -70,23 +73,21 @@ class Left:
     reserved: float
     mu: float
     epsilon: float
+    pure: float
     releases: int | None = None
 
 
 def remaining(spent: Spent, adjacency: str) -> Remaining:
-    """The largest Gaussian release without sampling that fits, rounded down."""
-    mu, budget = spent.remaining(adjacency), spent.budget
-    if budget.delta == 0.0:
-        rest = budget.epsilon - spent.epsilon(adjacency)
-        return Remaining(mu, max(math.nextafter(rest, 0.0) if rest < budget.epsilon else rest, 0.0))
-    if not (spent.blocks or spent.fixed):
-        return Remaining(mu, budget.epsilon)
-    # less by 1e-9, for a release that keeps this epsilon may have a mu above ours by rounding
-    return Remaining(mu, float(gaussian.epsilon(mu * (1 - 1e-9), budget.delta)))
+    """The largest Gaussian release without sampling, and the largest pure one, that fit, rounded down."""
+    mu, budget, pure = spent.remaining(adjacency), spent.budget, spent.remaining_pure(adjacency)
+    if budget.delta == 0.0 or not (spent.blocks or spent.fixed):
+        return Remaining(mu, pure, pure)
+    # lower by 1e-9, because a release that keeps this epsilon may have a mu above ours by rounding
+    return Remaining(mu, float(gaussian.epsilon(mu * (1 - 1e-9), budget.delta)), pure)
 
 
 def left(total: Total, analyst: str | None, time: str, like: Guarantee | None) -> list[Left]:
-    """What is left of the total, and then of every quota that covers the analyst, of all quotas if there is none."""
+    """What is left of the total, then of every quota that covers the analyst, or of all quotas if none is given."""
     if like is not None and not isinstance(like, Guarantee):
         raise InvalidInput("like must be a Certificate or a Guarantee")
     if like is not None and total.adjacency not in (None, like.adjacency):
@@ -116,6 +117,7 @@ def _left(name: str, quota: Quota | None, spent: Spent, total: Total, like: Guar
         reserved=reserved.epsilon(adjacency) if held else 0.0,
         mu=room.mu,
         epsilon=room.epsilon,
+        pure=room.pure,
         releases=None if like is None else releases(spent, like),
     )
 
@@ -123,17 +125,14 @@ def _left(name: str, quota: Quota | None, spent: Spent, total: Total, like: Guar
 def releases(spent: Spent, like: Guarantee) -> int:
     """How many more such releases fit, each chosen after the others; a lower bound.
 
-    Charges of other noise to the Gaussian filter, which take long to find, are left out.
+    For noise that is not Gaussian, the Gaussian filter is left out, as its charges take long to compute.
     """
     use, adjacency = Use(like.profile, like.total_variation), str(like.adjacency)
-    charged = charge({use: 1}, 0.0, adjacency)
+    charged = charge({use: 1}, 0.0, adjacency) if spent.adaptive else None
 
     def fits(count: int) -> bool:
         after = spent.copy()
-        if after.adaptive:
-            after.add({use: 1}, charged, adjacency, count)
-        else:
-            after.fixed[use] += count
+        after.add({use: 1}, charged, adjacency, count)
         return after.fits(adjacency)
 
     low, high = 0, 1

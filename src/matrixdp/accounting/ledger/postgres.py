@@ -1,16 +1,17 @@
 """Ledgers in a PostgreSQL database, one for each data set.
 
 The schema `matrixdp` has the tables `ledgers` (what was fixed at creation), `entries` and `documents`. An entry is
-stored as the text that is hashed, so the server itself checks the chain: a trigger refuses an entry that is not the
-next one, or whose hash is not that of the entry before it and its own text. Others refuse updates, deletions, and
-quotas that the owner of the tables did not set. A role that may spend may select and insert, and nothing else.
+stored as the text that is hashed, so the server itself checks the chain. A trigger refuses an entry that is not the
+next one, whose hash does not match the entry before it and its own text, or that changes a quota unless the owner of
+the tables writes it. Others refuse updates and deletions. A role that may spend may only select and insert.
 
 Writers take turns by an advisory lock that ends with its transaction: a row lock would need the right to update. The
-primary key (data set, number) admits one entry with a number, whoever takes no lock. What fails because a connection or
-the server was lost is tried again until the time is up; every entry has a key, by which it is found if it was written.
+primary key (data set, number) admits one entry per number, even without the lock. An operation that fails because a
+connection or the server was lost is retried until the timeout; every entry has a key, which shows whether it was
+written.
 
-Passwords and TLS are the driver's business. The address is never shown, and messages of the driver are withheld, as
-they may quote a part of it.
+Passwords and TLS are left to the driver. The address is never shown, and messages of the driver are withheld, as they
+may quote a part of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ from datetime import UTC
 from typing import Any
 
 from matrixdp import _check, _extras
-from matrixdp.accounting.ledger.chain import CHAIN, DOCUMENTS, Document, Header, canonical, hashed, now, sha256
+from matrixdp.accounting.ledger.chain import CHAIN, DOCUMENTS, Document, Header, canonical, hashed, new_header, sha256
 from matrixdp.accounting.ledger.store import Found, Session, tampered
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, LedgerError
@@ -37,7 +37,7 @@ _extras.require("postgres", "psycopg")
 import psycopg  # noqa: E402
 from psycopg import sql  # noqa: E402
 
-APPLICATION = 0x6D64706C  # "mdpl", of the advisory locks
+APPLICATION = 0x6D64706C  # "mdpl", the seed of the advisory locks
 
 _REFUSE = """
 CREATE FUNCTION matrixdp.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -92,9 +92,9 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         ),
     ),
 }
-"""What each schema brought; the key of the last is the present one."""
+"""The changes of each schema; the last key is the current schema."""
 
-RIGHTS = {"read": ("SELECT",), "spend": ("SELECT", "INSERT")}
+RIGHTS = ("read", "spend")
 
 _TURN = f"SELECT pg_advisory_xact_lock(hashtextextended(%s, {APPLICATION}))"
 _SETTINGS = (
@@ -107,25 +107,28 @@ SELECT header, last.number, last.hash, (SELECT max(version) FROM matrixdp.versio
 LEFT JOIN LATERAL (SELECT number, hash FROM matrixdp.entries WHERE entries.dataset = ledgers.dataset
     ORDER BY number DESC LIMIT 1) AS last ON true WHERE ledgers.dataset = %s"""
 
-# What is not worth trying again, by PostgreSQL's states.
+# Errors that are not retried, by PostgreSQL's states.
 _REMEDIES = {
     "42501": "this role may not do that: its owner grants the right to spend with `matrixdp ledger grant`, and sets "
     "quotas itself; entries are never changed or removed",
-    "55P03": "others were writing all the time",
+    "55P03": "the timeout ended while others were writing",
     "53100": "the server's disk is full",
     "25006": "the server takes no writes: it is a replica, or read-only",
     "3F000": "it has no ledgers; create one with a budget",
     "42P01": "it has no ledgers; create one with a budget",
 }
-# The same while connecting, when only the text of the message tells them apart; the text itself is not shown.
+_NOT_ENCRYPTED = "the encrypted connection failed: see sslmode and sslrootcert in PostgreSQL's manual"
+# The same for errors while connecting, told apart only by the text of the message, which is not shown itself.
 _REFUSED = {
     "authentication failed": "the user or the password is wrong",
     "no password supplied": "a password is needed: put it into ~/.pgpass, or PGPASSWORD",
     "pg_hba.conf": "the server does not let this user in from here",
     "does not exist": "there is no such database or user",
-    "SSL": "the encrypted connection failed: see sslmode and sslrootcert in PostgreSQL's manual",
-    "certificate": "the encrypted connection failed: see sslmode and sslrootcert in PostgreSQL's manual",
+    "SSL": _NOT_ENCRYPTED,
+    "certificate": _NOT_ENCRYPTED,
 }
+# Another process has just made the tables, and this connection still remembers that there were none.
+_FIRST = ("42P06", "42P07", "42710", "42723")
 _UNREADABLE = (
     "the address cannot be read: write it as postgresql://user@host/database, with characters such as @ / : % "
     "percent-encoded"
@@ -134,7 +137,7 @@ _LOST = "the server is away or the connection was lost; check that it runs, and 
 
 
 class PostgresSession:
-    """A transaction on one ledger; `Postgres` opens it."""
+    """A transaction on one ledger, opened by `Postgres`; its methods are those of `store.Session`."""
 
     def __init__(self, connection: Any, dataset: str, name: str) -> None:
         self.connection, self.dataset, self.name = connection, dataset, name
@@ -144,7 +147,6 @@ class PostgresSession:
         return found
 
     def header(self) -> Header:
-        """What was fixed at creation, the number of entries, and the last hash."""
         ((text, number, head, version),) = self._rows(_HEADER) or [("{}", None, None, None)]
         _check_version(version, self.name)
         try:
@@ -157,12 +159,10 @@ class PostgresSession:
         return replace(header, entries=number or 0, head=head or header.genesis())
 
     def rows(self, after: int) -> Iterator[tuple[dict[str, Any], Any]]:
-        """The fields of the entries after this number, but for the empty ones, and their hashes."""
         question = "SELECT fields, hash FROM matrixdp.entries WHERE dataset = %s AND number > %s ORDER BY number"
         return map(self._record, self._rows(question, after))
 
     def row_with_key(self, key: str) -> tuple[dict[str, Any], Any] | None:
-        """The entry with this idempotency key."""
         found = self._rows("SELECT fields, hash FROM matrixdp.entries WHERE dataset = %s AND key = %s", key)
         return self._record(found[0]) if found else None
 
@@ -175,11 +175,9 @@ class PostgresSession:
         return record, row[1]
 
     def has_hash(self, found: str) -> bool:
-        """Whether an entry has this hash."""
         return bool(self._rows("SELECT 1 FROM matrixdp.entries WHERE dataset = %s AND hash = %s", found))
 
     def document(self, name: str) -> Document:
-        """The document with this SHA-256."""
         found = self._rows("SELECT content FROM matrixdp.documents WHERE dataset = %s AND sha256 = %s", name)
         if not found or sha256(found[0][0]) != name:
             raise tampered(self.name, f"the document {name} is not what was written")
@@ -187,10 +185,9 @@ class PostgresSession:
         return content
 
     def check_pages(self) -> None:
-        """PostgreSQL looks after its pages itself."""
+        """Does nothing: PostgreSQL checks its pages itself."""
 
     def check_complete(self, entries: int) -> None:
-        """Looks for rows that are not part of the chain, which has so many entries."""
         ((number,),) = self._rows("SELECT count(*) FROM matrixdp.entries WHERE dataset = %s")
         if number != entries:
             raise tampered(self.name, "it has entries that are not part of the chain")
@@ -202,7 +199,6 @@ class PostgresSession:
             raise tampered(self.name, "it has documents that no entry names")
 
     def append(self, record: Mapping[str, Any], found: str, documents: Mapping[str, Document]) -> None:
-        """Writes an entry with its hash, and those of its documents that are not there yet."""
         for name, content in documents.items():
             row = (self.dataset, name, canonical(content))
             self.connection.execute("INSERT INTO matrixdp.documents VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", row)
@@ -210,18 +206,17 @@ class PostgresSession:
         self.connection.execute("INSERT INTO matrixdp.entries VALUES (%s, %s, %s, %s, %s)", entry)
 
     def now(self) -> str:
-        """The time of the server, as it is stored."""
         ((found,),) = self.connection.execute("SELECT clock_timestamp()").fetchall()
         return str(found.astimezone(UTC).isoformat(timespec="microseconds"))
 
 
 class Postgres:
-    """The ledger of a data set in a database.
+    """The ledger of a data set in a database; its methods are those of `store.Store`.
 
     Args:
-        address: of the database, as psycopg takes it.
+        address: the address of the database, as psycopg takes it.
         dataset: which of its ledgers.
-        timeout: how many seconds to wait for others that are writing, and for a server that is away.
+        timeout: how many seconds to wait for other writers, and for a server that is away.
     """
 
     path, loses_answers = None, True
@@ -235,18 +230,14 @@ class Postgres:
         weakref.finalize(self, _close, self._idle)
 
     def exists(self) -> bool:
-        """Whether the database has a ledger for this data set."""
-
         def work(session: PostgresSession) -> bool:
-            return bool(_version(session.connection)) and bool(
-                session._rows("SELECT 1 FROM matrixdp.ledgers WHERE dataset = %s")
-            )
+            known = "SELECT 1 FROM matrixdp.ledgers WHERE dataset = %s"
+            return bool(_version(session.connection) and session._rows(known))
 
         return self._run(work)
 
     def create(self, budget: Budget, relation: str | None, adaptive: bool) -> None:
-        """Makes the ledger, and the tables if there are none, unless another process is first."""
-        header = Header(secrets.token_hex(16), budget.epsilon, budget.delta, relation, now(), adaptive=2 * adaptive)
+        header = new_header(budget, relation, adaptive)
 
         def work(session: PostgresSession) -> None:
             _migrate(session.connection, self.name)
@@ -256,18 +247,14 @@ class Postgres:
         self._run(work, write=True)
 
     def opened(self, work: Callable[[Session], Found]) -> Found:
-        """Brings the tables up to date, if they are not, and reads."""
         if self._run(lambda session: _version(session.connection)) < max(MIGRATIONS):
             self._run(lambda session: _migrate(session.connection, self.name), write=True)
         return self.read(work)
 
     def read(self, work: Callable[[Session], Found]) -> Found:
-        """The answer of a function that reads, in a transaction."""
         return self._run(work)
 
     def write(self, work: Callable[[Session], Found]) -> Found:
-        """The answer of a function that may write, once that is committed; nobody else writes meanwhile."""
-
         def in_turn(session: PostgresSession) -> Found:
             session.connection.execute(_TURN, (self._dataset,))
             return work(session)
@@ -275,7 +262,6 @@ class Postgres:
         return self._run(in_turn, write=True)
 
     def grant(self, role: str, may: str) -> None:
-        """Lets a role read, or spend."""
         _check.choice("may", may, RIGHTS)
         if not (isinstance(role, str) and role):
             raise InvalidInput(f"role must be the name of a role, got {_check.kind(role)}")
@@ -291,7 +277,7 @@ class Postgres:
         self._run(work, write=True)
 
     def _run(self, work: Callable[[PostgresSession], Found], write: bool = False) -> Found:
-        """The answer of a function in a transaction, which is tried again where a connection or a race was lost."""
+        """What a function returns in a transaction, which is retried where a connection or a race was lost."""
         deadline, pause = time.monotonic() + self._timeout, 0.01
         while True:
             try:
@@ -308,11 +294,11 @@ class Postgres:
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[PostgresSession]:
-        """A transaction, committed unless an error comes up inside; its connection is then kept for the next."""
+        """A transaction, committed unless an error is raised inside; its connection is then kept for the next."""
         connection = self._connected()
         try:
             connection.execute(f"BEGIN ISOLATION LEVEL {'READ COMMITTED' if write else 'REPEATABLE READ READ ONLY'}")
-            # a client that is gone without a word must not keep the others waiting for longer than they do
+            # the lock of a client that has vanished must end before the others time out
             gone = max(5000, int(1000 * self._timeout / 3))
             connection.execute(_SETTINGS, (f"{max(1, int(1000 * self._timeout))}ms", f"{gone}ms"))
             yield PostgresSession(connection, self._dataset, self.name)
@@ -323,7 +309,7 @@ class Postgres:
         self._idle.append((os.getpid(), connection))
 
     def _connected(self) -> Any:
-        """A connection that nobody uses: one that was kept, or a new one; those of a parent process are left alone."""
+        """An idle connection that was kept, or a new one; those of a parent process are left alone."""
         while self._idle:
             process, connection = self._idle.pop()
             if process != os.getpid():
@@ -351,7 +337,7 @@ def _close(idle: list[tuple[int, Any]]) -> None:
 
 
 def _version(connection: Any) -> int:
-    """The schema of the tables; 0 where there are none."""
+    """The schema version of the tables; 0 if there are none."""
     (found,) = connection.execute("SELECT to_regclass('matrixdp.versions') IS NOT NULL").fetchone()
     return int(connection.execute("SELECT max(version) FROM matrixdp.versions").fetchone()[0] or 0) if found else 0
 
@@ -364,7 +350,7 @@ def _check_version(version: int | None, name: str) -> None:
 
 
 def _migrate(connection: Any, name: str) -> None:
-    """Brings the tables to the present schema, one process at a time."""
+    """Upgrades the tables to the current schema, one process at a time."""
     connection.execute(_TURN, ("",))
     version = _version(connection)
     _check_version(version, name)
@@ -375,7 +361,7 @@ def _migrate(connection: Any, name: str) -> None:
 
 
 def _explained(error: Any) -> tuple[str, bool]:
-    """What an error of the driver means, and whether to try again; nothing of its text."""
+    """What an error of the driver means, without its text, and whether to retry."""
     state = error.sqlstate
     if state in _REMEDIES:
         return _REMEDIES[state], False
@@ -384,6 +370,6 @@ def _explained(error: Any) -> tuple[str, bool]:
         words = next((words for part, words in _REFUSED.items() if part in text), None)
         away = words is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
         return (_LOST if away else words or _UNREADABLE), away
-    if state[:2] in ("08", "57", "40") or state in ("23505", "53300"):
+    if state[:2] in ("08", "57", "40") or state in ("23505", "53300", *_FIRST):
         return ("too many connections" if state == "53300" else _LOST), True
     return f"PostgreSQL refuses it with the state {state}", False

@@ -1,27 +1,26 @@
-"""Quotas and reservations: who may spend how much of a ledger's budget, and what is kept free for whom.
+"""Quotas and reservations: who may spend how much of a ledger's budget, and what is reserved for whom.
 
-**A quota** is a filter on the spends of its members, beside the filter on all spends, which every spend must pass too.
+**A quota** is a filter on the spends of its members. Every spend must also pass the filter on all spends.
 
 Guarantee: let a quota (epsilon, delta) be fixed before its members' first spend. Compare two worlds: the members'
-    releases are made from one data set, or from its neighbour, and all other releases from the same one in both. All
-    that anybody ever sees, refusals included, then differs by (epsilon, delta) at most: so much do the members'
-    releases add to what is known. The releases of all together keep the ledger's budget.
-Proof: given what was seen before, the answers to others have the same law in both worlds. So they are like randomness
-    of the members' own, which the filters of `accounting.filter` allow in choosing the next block. The quota stops the
-    members' blocks by the same filters, with its own epsilon and delta. Charges (mu, k) hold for a block whatever the
-    budget is.
+    releases are made from a data set in one and from its neighbour in the other; all other releases are made from the
+    same data set in both. Then everything that anybody ever sees, refusals included, is (epsilon, delta)-close. So the
+    members' releases add no more than that to what is known. All releases together keep the ledger's budget.
+Proof: given what was seen before, the answers to others have the same law in both worlds. So they are like the members'
+    own randomness, which the filters of `accounting.filter` allow in choosing the next block. The quota stops the
+    members' blocks by the same filters, with its own epsilon and delta. Charges (mu, k) of a block hold for any budget.
 
 A quota per period counts the spends since the period began, by the times of the entries. A new period does not restore
-the guarantee of the same records: only the lifetime total bounds that. Entries count by their order, and a time after
-the present one counts too, so a clock that is put back opens no room.
+the guarantee of the same records: only the lifetime total bounds that. Entries with a time after the current one count
+as well, so a clock that is set back frees no budget.
 
-**A reservation** holds blocks that were not drawn yet: so many single releases, each a block by itself, or one block
-for a plan or a training. It is charged when it is made, and each block is used once.
+**A reservation** holds blocks that were not drawn yet: single releases, each a separate block, or one block for a plan
+or a training. It is charged when it is made, and each block is used once.
 
-Guarantee: what was never used may be given back. Proof: the filters bound the sums of costs of the blocks that were
-    drawn, along every transcript, whatever decides which come next; so a block that was not drawn costs nothing. While
-    it was held the sums were larger, which only refuses more. A block of several releases that was begun is never given
-    back: its charge is for all of it, and where it was broken off may depend on the answers.
+Guarantee: blocks that were never used may be given back. Proof: the filters bound the sums of the costs of the blocks
+    that were drawn, along every transcript, however the next block is chosen; so a block that was not drawn costs
+    nothing. While it was held the sums were larger, which can only refuse more. A block of several releases that was
+    begun is never given back: its charge is for all of it, and where it was stopped may depend on the answers.
 """
 
 from __future__ import annotations
@@ -34,25 +33,26 @@ from typing import Any
 from matrixdp import _check
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.filter import Block, Charge, Spent
-from matrixdp.accounting.ledger.chain import Document, canonical, sha256
+from matrixdp.accounting.ledger.chain import Document, Fields, canonical, sha256
 from matrixdp.accounting.methods import Use
-from matrixdp.budget import Budget
+from matrixdp.budget import Budget, checked_budget
 from matrixdp.errors import BudgetExceeded, InvalidInput
 from matrixdp.privacy.guarantee import Guarantee
 
 PERIODS = ("year", "quarter", "month")
 MOST_MEMBERS = 1000
+LONGEST_NAME = 1000
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What some analysts may spend together, of the ledger's budget.
+    """How much of the ledger's budget some analysts may spend together.
 
     Attributes:
-        name: of the analyst or the team.
+        name: the name of the analyst or the team.
         budget: what the spends of its members may use together.
         per: "year", "quarter" or "month" (UTC), or None for the lifetime of the ledger.
-        members: the analysts whose spends count.
+        members: the analysts whose spends count; by default the one named `name`.
 
     Example:
         >>> import tempfile
@@ -74,15 +74,13 @@ class Quota:
             raise InvalidInput(f"members must be names of analysts, at most {MOST_MEMBERS}")
         for kind, name in (("name", self.name), *(("members", member) for member in members)):
             check_name(kind, name)
-        if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(self.budget)}")
-        self.budget.whole("a quota")
+        checked_budget(self.budget).whole("a quota")
         if self.per is not None:
             _check.choice("per", self.per, PERIODS)
         object.__setattr__(self, "members", tuple(members))
 
     def since(self, time: str) -> str:
-        """The first month of the period that this time lies in, as in "2026-10"; empty for the lifetime."""
+        """The first month of the period that contains this time, as in "2026-10"; empty for the lifetime."""
         year, month = time[:4], int(time[5:7])
         first = {"year": 1, "quarter": month - (month - 1) % 3, "month": month}
         return "" if self.per is None else f"{year}-{first[self.per]:02}"
@@ -90,19 +88,19 @@ class Quota:
     def to_dict(self) -> dict[str, Any]:
         """The document of the quota."""
         numbers = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
-        return {**_document(self.name), **numbers, "per": self.per, "members": list(self.members)}
+        return {**quota_document(self.name), **numbers, "per": self.per, "members": list(self.members)}
 
     def __str__(self) -> str:
         return f"{self.budget}{f' per {self.per}' if self.per else ''}"
 
 
-def no_quota(name: str) -> dict[str, Any]:
-    """The document that removes a quota."""
-    return _document(check_name("name", name))
+def quota_document(name: str) -> dict[str, Any]:
+    """The document that removes a quota; with a budget, period and members added, it sets one."""
+    return {"matrixdp": "quota", "schema": 1, "name": name}
 
 
-def quota_fields(document: Document) -> tuple[dict[str, str], dict[str, Document]]:
-    """What an entry says of a quota: the hash of its document, and the document."""
+def quota_fields(document: Document) -> Fields:
+    """The fields and documents of an entry about a quota: the hash of its document, and the document."""
     digest = sha256(canonical(document))
     return {"quota": digest}, {digest: document}
 
@@ -118,32 +116,31 @@ def quota_of(document: Document) -> Quota | None:
     return Quota(document["name"], budget, document["per"], tuple(document["members"]))
 
 
-def _document(name: str) -> dict[str, Any]:
-    return {"matrixdp": "quota", "schema": 1, "name": name}
-
-
 def check_name(kind: str, name: object) -> str:
-    """A name of one line, at most 1000 printable characters."""
-    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= 1000):
-        raise InvalidInput(f"{kind} must be a name of 1 to 1000 printable characters, got {_check.kind(name)}")
+    """The name, if it has 1 to 1000 printable characters."""
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+        example = ", such as secrets.token_hex(8)" if kind in ("series", "key") else ""
+        raise InvalidInput(
+            f"{kind} must be a name of 1 to {LONGEST_NAME} printable characters{example}, got {_check.kind(name)}"
+        )
     return name
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Blocks that are kept free, and were charged when that was asked for.
+    """Blocks that are reserved, and were charged when the reservation was made.
 
     Attributes:
-        name: under which they are used.
+        name: the name under which they are used.
         analyst: who may use them.
         purpose: what they are for.
         time: when they were reserved.
-        guarantee: what each release guarantees, or is within.
+        guarantee: what each release guarantees at least.
         count: how many blocks were reserved: single releases, or one plan.
         left: how many are not used yet.
         block: the releases of one block.
-        charge: what each block was charged.
-        whole: whether this is one block of a plan or a training, which the first spend of a series uses.
+        charge: the charge of each block.
+        whole: whether this is one block for a plan or a training, used by the first spend of a series.
 
     Example:
         >>> import tempfile
@@ -167,11 +164,11 @@ class Reservation:
     whole: bool = False
 
     def takes(self, block: Block, use: Use, analyst: str | None, is_series: bool) -> int:
-        """How many of the blocks that are left a spend uses.
+        """How many of the remaining blocks a spend uses.
 
         Raises:
             InvalidInput: if the spend is not what was reserved.
-            BudgetExceeded: if not so many are left.
+            BudgetExceeded: if fewer are left.
         """
         if analyst != self.analyst:
             raise InvalidInput(f"analyst must be the one that the reservation {self.name!r} is for")
@@ -198,7 +195,7 @@ class Reservation:
 
 
 Kind = tuple[frozenset[tuple[Use, int]], Charge | None]
-"""A block and its charge; no charge where everything is fixed beforehand."""
+"""A block and its charge; None if all releases are fixed beforehand."""
 
 
 @dataclass
@@ -208,16 +205,16 @@ class Own:
     months: dict[tuple[str, str], Counter[Kind]] = field(default_factory=dict)
 
     def copy(self) -> Own:
-        """The same, to add to."""
+        """A copy that can be changed."""
         return Own({place: Counter(kinds) for place, kinds in self.months.items()})
 
     def add(self, analyst: str | None, time: str, block: Mapping[Use, int], charge: Charge | None, times: int) -> None:
-        """Adds so many blocks; a negative number takes them out."""
+        """Adds `times` equal blocks; a negative number removes them."""
         kinds = self.months.setdefault((analyst or "", time[:7]), Counter())
         kinds[frozenset(block.items()), charge] += times
 
     def analysts(self) -> list[str]:
-        """All that were ever charged; an empty name for spends without one."""
+        """All analysts ever charged; an empty name for spends without one."""
         return sorted({analyst for analyst, _ in self.months})
 
     def spent(
@@ -229,13 +226,11 @@ class Own:
         adaptive: bool,
         year: int | None = None,
     ) -> Spent:
-        """What these analysts were charged since a month, or in one year, held to a budget."""
+        """The charges of these analysts since a month, or in one year, with this budget."""
         found, chosen = Spent(budget, adaptive), {*analysts}
         for (analyst, month), kinds in self.months.items():
             if analyst in chosen and month >= since and year in (None, int(month[:4])):
                 for (block, charge), times in kinds.items():
-                    if charge is None:
-                        found.fixed.update({use: count * times for use, count in block})
-                    elif times:
+                    if times:
                         found.add(dict(block), charge, adjacency, times)
         return found

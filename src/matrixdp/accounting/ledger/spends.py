@@ -1,9 +1,8 @@
-"""Spends as they are asked for: their arguments checked, and the documents that their entries name."""
+"""Checks the arguments of spends, and makes the fields and documents of their entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
 from typing import Any
 
 import numpy as np
@@ -11,109 +10,36 @@ import numpy as np
 from matrixdp import _check
 from matrixdp.accounting.accountant import check_secret
 from matrixdp.accounting.composition import Composition
-from matrixdp.accounting.ledger.chain import Document, canonical, hashed, sha256
-from matrixdp.accounting.ledger.entries import Entry, guarantee_of, usable
-from matrixdp.accounting.methods import Use, Uses
-from matrixdp.accounting.pairs import check_sampling_rate, dots
-from matrixdp.adjacency import Adjacency
+from matrixdp.accounting.ledger.chain import Fields, canonical, sha256
+from matrixdp.accounting.ledger.entries import Entry
+from matrixdp.accounting.ledger.rules import LONGEST_NAME, check_name
+from matrixdp.accounting.pairs import check_sampling_rate, curve_points
+from matrixdp.accounting.stated import StatedCurve
+from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import records
 from matrixdp.privacy.certificate import Certificate, refuse_unsafe_floats
 from matrixdp.privacy.guarantee import Curve, Guarantee, Profile
-from matrixdp.privacy.verification import document_of
-
-LONGEST_NOTE = 1000
+from matrixdp.privacy.verification import document_of, profile_record
 
 
-@dataclass(frozen=True)
-class Spend:
-    """A spend that was asked for, if its arguments can be used.
-
-    Attributes:
-        guarantee: as it is added up.
-        count: how many such releases it is for.
-        sampling_rate: the probability that a record takes part.
-        series: the plan that it is a part of, if any.
-        planned: how many releases the plan has, if that was given.
-        plan: the SHA-256 of the document of the plan, if it has one.
-        plan_uses: the releases of that plan.
-        fields: the words of its entry, and the names of its documents.
-        documents: those that it needs, by the SHA-256 of their text.
-    """
-
-    guarantee: Guarantee
-    count: int
-    sampling_rate: float
-    series: str | None
-    planned: int | None
-    plan: str | None
-    plan_uses: Uses
-    fields: Mapping[str, Any]
-    documents: Mapping[str, Document]
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours."""
-        return self.guarantee.adjacency
-
-    @property
-    def use(self) -> Use:
-        """What the spend adds to a total."""
-        return Use(self.guarantee.profile, self.guarantee.total_variation, self.sampling_rate)
-
-    def record(self) -> dict[str, Any]:
-        """The row of the entry, but for its number and charge."""
-        numbers = {"count": self.count, "sampling_rate": self.sampling_rate}
-        return {**self.fields, **numbers, "series": self.series, "planned": self.planned}
-
-    @property
-    def analyst(self) -> str | None:
-        """Who asks for it."""
-        return self.fields.get("analyst")
-
-    @property
-    def reservation(self) -> str | None:
-        """The reservation that it uses, or makes."""
-        return self.fields.get("reservation")
-
-    @property
-    def kind(self) -> str:
-        """ "spend" or "reservation"."""
-        return str(self.fields.get("kind", "spend"))
-
-    def is_that_of(self, entry: Entry) -> bool:
-        """Whether this entry was written for an equal spend; the plan of a series need not be repeated."""
-        asked = self.record()
-        open_ = {"planned"} if self.planned is None else set()
-        return all(entry.fields.get(name) == hashed(asked).get(name) for name in asked if name not in open_)
-
-
-def checked(
+def spend_fields(
     certificate: Guarantee,
-    epsilon: float,
+    budget: Budget,
     *,
     note: str,
     count: int,
     sampling_rate: float,
     series: str | None,
-    planned: int | None,
-    plan: Composition | None,
-    unit: str,
+    planned: int | None = None,
+    plan: Composition | None = None,
+    unit: str = "record",
     **words: str | None,
-) -> Spend:
-    """The spend with these arguments, if they can be used.
+) -> Fields:
+    """The fields and documents of the entry of a spend or a reservation, without number, time and charge.
 
-    Args:
-        certificate: what the release guarantees.
-        epsilon: that of the ledger's budget; a curve is exact there.
-        note: as for `Ledger.spend`, like the rest.
-        count: as above.
-        sampling_rate: as above.
-        series: as above.
-        planned: as above.
-        plan: as above.
-        unit: as above.
-        words: dataset, analyst, purpose, key, reservation and kind.
+    The arguments are those of `Ledger.spend`, and are checked here. `words` are dataset, analyst, purpose, key,
+    reservation and kind. `budget` is the ledger's; a stored curve is exact at its epsilon.
     """
     if not isinstance(certificate, Guarantee):
         raise InvalidInput(f"certificate must be a Certificate, got {_check.kind(certificate)}; certify() makes one")
@@ -121,12 +47,8 @@ def checked(
     refuse_unsafe_floats(certificate, "charging it to a ledger")
     check_note(note)
     for name, value in {**words, "unit": unit, "series": series}.items():
-        usable = isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_NOTE
-        if not usable and (value is not None or name == "unit"):
-            raise InvalidInput(
-                f"{name} must be a name of 1 to {LONGEST_NOTE} printable characters"
-                f"{', such as secrets.token_hex(8)' if name in ('series', 'key') else ''}, got {_check.kind(value)}"
-            )
+        if value is not None or name == "unit":
+            check_name(name, value)
     if planned is not None and series is None:
         raise InvalidInput("planned must come with a series, the name under which the planned releases are used")
     for name, number in (("count", count), ("planned", 1 if planned is None else planned)):
@@ -136,73 +58,87 @@ def checked(
         if not isinstance(plan, Composition) or series is None or planned is not None:
             raise InvalidInput("plan must be a Composition, and come with a series and without a number planned")
         planned = sum(plan.uses.values())
-    curve, document = curve_for(certificate.profile, epsilon), _document_for(certificate)
-    documents = {sha256(canonical(each)): each for each in (document, curve) if each is not None}
-    named, *curves = documents
-    whole = None if plan is None else plan.to_dict()
-    digest = None if whole is None else sha256(canonical(whole))
-    if whole is not None and digest is not None:
-        documents[digest] = whole
+    found = {
+        "certificate": _document_for(certificate),
+        "curve": curve_for(certificate.profile, budget),
+        "plan": None if plan is None else plan.to_dict(),
+    }
+    documents = {name: each for name, each in found.items() if each is not None}
+    digests = {name: sha256(canonical(each)) for name, each in documents.items()}
     fields = {
         "note": note,
-        "certificate": named,
-        "curve": curves[0] if curves else None,
         "unit": unit,
         **words,
+        "count": int(count),
+        "sampling_rate": check_sampling_rate(sampling_rate),
+        "series": series,
+        "planned": None if planned is None else int(planned),
+        **digests,
     }
-    return Spend(
-        guarantee_of(document, curve),
-        int(count),
-        check_sampling_rate(sampling_rate),
-        series,
-        None if planned is None else int(planned),
-        digest,
-        {} if plan is None else plan.uses,
-        fields,
-        documents,
-    )
+    return fields, {digests[name]: each for name, each in documents.items()}
+
+
+def is_for(entry: Entry, spend: Entry) -> bool:
+    """Whether an entry was written for this spend; the plan of a series need not be repeated."""
+    names = {*entry.fields, *spend.fields} - {"number", "time", "charged_mu", "charged_delta", "plan"}
+    if spend.planned is None:
+        names -= {"planned"}
+    return all(entry.fields.get(name) == spend.fields.get(name) for name in names)
+
+
+def refuse_undrawn(spend: Entry) -> None:
+    """Raises InvalidInput for a law that has not been drawn, for a ledger or a quota with delta = 0.
+
+    The law may have delta = 0 while draws from it do not: `law.sample()` uses tables with a tiny error.
+    """
+    if spend.undrawn:
+        raise InvalidInput(
+            "certificate must say how the noise was drawn, and that it was exact, as the ledger or a quota has "
+            "delta = 0. Use release(..., ledger=), or state Budget(epsilon, 0) with record(); nothing was spent"
+        )
 
 
 def check_note(note: object) -> None:
     """Raises InvalidInput unless this is one line."""
-    if not (isinstance(note, str) and note.isprintable() and len(note) <= LONGEST_NOTE):
-        raise InvalidInput(f"note must be one line of at most {LONGEST_NOTE} printable characters")
+    if not (isinstance(note, str) and note.isprintable() and len(note) <= LONGEST_NAME):
+        raise InvalidInput(f"note must be one line of at most {LONGEST_NAME} printable characters")
 
 
 def _document_for(certificate: Guarantee) -> dict[str, Any]:
-    """The document of a certificate, or of a guarantee that is merely stated."""
+    """The document of a certificate, or of a stated guarantee."""
     if isinstance(certificate, Certificate):
         return document_of(certificate)
-    profile = certificate.profile
-    known = records.kind_of(profile) is not None
     return {
         "matrixdp": "guarantee",
         "schema": 1,
-        "profile": records.encode(profile) if known else {"words": str(profile)},
+        "profile": profile_record(certificate.profile),
         "adjacency": str(certificate.adjacency),
         "total_variation": certificate.total_variation,
     }
 
 
-def curve_for(profile: Profile, epsilon: float) -> dict[str, Any] | None:
-    """The curve that is stored of a profile without a JSON form, exact at this epsilon."""
+def curve_for(profile: Profile, budget: Budget | None) -> dict[str, Any] | None:
+    """The curve to store for a profile without a JSON form, exact at the budget's epsilon; None for other profiles."""
     if not isinstance(profile, Profile):
         raise InvalidInput(
             f"certificate must have a profile with delta(epsilon) and epsilon(delta), got {_check.kind(profile)}"
         )
-    if records.kind_of(usable(profile)) is not None:
+    if records.kind_of(profile) is not None:
         return None
-    found: dict[str, Any] = records.encode(_curve_of(profile, epsilon))
+    # With delta = 0 a pure epsilon counts that the profile itself names, not one where a tiny delta was rounded to 0.
+    pure = budget is not None and budget.delta == 0 and hasattr(profile, "pure_epsilon")
+    epsilons, deltas = _points(profile, math.inf if budget is None else budget.epsilon)
+    found: dict[str, Any] = records.encode((StatedCurve if pure else Curve)(epsilons, deltas))
     return found
 
 
-def _curve_of(profile: Profile, epsilon: float) -> Curve:
-    """A profile at some points, this epsilon among them, so that a release may use the whole of a budget."""
-    epsilons, deltas = dots(profile)
+def _points(profile: Profile, epsilon: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Some points of a profile, including this epsilon, so that a release may use the whole of a budget."""
+    epsilons, deltas = curve_points(profile)
     if epsilon < epsilons[-1]:
         place = int(np.searchsorted(epsilons, epsilon))
         if epsilons[place] != epsilon:
             epsilons = np.insert(epsilons, place, epsilon)
             deltas = np.insert(deltas, place, profile.delta(epsilon))
-    falling = np.maximum.accumulate(deltas[::-1])[::-1]  # rounded up where a later one was
-    return Curve(tuple(epsilons.tolist()), tuple(falling.tolist()))
+    falling = np.maximum.accumulate(deltas[::-1])[::-1]  # raised where a later delta was rounded above it
+    return tuple(epsilons.tolist()), tuple(falling.tolist())

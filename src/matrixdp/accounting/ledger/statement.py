@@ -1,4 +1,4 @@
-"""A ledger on one page, in plain language, and in the fields of the public registry of deployments.
+"""The statement of a ledger: one page in plain language, or JSON in the fields of the public registry of deployments.
 
 The registry (registry.opendp.org) describes a deployment in groups of fields. Those that a ledger knows are filled in:
 product (name, intended_use, description, publication_date), dp_flavor (name), privacy_loss (privacy_unit,
@@ -44,13 +44,13 @@ class Facts:
     Attributes:
         dataset: the data set, or the name of the file.
         year: the year, or None for all years.
-        entries: the spends of that time, in the order of the chain.
-        units: whom the guarantees of all spends ever protect.
-        before: how many there are in all.
-        budget: of the ledger.
+        entries: the spends of that year, in the order of the chain.
+        units: whom the guarantees protect, over the spends of all years.
+        before: the number of spends in all years.
+        budget: the budget of the ledger.
         adjacency: which data sets are neighbours.
         spent: epsilon of everything ever charged, at the budget's delta.
-        spent_in_year: epsilon of the spends of that time alone; None where some were charged at another time.
+        spent_in_year: epsilon of the spends of that year alone; None if some may have been charged in another year.
         adaptive: whether releases may be chosen in view of earlier answers.
         kept: whether the budget is kept.
         analysts: epsilon of each analyst's own spends.
@@ -173,7 +173,7 @@ def _not_promised(facts: Facts) -> Iterator[str]:
 
 
 def _share(epsilon: float, delta: float) -> float:
-    """How often a guess can be right: the worst release with this epsilon and delta has this much at most."""
+    """The largest probability of a correct guess: that of the worst release with this epsilon and delta."""
     if not math.isfinite(epsilon):
         return 1.0
     return (1.0 + by_budget(Budget(epsilon, delta)).delta(0.0)) / 2 if epsilon > 0 else (1.0 + delta) / 2

@@ -1,4 +1,4 @@
-"""What a ledger needs of the place where it is kept: `file` and `postgres` are the two that there are."""
+"""What a ledger needs from the store that holds it; `file` and `postgres` implement it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Found = TypeVar("Found")
 
 
 class Session(Protocol):
-    """A transaction on one ledger."""
+    """A transaction on one ledger; an error inside undoes it."""
 
     def header(self) -> Header:
         """What was fixed at creation, the number of entries, and the last hash."""
 
     def rows(self, after: int) -> Iterator[tuple[dict[str, Any], Any]]:
-        """The fields of the entries after this number, but for the empty ones, and their hashes."""
+        """The fields that are not empty, and the hash, of each entry after this number."""
 
     def row_with_key(self, key: str) -> tuple[dict[str, Any], Any] | None:
-        """The entry with this idempotency key."""
+        """The fields and the hash of the entry with this idempotency key, if there is one."""
 
     def has_hash(self, found: str) -> bool:
         """Whether an entry has this hash."""
@@ -34,24 +34,24 @@ class Session(Protocol):
         """The document with this SHA-256."""
 
     def check_pages(self) -> None:
-        """Looks for damage below the level of rows."""
+        """Looks for damage below the level of rows, and raises an error if there is any."""
 
     def check_complete(self, entries: int) -> None:
-        """Looks for rows that are not part of the chain, which has so many entries."""
+        """Raises an error if there are rows that are not part of the chain, which has this number of entries."""
 
     def append(self, record: Mapping[str, Any], found: str, documents: Mapping[str, Document]) -> None:
         """Writes an entry with its hash, and those of its documents that are not there yet."""
 
     def now(self) -> str:
-        """The time, by the clock of the store, as it is stored."""
+        """The time of the machine or the server, as it is stored."""
 
 
 class Store(Protocol):
-    """The place of a ledger."""
+    """Where a ledger is kept."""
 
     @property
     def name(self) -> str:
-        """What it is called in messages; never an address, which may have a password in it."""
+        """The name of the ledger in messages; never an address, which may contain a password."""
 
     @property
     def path(self) -> Path | None:
@@ -65,18 +65,18 @@ class Store(Protocol):
         """Whether there is a ledger."""
 
     def create(self, budget: Budget, relation: str | None, adaptive: bool) -> None:
-        """Makes the ledger, unless another process is first."""
+        """Creates the ledger, and the tables if a database has none, unless another process is first."""
 
     def opened(self, work: Callable[[Session], Found]) -> Found:
-        """Brings the store up to date, if it is not, and reads; it stays as it was if an error comes."""
+        """Upgrades the store if it has an older schema, and reads."""
 
     def read(self, work: Callable[[Session], Found]) -> Found:
-        """The answer of a function that reads, in a transaction."""
+        """What a function that reads returns, in a transaction."""
 
     def write(self, work: Callable[[Session], Found]) -> Found:
-        """The answer of a function that may write, once that is durable; nobody else writes meanwhile.
+        """What a function that may write returns, once that is durable; nobody else writes meanwhile.
 
-        It may be called again where its outcome is not known, and finds by its key what it has written.
+        The function may be called again if the outcome is not known; it finds by its key what it has written.
         """
 
     def grant(self, role: str, may: str) -> None:

@@ -1,4 +1,4 @@
-"""What a chain of entries adds up to, and what one more costs."""
+"""The total of a chain of entries, and the cost of one more."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from matrixdp._rounding import rounded_up
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.filter import Block, Charge, Spent, is_enough
 from matrixdp.accounting.ledger.entries import Change, Entry
 from matrixdp.accounting.ledger.rules import Own, Quota, Reservation
-from matrixdp.accounting.ledger.spends import Spend
 from matrixdp.accounting.methods import Use
 from matrixdp.budget import Budget
 from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
@@ -20,11 +20,11 @@ from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
 
 @dataclass
 class Series:
-    """Releases that were planned, and charged, as one block: how many of each kind, and how many of these were made.
+    """Releases that were planned and charged as one block.
 
     Attributes:
         planned: how many releases of each kind.
-        plan: the SHA-256 of the document that says so; None for a plan of one kind.
+        plan: the SHA-256 of the plan's document; None for a series of one kind.
         analyst: who was charged.
         used: how many of each kind in `planned` were made.
     """
@@ -35,14 +35,14 @@ class Series:
     used: Counter[Use] = field(default_factory=Counter)
 
     def place(self, use: Use, count: int) -> Use | None:
-        """The kind in the plan that so many releases may be counted as: their own, or one that they lie under."""
+        """The kind in the plan that these releases may be counted as: their own, or one that dominates it."""
         open_ = [kind for kind, planned in self.planned.items() if self.used[kind] + count <= planned]
         if use in open_:
             return use
         return next((kind for kind in open_ if lies_under(use, kind)), None) if self.plan is not None else None
 
     def after(self, use: Use, count: int) -> Series:
-        """The series with so many more releases made."""
+        """The series after these releases."""
         place = self.place(use, count)
         made = Counter({use if place is None else place: count})
         return Series(self.planned, self.plan, self.analyst, self.used + made)
@@ -50,18 +50,19 @@ class Series:
 
 @dataclass
 class Total:
-    """The beginning of a chain: its length, its last hash, what was charged, and the rules that hold.
+    """The total of a chain up to some entry: what was charged, and the rules that hold.
 
     Attributes:
-        entries: its length.
-        head: its last hash.
-        adjacency: that of all spends.
-        spent: what was charged; what is reserved is charged when that is asked for.
-        releases: how many were made.
-        series: those that were begun.
-        quotas: by name.
-        reservations: the open ones, by name.
+        entries: the number of entries.
+        head: the last hash.
+        adjacency: the adjacency of all spends.
+        spent: what was charged; a reservation is charged when it is made.
+        releases: how many releases were made.
+        series: the series that were begun, by name.
+        quotas: the quotas that hold, by name.
+        reservations: the open reservations, by name.
         own: what each analyst was charged.
+        undrawn: the last month in which each analyst spent the certificate of a law that has not been drawn.
     """
 
     entries: int
@@ -73,9 +74,10 @@ class Total:
     quotas: dict[str, Quota] = field(default_factory=dict)
     reservations: dict[str, Reservation] = field(default_factory=dict)
     own: Own = field(default_factory=Own)
+    undrawn: dict[str, str] = field(default_factory=dict)
 
     def followed_by(self, events: Iterable[Entry | Change]) -> Total:
-        """The same with more entries."""
+        """A copy of this total with more entries added."""
         after = replace(
             self,
             spent=self.spent.copy(),
@@ -83,6 +85,7 @@ class Total:
             quotas=dict(self.quotas),
             reservations=dict(self.reservations),
             own=self.own.copy(),
+            undrawn=dict(self.undrawn),
         )
         for event in events:
             after.add(event)
@@ -103,6 +106,9 @@ class Total:
 
     def _add_spend(self, entry: Entry) -> None:
         self.releases += entry.count
+        if entry.undrawn:
+            analyst, month = entry.analyst or "", entry.time[:7]
+            self.undrawn[analyst] = max(month, self.undrawn.get(analyst, month))
         begun = self.begun(entry)
         block = _planned_block(entry)
         if begun is None and entry.reservation is not None:
@@ -112,12 +118,10 @@ class Total:
                 self.reservations[held.name] = replace(held, left=left)
             else:
                 del self.reservations[held.name]
-        elif begun is None and (entry.planned is None or not self.spent.adaptive):
-            self.spent.fixed.update(block)
-            self.own.add(entry.analyst, entry.time, block, None, 1)
         elif begun is None:
-            charged = _charge_of(entry)
-            if not is_enough(block, charged):
+            fixed = entry.planned is None or not self.spent.adaptive
+            charged = None if fixed else _charge_of(entry)
+            if charged is not None and not is_enough(block, charged):
                 raise LedgerError(f"entry {entry.number} was charged less than its release costs")
             self.spent.add(block, charged, str(entry.adjacency))
             self.own.add(entry.analyst, entry.time, block, charged, 1)
@@ -143,21 +147,21 @@ class Total:
         self._charged(found, 1)
 
     def _charged(self, held: Reservation, sign: int) -> None:
-        """Charges a reservation, or gives back what is left of it."""
+        """Charges a reservation (sign 1), or gives back what is left of it (sign -1)."""
         adjacency = str(self.adjacency)
         self.spent.add(held.block, held.charge, adjacency, sign * held.left)
         self.own.add(held.analyst, held.time, held.block, held.charge, sign * held.left)
 
-    def begun(self, spend: Spend | Entry) -> Series | None:
+    def begun(self, spend: Entry) -> Series | None:
         """The series that a spend is a later part of."""
         return None if spend.series is None else self.series.get(spend.series)
 
-    def price(self, spend: Spend | Entry) -> dict[str, Any]:
-        """What a spend or a reservation costs if it comes next, and how many releases its block has.
+    def price(self, spend: Entry) -> dict[str, Any]:
+        """The charge of a spend or a reservation if it comes next, and how many releases its block has.
 
         Raises:
-            InvalidInput: if it does not keep to the plan of its series, or to what was reserved.
-            BudgetExceeded: if the series or the reservation has not so many releases left.
+            InvalidInput: if it deviates from the plan of its series, or from what was reserved.
+            BudgetExceeded: if the series or the reservation has fewer releases left.
         """
         if spend.kind == "reservation":
             return self._price_of_reservation(spend)
@@ -174,7 +178,7 @@ class Total:
             return {**planned, "charged_mu": 0.0, "charged_delta": 0.0}
         return {**planned, **self._charge(block, str(spend.adjacency))}
 
-    def _price_of_reservation(self, spend: Spend | Entry) -> dict[str, Any]:
+    def _price_of_reservation(self, spend: Entry) -> dict[str, Any]:
         if not self.spent.adaptive:
             raise InvalidInput("a ledger whose releases are all fixed beforehand takes no reservations")
         if spend.reservation in self.reservations or spend.series in self.series:
@@ -206,36 +210,47 @@ class Total:
         return found
 
     def spent_of(self, quota: Quota, time: str) -> Spent:
-        """What the members of a quota were charged in the period of this time, held to the quota."""
+        """The charges of the members of a quota in the period of this time, with the quota as their budget."""
         return self.own.spent(quota.budget, quota.members, quota.since(time), self.adjacency or "", self.spent.adaptive)
 
+    def is_pure(self, analyst: str | None) -> bool:
+        """Whether the ledger, or a quota that covers an analyst, has delta = 0."""
+        quotas = [quota.budget for quota in self.quotas.values() if analyst in quota.members]
+        return any(budget.delta == 0 for budget in (self.spent.budget, *quotas))
+
+    def has_undrawn(self, quota: Quota, time: str) -> bool:
+        """Whether, in the period of this time, a member of a quota spent the certificate of a law not drawn."""
+        since = quota.since(time)
+        return any(month >= since for analyst, month in self.undrawn.items() if analyst in quota.members)
+
     def check_quotas(self, analyst: str | None, time: str) -> None:
-        """Raises BudgetExceeded if what an analyst was charged passes a quota in the period of this time."""
+        """Raises BudgetExceeded if the charges exceed a quota of an analyst in the period of this time."""
         for quota in self.quotas_of(analyst):
             spent = self.spent_of(quota, time)
             if not spent.fits(self.adjacency or ""):
                 raise BudgetExceeded(
                     f"after this spend, epsilon at delta {quota.budget.delta:g} would be "
-                    f"{spent.epsilon(self.adjacency or ''):.4g} for the quota {quota.name!r}, which is {quota}; "
-                    "nothing was spent. What is left: ledger.left(), or matrixdp ledger left"
+                    f"{rounded_up(spent.epsilon(self.adjacency or ''))} for the quota {quota.name!r}, which is "
+                    f"{quota}; nothing was spent. What is left: ledger.left(), or matrixdp ledger left"
                 )
 
     def check_budget(self, budget: Budget, name: str) -> None:
-        """Raises BudgetExceeded if everything together passes the budget of the ledger with this name."""
+        """Raises BudgetExceeded if all charges together exceed the budget of the ledger with this name."""
         if self.fits():
             return
         if budget.delta == 0 and self.epsilon() == math.inf:
             raise BudgetExceeded(
-                f"the budget of {name} is {budget}, which only pure releases keep, drawn exactly, and not all would "
-                "be; nothing was spent. Release with Budget(epsilon, 0), which has discrete Laplace noise"
+                f"the budget of {name} is {budget}, so every release must be pure and drawn exactly, and this one is "
+                "not; nothing was spent. Release with Budget(epsilon, 0), which has discrete Laplace noise"
             )
         raise BudgetExceeded(
-            f"after this spend, epsilon at delta {budget.delta:g} would be {self.epsilon():.4g}, and the budget of "
-            f"{name} is {budget}; nothing was spent. What is left: ledger.remaining(), or matrixdp ledger show"
+            f"after this spend, epsilon at delta {budget.delta:g} would be {rounded_up(self.epsilon())}, and the "
+            f"budget of {name} is {budget}; nothing was spent. What is left: ledger.remaining(), or matrixdp ledger "
+            "show"
         )
 
     def _charge(self, block: Block, adjacency: str, times: int = 1) -> dict[str, float | None]:
-        """The charge of each of so many blocks that come next; none where all releases are fixed beforehand."""
+        """The charge of each of `times` equal blocks that come next; None if all releases are fixed beforehand."""
         if not self.spent.adaptive:
             return {"charged_mu": None, "charged_delta": None}
         charged = self.spent.charge(block, adjacency, times)
@@ -244,11 +259,11 @@ class Total:
         return {"charged_mu": mu, "charged_delta": charged.delta}
 
     def epsilon(self) -> float:
-        """epsilon of everything together, at the budget's delta."""
+        """epsilon of all charges together, at the budget's delta."""
         return self.spent.epsilon(self.adjacency or "")
 
     def fits(self) -> bool:
-        """Whether everything together keeps the budget."""
+        """Whether all charges together keep the budget."""
         return self.spent.fits(self.adjacency or "")
 
 
@@ -260,8 +275,8 @@ def _charge_of(entry: Entry) -> Charge:
     return Charge(math.inf if entry.charged_mu is None else entry.charged_mu, entry.charged_delta or 0.0)
 
 
-def _block_of(spend: Spend | Entry, begun: Series | None) -> Block:
-    """The releases of the block of a spend, if the spend keeps to the plan."""
+def _block_of(spend: Entry, begun: Series | None) -> Block:
+    """The releases of the block of a spend; raises an error if the spend deviates from the plan."""
     name, count, asked, use = spend.series, spend.count, spend.planned, spend.use
     if name is None:
         return {use: count}
@@ -283,7 +298,7 @@ def _block_of(spend: Spend | Entry, begun: Series | None) -> Block:
         )
     if series.place(use, 1) is None and not any(use == kind or lies_under(use, kind) for kind in series.planned):
         raise InvalidInput(
-            f"certificate must lie under a release that the plan {name!r} has, at every epsilon; this one is in none"
+            f"certificate must lie under a release of the plan {name!r} at every epsilon; this one lies under none"
         )
     left = planned - series.used.total()
     raise BudgetExceeded(

@@ -1,8 +1,8 @@
-"""The shape of Gaussian noise: covariances on the entries of a matrix, never larger in memory than their structure.
+"""Covariances of Gaussian noise on the entries of a matrix, stored by their structure.
 
-Every covariance S knows how to colour standard normal noise (multiply by a factor U, S = U U^T) and how to whiten a
-difference (multiply by U^-1), so that mu_V = ||whiten(V)|| is the privacy of that difference. Covariances with full
-support also provide what the suprema over sensitivity sets need of the precision S^-1.
+Every covariance S can colour standard normal noise (multiply by a factor U, S = U U^T) and whiten a difference V
+(multiply by U^-1). mu_V = ||whiten(V)|| is the privacy parameter of that difference. Covariances with full support also
+provide the parts of the precision S^-1 that the suprema over sensitivity sets need.
 """
 
 from matrixdp.distributions.covariance.base import Covariance, FullCovariance

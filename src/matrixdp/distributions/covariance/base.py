@@ -58,9 +58,9 @@ class Covariance(ABC):
 
     @abstractmethod
     def whitening_error(self) -> float:
-        """The largest rounding error of `coordinates(whiten(value))`, relative to its norm; 0 if entry by entry.
+        """The largest rounding error of `coordinates(whiten(value))`, relative to its norm; 0 for independent noise.
 
-        The value itself may have been rounded twice before, entry by entry.
+        It includes two earlier roundings of each entry of the value.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def condition(self) -> float:
-        """The ratio of the largest and the smallest standard deviation along any direction of the support."""
+        """The ratio of the largest to the smallest standard deviation along any direction of the support."""
 
     @property
     def smallest_std(self) -> float:

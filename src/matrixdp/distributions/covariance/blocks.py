@@ -1,4 +1,4 @@
-"""Independent pieces of one vector, each with noise of its own, such as the layers of a network."""
+"""Independent parts of one vector, each with its own covariance, such as the layers of a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matrixdp.errors import InvalidInput
 
 @dataclass(frozen=True, eq=False)
 class Blocks(FullCovariance):
-    """A vector made of consecutive pieces, read as matrices or vectors, whose noises are independent of each other.
+    """A vector of consecutive parts, read as matrices or vectors, with independent noise.
 
     Example:
         >>> from matrixdp.distributions.covariance import Blocks, Isotropic
@@ -37,7 +37,7 @@ class Blocks(FullCovariance):
             object.__setattr__(self, name, value)
 
     def _each(self, vector: Array, apply: Callable[[FullCovariance, Array], Array]) -> Array:
-        """The vector whose pieces are those of another one after `apply`."""
+        """Applies a function to each part of a vector, and joins the results."""
         pieces = (
             apply(part, vector[place].reshape(part.shape)) for part, place in zip(self.parts, self.places, strict=True)
         )
@@ -49,7 +49,7 @@ class Blocks(FullCovariance):
 
     @property
     def slack(self) -> float:
-        """That of the worst part: the squared norm is a sum over the parts."""
+        """The largest slack of a part, since the squared norm is a sum over the parts."""
         return max(part.slack for part in self.parts)
 
     @property
@@ -79,7 +79,7 @@ class Blocks(FullCovariance):
         return math.fsum(part.power_trace(power) for part in self.parts)
 
     def condition(self) -> float:
-        """The largest over the smallest standard deviation of any part; the largest is at most condition * smallest."""
+        """The largest over the smallest standard deviation; a part's largest is its condition times its smallest."""
         return max(part.condition() * part.smallest_std for part in self.parts) / self.smallest_std
 
     def scaled(self, factor: float) -> Blocks:

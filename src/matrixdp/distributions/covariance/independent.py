@@ -17,7 +17,7 @@ from matrixdp.distributions.covariance.spectrum import unit
 
 
 class _Independent(FullCovariance):
-    """Independent entries with a standard deviation, or one each; whitening is one division per entry, and exact."""
+    """Independent entries with one standard deviation, or one each; whitening is one division per entry."""
 
     std: Any
     independent = True
@@ -98,7 +98,7 @@ class Isotropic(_Independent):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(_Independent):
-    """Independent noise with a standard deviation of its own on every entry.
+    """Independent noise with one standard deviation per entry.
 
     Example:
         >>> from matrixdp.distributions.covariance import Diagonal
@@ -127,6 +127,6 @@ class Diagonal(_Independent):
         return unit(self.shape, np.unravel_index(int(np.argmin(self.std)), self.shape))
 
     def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
-        """Each line has noise of its own."""
+        """All lines, each with its own standard deviations."""
         for index, std in enumerate(np.moveaxis(self.std, axis, 0)):
             yield index, Diagonal(std)

@@ -83,6 +83,10 @@ class Kronecker(FullCovariance):
         factor = color(np.eye(self.shape[0]), side(self.rows), (None, None))
         return float(np.sum(np.square(time_workloads.applied(task, factor))) * np.sum(self.columns.variances))
 
+    def task_error(self, rows: Array, columns: Array) -> float:
+        """tr(P S) for the Gram matrix P = rows (x) columns; each a matrix, or the diagonal of a diagonal one."""
+        return float(self.rows.task_error(rows) * self.columns.task_error(columns))
+
     def condition(self) -> float:
         return float(self.rows.condition() * self.columns.condition())
 
@@ -116,7 +120,7 @@ class Kronecker(FullCovariance):
         yield worst, Dense(along.scaled(1 / math.sqrt(scales[worst])))
 
 
-# Standard deviations along directions (columns of a matrix); None if they are all 1, and for the axes.
+# Standard deviations (None if all are 1), and the directions as columns of a matrix (None for the axes).
 Side = tuple[Any, Any]
 
 
@@ -150,6 +154,6 @@ def whiten(difference: Any, rows: Side, columns: Side) -> Any:
 
 
 def _between(rows: Array, array: Array, columns: Array) -> Array:
-    """The product of three matrices, of which a vector stands for a diagonal one."""
+    """The product of three matrices; a vector represents a diagonal matrix."""
     left = rows[:, None] * array if rows.ndim == 1 else rows @ array
     return left * columns if columns.ndim == 1 else left @ columns

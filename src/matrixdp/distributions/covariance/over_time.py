@@ -1,8 +1,8 @@
 """Noise that is correlated over time: the rows of the value are steps.
 
-With a lower-triangular strategy C, `C X + std Z` is released and decoded to `X + std C^-1 Z`: rows of the noise have
-covariance std^2 (C^T C)^-1, its columns are independent. Rows come one by one, and may depend on what was released
-before (denisov2022improved).
+With a lower-triangular strategy C, `C X + std Z` is released and decoded to `X + std C^-1 Z`. Rows of the noise have
+covariance std^2 (C^T C)^-1, its columns are independent. Rows are released one by one, and each row of X may depend on
+earlier releases (denisov2022improved).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from matrixdp.distributions import time_workloads
 from matrixdp.distributions.covariance.base import FullCovariance
 from matrixdp.distributions.covariance.dense import Dense
 from matrixdp.distributions.covariance.independent import Isotropic
-from matrixdp.distributions.covariance.spectrum import Spectrum
+from matrixdp.distributions.covariance.spectrum import Spectrum, unit
 from matrixdp.errors import InvalidInput
 
 MOST_STEPS = 4096
-"""The most steps for which a dense matrix of all pairs of steps is made."""
+"""The most steps for which a dense steps x steps matrix is formed."""
 
 MANY_BANDS = 64
-"""Products with more bands are those of dense matrices."""
+"""With more bands than this, products use dense matrices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class OverTime(FullCovariance):
     """Rows with covariance std^2 (C^T C)^-1 and independent columns, for a lower-triangular C with few bands.
 
     Attributes:
-        coefficients: C by its bands. A vector c stands for a Toeplitz matrix, C[t, t - j] = c[j]; a matrix with one row
-            per step for any other, C[t, t - j] = coefficients[t, j]. As many bands as steps make a dense C.
+        coefficients: C by its bands. A vector c means a Toeplitz matrix, C[t, t - j] = c[j]; a matrix with one row per
+            step means C[t, t - j] = coefficients[t, j]. As many bands as steps make a dense C.
         shape: of the value: steps and columns.
         std: of the noise that is added to C X.
         inverse: whether the coefficients are those of C^-1 instead, so that C is dense.
@@ -94,15 +94,15 @@ class OverTime(FullCovariance):
         return (self.coefficients if self.toeplitz else self.coefficients[step])[: step + 1]
 
     def encode_next(self, step: int, row: Array, before: Array) -> Array:
-        """Row `step`, from 0, of C X, from that of X and the rows before it, the latest first.
+        """Row `step`, from 0, of C X, computed from row `step` of X and earlier rows, the latest first.
 
         Args:
             step: which row.
             row: x_step.
-            before: as many earlier rows as there are bands but one, or all: of X, or of C X where `inverse`.
+            before: the bands - 1 earlier rows, or all if there are fewer: of X, or of C X where `inverse`.
         """
         bands = self.bands_at(step)
-        mixed = bands[1:] @ before[: len(bands) - 1]
+        mixed = sum_in_pairs(bands[1:], before[: len(bands) - 1])
         return np.asarray((row - mixed) / bands[0] if self.inverse else bands[0] * row + mixed)
 
     def decode(self, rows: Array) -> Array:
@@ -111,13 +111,13 @@ class OverTime(FullCovariance):
 
     @cached_property
     def column(self) -> Array:
-        """The first column of C, which is all of it where C is Toeplitz."""
-        return self.encode(_first(self.steps))[:, 0]
+        """The first column of C, which determines a Toeplitz C."""
+        return self.encode(unit((self.steps, 1), (0, 0)))[:, 0]
 
     @cached_property
     def decoder(self) -> Array:
         """The first column of C^-1, likewise."""
-        return self.decode(_first(self.steps))[:, 0]
+        return self.decode(unit((self.steps, 1), (0, 0)))[:, 0]
 
     @property
     def toeplitz(self) -> bool:
@@ -175,7 +175,7 @@ class OverTime(FullCovariance):
         return np.asarray(self.encode(difference) / self.std)
 
     def times(self, array: Array) -> Array:
-        """std^2 C^-1 C^-T; reversed in time, the transpose of a Toeplitz matrix is itself."""
+        """std^2 C^-1 C^-T times an array; the transpose of a Toeplitz C is C with time reversed."""
         turned = self.decode(array[::-1])[::-1] if self.toeplitz else self._inverse.T @ array
         return np.asarray(self.std**2 * self.decode(turned))
 
@@ -184,14 +184,24 @@ class OverTime(FullCovariance):
 
         Products: the error of C x is at most g |C||x|, g = (bands + 4) 2^-53, and ||x|| <= ||C^-1|| ||C x||.
         Substitution: the solution of B y = x is that of B + E, |E| <= g |B|, so its error is at most
-        g ||B^-1|| || |B| || ||y||. The factor 2 covers what is of second order.
+        g ||B^-1|| || |B| || ||y||. The factor 2 covers terms of second order.
         """
         bands: int = self.coefficients.shape[-1]
         return 2 * (bands + 8) * 2.0**-53 * self._amplification
 
+    @property
+    def row_by_row_share(self) -> float:
+        """The error of `encode_next`, as a share of `whitening_error`: it adds in pairs, log2(bands) deep.
+
+        A sum of m products then has an error of at most g = (log2(m) + 1) 2^-53 times the sum of their absolute values,
+        log2 rounded up; the rest is as in `whitening_error`. Substitution adds two roundings: a difference, a quotient.
+        """
+        bands: int = self.coefficients.shape[-1]
+        return ((bands - 1).bit_length() + 8) / (bands + 8)
+
     @cached_property
     def _amplification(self) -> float:
-        """A norm is at most the root of the largest row sum times the largest column sum."""
+        """A bound on k: a norm is at most the root of the largest row sum times the largest column sum."""
         if self.toeplitz:
             return float(np.sum(np.abs(self.column)) * np.sum(np.abs(self.decoder)))
         sizes = [np.abs(self.strategy()), np.abs(self._inverse)]
@@ -199,10 +209,10 @@ class OverTime(FullCovariance):
 
     @cached_property
     def rounding_feedback(self) -> float:
-        """How much longer the rounding of rows to the grid can be in all rows together; 1 unless `inverse`.
+        """The factor by which feedback lengthens the total rounding of rows to the grid; 1 unless `inverse`.
 
-        If row t of C x follows from the rows before it as they were put on the grid, which is how noise can be drawn
-        again instead of kept (`learn.correlated_noise`), they are C (x + diag(C^-1) h), with h the rounding of each.
+        Row t of C x may be computed from earlier rows after they were rounded to the grid, so that noise can be drawn
+        again instead of stored (`learn.correlated_noise`). The rows are then C (x + diag(C^-1) h), h the roundings.
         """
         if not self.inverse:
             return 1.0
@@ -240,12 +250,13 @@ class OverTime(FullCovariance):
 
     def describe(self) -> str:
         kind = "Toeplitz" if self.toeplitz else "banded"
-        bands = f"{self.coefficients.shape[-1]} bands{' of the inverse' if self.inverse else ''}"
+        width = self.coefficients.shape[-1]
+        bands = f"{width} band{'s' if width > 1 else ''}{' of the inverse' if self.inverse else ''}"
         return f"Gaussian correlated over {self.steps} steps ({kind} strategy C, {bands}), std {self.std:.6g} on C x"
 
     @cached_property
     def _singular_values(self) -> tuple[Array, Array]:
-        """Those of C, the largest first, and the right singular vector of the first."""
+        """The singular values of C, largest first, and the right singular vector of the largest."""
         found = np.linalg.svd(self.strategy())
         return np.asarray(found.S), np.asarray(found.Vh[0])
 
@@ -283,20 +294,13 @@ class OverTime(FullCovariance):
         return np.asarray(np.abs(self.gram()) @ bounds / self.std**2)
 
     def lines(self, axis: int) -> Iterator[tuple[int, FullCovariance]]:
-        """The row with the least noise given all others; columns are all alike."""
+        """The row with the least noise given all others; all columns are alike."""
         if axis == 0:
             worst = int(np.argmax(self.gram_diagonal))
             yield worst, Isotropic(self.shape[1:], self.std / float(np.sqrt(self.gram_diagonal[worst])))
         else:
             precision = Spectrum.of("precision", self.gram() / self.std**2)
             yield 0, Dense(precision.inverted(extra_slack=2 * self.slack))
-
-
-def _first(steps: int) -> Array:
-    """The first unit vector, as a matrix with one column."""
-    unit = np.zeros((steps, 1))
-    unit[0] = 1.0
-    return unit
 
 
 def _filled(coefficients: Array, steps: int) -> Array:
@@ -306,6 +310,18 @@ def _filled(coefficients: Array, steps: int) -> Array:
         entries = coefficients[band] if coefficients.ndim == 1 else coefficients[band:, band]
         full[np.arange(band, steps), np.arange(steps - band)] = entries
     return full
+
+
+def sum_in_pairs(weights: Array, rows: Array) -> Array:
+    """Weighted rows, added in pairs, then pairs of pairs, and so on; in blocks of columns, to save memory."""
+    total, width = np.zeros(rows.shape[1]), max(1, 2**20 // max(1, len(weights)))
+    for first in range(0, rows.shape[1] if len(weights) else 0, width):
+        terms = weights[:, None] * rows[:, first : first + width]
+        while len(terms) > 1:
+            half = len(terms) // 2
+            terms = np.concatenate([terms[:half] + terms[half : 2 * half], terms[2 * half :]])
+        total[first : first + width] = terms[0]
+    return total
 
 
 def _times(coefficients: Array, rows: Array) -> Array:

@@ -22,7 +22,7 @@ from matrixdp.residuals import ResidualBasis
 class ResidualNoise(_Independent):
     """Noise of one standard deviation per residual, in the units of its contrasts; see `matrixdp.residuals`.
 
-    An entry of the residual of A has the standard deviation stds[A] times the units of its contrasts.
+    An entry of the residual of A has the standard deviation stds[A] times the product of the units of its contrasts.
 
     Example:
         >>> from matrixdp import Budget
@@ -43,7 +43,7 @@ class ResidualNoise(_Independent):
             raise InvalidInput(f"basis must be a ResidualBasis, got {_check.kind(self.basis)}")
         stds = _check.lengths("stds", _check.finite("stds", self.stds, ndim=1))
         if len(stds) != len(self.basis.subsets):
-            raise InvalidInput(f"stds must be as many as subsets ({len(self.basis.subsets)}), got {len(stds)}")
+            raise InvalidInput(f"stds must have one entry per subset ({len(self.basis.subsets)}), got {len(stds)}")
         object.__setattr__(self, "stds", stds)
         object.__setattr__(self, "shape", (self.basis.length,))
 
@@ -63,14 +63,14 @@ class ResidualNoise(_Independent):
         return self.color(np.ones(self.shape))
 
     def color(self, normal: Array) -> Array:
-        """One residual at a time, so that no vector of standard deviations is made."""
+        """Works on one residual at a time, so that no vector of all standard deviations is formed."""
         noise = np.array(normal, dtype=np.float64)
         for place, std in self._parts():
             noise[place] *= std
         return noise
 
     def whiten(self, difference: Array) -> Array:
-        """Likewise."""
+        """Works on one residual at a time, as `color`."""
         white = np.array(difference, dtype=np.float64)
         for place, std in self._parts():
             white[place] /= std

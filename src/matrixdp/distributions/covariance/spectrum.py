@@ -1,4 +1,4 @@
-"""Positive definite matrices by their spectra, checked once and then trusted."""
+"""Positive definite matrices as spectra, checked once when they are made."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Spectrum:
             raise InvalidInput(f"directions must be {size} x {size}, got shape {directions.shape}")
         skew = _check.norm(directions.T @ directions - np.eye(size))
         if not skew <= 1e-8:
-            raise InvalidInput(f"directions must have orthonormal columns, W^T W is off the identity by {skew:.3g}")
+            raise InvalidInput(f"directions must have orthonormal columns; W^T W - I has norm {skew:.3g}")
         if skew > size * ROUNDOFF:
             # the remaining skew would be multiplied by the condition number, so it is removed
             turned, signs = np.linalg.qr(directions)
@@ -57,7 +57,7 @@ class Spectrum:
 
     @classmethod
     def _trusted(cls, variances: Array, directions: Array | None, slack: float) -> Spectrum:
-        """Skips the checks, for parts that come from another Spectrum or from eigh."""
+        """Skips the checks, for arrays that come from another Spectrum or from eigh."""
         spectrum = object.__new__(cls)
         for name, value in (("variances", variances), ("directions", directions), ("slack", slack)):
             object.__setattr__(spectrum, name, value)
@@ -81,7 +81,7 @@ class Spectrum:
         if not variances[0] > rounding * variances[-1]:
             raise InvalidInput(
                 f"{name} must be positive definite, its smallest eigenvalue is {variances[0]:.3g} "
-                f"(largest {variances[-1]:.3g}); noise that is flat in a direction hides nothing there"
+                f"(largest {variances[-1]:.3g}); without noise in a direction, nothing is hidden there"
             )
         # eigh is backward stable: the computed spectrum is exact for a matrix within rounding * largest eigenvalue
         slack = _bounded_slack(name, rounding * float(variances[-1] / variances[0]))
@@ -99,20 +99,28 @@ class Spectrum:
         return turned / np.sqrt(self.variances)
 
     def multiplication_error(self) -> float:
-        """Rounding of W^T V relative to V (Frobenius): n roundings of products with |W|, whose norm is sqrt(n).
+        """The rounding error of W^T V relative to V (Frobenius): n roundings times the norm of |W|, at most sqrt(n).
 
-        Two more are for V itself, a sum that was exact and a quotient of it.
+        It includes two earlier roundings of each entry of V, such as of a sum and of a quotient.
         """
         size = len(self.variances)
         return (size**1.5 + 1 if self.directions is not None else 4.0) * ROUNDOFF
 
     def condition(self) -> float:
-        """The ratio of the largest and the smallest standard deviation."""
+        """The ratio of the largest to the smallest standard deviation."""
         return float(np.sqrt(np.max(self.variances) / np.min(self.variances)))
 
     def diagonal(self, powers: Array) -> Array:
         """The diagonal of the matrix with these eigenvalues in place of the variances."""
         return powers if self.directions is None else np.square(self.directions) @ powers
+
+    def task_error(self, gram: Array) -> float:
+        """tr(P S) for a Gram matrix P, or the diagonal of a diagonal one."""
+        if gram.ndim == 1:
+            return float(gram @ self.diagonal(self.variances))
+        if self.directions is None:
+            return float(np.diagonal(gram) @ self.variances)
+        return float(np.sum(self.directions * (gram @ self.directions), axis=0) @ self.variances)
 
     def inverse(self) -> Array:
         """The inverse matrix; a vector when the directions are the axes."""

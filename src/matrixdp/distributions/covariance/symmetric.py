@@ -44,10 +44,11 @@ class _OnSymmetric(Covariance):
 
 @dataclass(frozen=True, eq=False)
 class Symmetric(_OnSymmetric):
-    """Noise on symmetric matrices only: i.i.d. in an orthonormal basis of them, with a scale of its own on the trace.
+    """Noise on symmetric matrices only: i.i.d. in an orthonormal basis of them, with a separate scale on the trace.
 
     `std` is the standard deviation of each coordinate of the traceless part, `trace_std` of the coordinate along
-    identity/sqrt(d); they are equal unless both are given. Entries off the diagonal have variance std^2/2, twice each.
+    identity/sqrt(d), equal to `std` by default. An entry off the diagonal and its mirror image are equal, of variance
+    std^2/2.
 
     Example:
         >>> from matrixdp.distributions.covariance import Symmetric
@@ -69,7 +70,7 @@ class Symmetric(_OnSymmetric):
 
     @property
     def slack(self) -> float:
-        """The traceless part is a difference, in which d roundings of the trace can be left."""
+        """The traceless part is a difference, which keeps up to d roundings of the trace."""
         return 4 * self.dimension * ROUNDOFF * self.condition()
 
     def color(self, normal: Array) -> Array:
@@ -83,7 +84,7 @@ class Symmetric(_OnSymmetric):
         return self._scaled_parts(difference, 1 / self.std, 1 / self.trace_std)
 
     def times(self, array: Array) -> Array:
-        """Only the symmetric part of an array meets the noise."""
+        """S applied to the symmetric part of an array; S is zero on the rest."""
         return self._scaled_parts((array + array.T) / 2, self.std**2, self.trace_std**2)
 
     def _scaled_parts(self, matrix: Array, traceless: float, trace: float) -> Array:
@@ -101,6 +102,16 @@ class Symmetric(_OnSymmetric):
         off = np.full(self.shape, self.std**2 / 2)
         np.fill_diagonal(off, self.std**2 * (1 - 1 / d) + self.trace_std**2 / d)
         return off
+
+    def task_error(self, rows: Array, columns: Array) -> float:
+        """tr(P S) for P = rows (x) columns and S = std^2 (I + T)/2 + (trace_std^2 - std^2) e e^T.
+
+        T is the transposition, with tr(P T) = <rows, columns>, and e the direction of the identity, with
+        e^T P e = <rows, columns>/d.
+        """
+        both, inner = float(np.trace(rows)) * float(np.trace(columns)), float(np.sum(rows * columns))
+        on_trace = (self.trace_std**2 - self.std**2) / self.dimension
+        return float(self.std**2 * (both + inner) / 2 + on_trace * inner)
 
     def power_trace(self, power: int) -> float:
         free = self.dimension * (self.dimension + 1) / 2 - 1
@@ -126,7 +137,7 @@ class Symmetric(_OnSymmetric):
 
 @dataclass(frozen=True, eq=False)
 class SymmetricEntries(_OnSymmetric):
-    """Noise U Y U^T on symmetric matrices, where Y has independent entries off the diagonal and any noise on it.
+    """Noise U Y U^T on symmetric matrices; Y has independent entries off the diagonal and any covariance on it.
 
     Attributes:
         diagonal: the covariance of the d entries on Y's diagonal: a matrix, or its Spectrum.
@@ -165,7 +176,7 @@ class SymmetricEntries(_OnSymmetric):
 
     @property
     def slack(self) -> float:
-        """The eigendecomposition, sums of d^2 products, and two products with directions times the condition number."""
+        """Errors of the eigendecomposition, of sums of d^2 products, and of two products with the directions."""
         turned = 0.0 if self.directions is None else 32 * self.dimension * ROUNDOFF * self.condition()
         return float(self.diagonal.slack + 8 * self.dimension**2 * ROUNDOFF + turned)
 
@@ -181,7 +192,7 @@ class SymmetricEntries(_OnSymmetric):
         return self._scaled(self.turned(difference, back=True), 1 / stds, self.diagonal.whiten)
 
     def times(self, array: Array) -> Array:
-        """S applied to the symmetric part of an array; an entry off the diagonal stands for two equal ones."""
+        """S applied to the symmetric part of an array; each pair of equal off-diagonal entries counts twice."""
         seen = self.turned((array + array.T) / 2, back=True)
         return self.turned(self._scaled(seen, 2 * self.off_diagonal, lambda on: self.diagonal_covariance() @ on))
 
@@ -191,7 +202,7 @@ class SymmetricEntries(_OnSymmetric):
         return scaled
 
     def turned(self, matrix: Array, back: bool = False) -> Array:
-        """U A U^T, or U^T A U; symmetric to the last digit."""
+        """U A U^T, or with `back` U^T A U; exactly symmetric."""
         if self.directions is None:
             return matrix
         left = self.directions.T if back else self.directions

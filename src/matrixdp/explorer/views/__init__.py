@@ -1,1 +1,1 @@
-"""The four views: what each asks for and shows. What they compute is in the modules beside this folder."""
+"""The four views: their inputs and outputs. What they compute is in the modules beside this folder."""

@@ -1,4 +1,4 @@
-"""What the views share: fields, a computation that is watched, tables, and code."""
+"""What the views share: fields, a background computation with its progress, tables, and code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from htmltools import HTML, Tag, TagChild, TagList, tags
-from shiny import reactive, ui
+from shiny import reactive, render, ui
+from shiny.session import require_active_session
 
 from matrixdp.errors import InvalidInput
 from matrixdp.explorer.jobs import Job, Tell
@@ -20,10 +21,15 @@ POLL = 0.2  # seconds
 
 
 class Watched:
-    """A computation that a view waits for. A new one takes the place of the last."""
+    """A computation that a view waits for. A new one replaces the last.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Args:
+        name: what it does, in words.
+        prefix: the prefix of the names of all outputs of the view; see `watching`.
+    """
+
+    def __init__(self, name: str, prefix: str) -> None:
+        self.name, self._prefix = name, prefix
         self.result: reactive.Value[Any] = reactive.Value(None)
         self.message: reactive.Value[str] = reactive.Value("")
         self.progress: reactive.Value[tuple[int, int, int] | None] = reactive.Value(None)
@@ -35,7 +41,7 @@ class Watched:
             job = self._job()
             if job is None:
                 return
-            finished = job.finished  # before the rest, which does not change after it
+            finished = job.finished  # read first: the rest does not change once it is True
             _set(self.progress, None if finished else (job.done, job.total, int(job.seconds)))
             _set(self.running, not finished)
             _set(self.message, job.message if finished else "")
@@ -43,8 +49,33 @@ class Watched:
             if not finished:
                 reactive.invalidate_later(POLL)
 
+        self._output("said", render.text(self.said))
+        self._output("bar", render.ui(self.bar))
+        self._output("alert", render.ui(self.alert))
+
+    def _output(self, name: str, renderer: Any) -> None:
+        require_active_session(None).output(id=f"{self._prefix}_{name}")(renderer)
+
+    def show(self, name: str, part: Callable[[Any], TagChild]) -> None:
+        """Renders the result by this function, once there is one, as the output of this name."""
+
+        def shown() -> TagChild:
+            found = self.result()
+            return None if found is None else part(found)
+
+        self._output(name, render.ui(shown))
+
+    def hint(self, title: str, text: str) -> None:
+        """Shows a hint as the output "hint" until a computation is started."""
+
+        def shown() -> Tag | None:
+            begun = self.result() is not None or self.message() or self.running()
+            return None if begun else card(title, tags.p(text))
+
+        self._output("hint", render.ui(shown))
+
     def start(self, function: Callable[[Tell], Any]) -> None:
-        """Starts a computation; the one before is no longer waited for."""
+        """Starts a computation and cancels the one before."""
         with reactive.isolate():
             before = self._job()
         if before is not None:
@@ -52,7 +83,7 @@ class Watched:
         self._job.set(Job(function))
 
     def refuse(self, problem: Exception) -> None:
-        """Shows what is wrong with what was asked for, in place of a computation."""
+        """Shows what is wrong with the input, instead of a computation."""
         self._job.set(None)
         self.running.set(False)
         self.progress.set(None)
@@ -60,7 +91,7 @@ class Watched:
         self.message.set(str(problem))
 
     def bar(self) -> Tag | None:
-        """How far it is."""
+        """The progress bar."""
         progress = self.progress()
         if progress is None:
             return None
@@ -74,19 +105,19 @@ class Watched:
         )
 
     def alert(self) -> Tag | None:
-        """What went wrong."""
+        """The error message, if there is one."""
         message = self.message()
         return tags.p(message, role="alert", class_="mdp-alert") if message else None
 
     def said(self) -> str:
-        """What a screen reader is told: that it computes, and that it is done."""
+        """The text for screen readers: that it computes, and that it is done."""
         if self.running():
             return f"{self.name}…"
         return "" if self.result() is None else f"{self.name}: done."
 
 
 def _set(value: reactive.Value[Any], new: Any) -> None:
-    """Sets a value only if it changes, so that nothing is drawn again without need."""
+    """Sets a value only if it changes, so that nothing is rendered again without need."""
     with reactive.isolate():
         before = value()
     if before is not new and (type(before) is not type(new) or before != new):
@@ -94,7 +125,7 @@ def _set(value: reactive.Value[Any], new: Any) -> None:
 
 
 def watching(prefix: str) -> TagList:
-    """The places of a watched computation: progress, errors, and what a screen reader is told."""
+    """The outputs of a watched computation: progress, errors, and the text for screen readers."""
     return TagList(
         tags.div(ui.output_text(f"{prefix}_said"), role="status", aria_live="polite", class_="visually-hidden"),
         ui.output_ui(f"{prefix}_bar"),
@@ -126,7 +157,7 @@ def slider(name: str, label: str, values: Sequence[Any], value: Any) -> Tag:
 
 
 def view(title: str, lead: str, controls: TagChild, results: TagChild) -> Tag:
-    """A view: what is asked for on the left, what comes out on the right."""
+    """A view: inputs on the left, results on the right."""
     return tags.div(
         tags.header(tags.h1(title), tags.p(lead, class_="mdp-lead"), class_="mdp-head"),
         tags.section(controls, class_="mdp-card mdp-controls", aria_label=f"{title}: what is asked for"),
@@ -136,13 +167,13 @@ def view(title: str, lead: str, controls: TagChild, results: TagChild) -> Tag:
 
 
 def card(title: str, *content: TagChild, name: str | None = None) -> Tag:
-    """A part of a view with a heading, which can have the focus if it has a name."""
+    """A part of a view with a heading, which can take the focus if it has a name."""
     heading = tags.h2(title, id=name, tabindex="-1") if name else tags.h2(title)
     return tags.section(heading, *content, class_="mdp-card")
 
 
 def columns_of(heads: Sequence[str], rows: Sequence[Sequence[TagChild]], caption: str, text: int = 1) -> Tag:
-    """A table; the first columns are text, the others numbers."""
+    """A table whose first `text` columns are text and the others numbers."""
 
     def cell(place: int, content: TagChild) -> Tag:
         if place == 0:
@@ -164,6 +195,12 @@ def columns_of(heads: Sequence[str], rows: Sequence[Sequence[TagChild]], caption
         role="region",
         aria_label=caption,
     )
+
+
+def barred(text: str, share: float, colour: str = "") -> Tag:
+    """A text beside a bar of this share of the full length."""
+    style = f"width:{100 * share:.1f}%" + (f";background:{colour}" if colour else "")
+    return tags.span(tags.span(style=style, class_="mdp-bar"), tags.span(text), class_="mdp-barred")
 
 
 def facts(*pairs: tuple[str, TagChild]) -> Tag:
@@ -191,7 +228,7 @@ def code(prefix: str, snippet: Snippet | None) -> Tag | None:
 
 
 def chart(svg: str) -> Tag:
-    """A chart, as wide as there is room."""
+    """A chart that fills the available width."""
     return tags.figure(HTML(svg), class_="mdp-chart")
 
 
@@ -210,7 +247,7 @@ def short(number: float) -> str:
 
 
 def table_fields(prefix: str, domain: str) -> TagList:
-    """The fields that say what a table is: its domain, and whom it protects."""
+    """The fields that describe a table: its domain, and whom it protects."""
     return TagList(
         ui.input_text(f"{prefix}_domain", "Domain: a TOML file on this machine", value=domain, width="100%"),
         tags.details(
@@ -227,7 +264,7 @@ def table_fields(prefix: str, domain: str) -> TagList:
 
 
 def about(input: Any, prefix: str) -> About:
-    """The table that the fields say."""
+    """The table that the fields describe."""
     uploaded = input[f"{prefix}_upload"]()
     path = input[f"{prefix}_domain"]().strip()
     if uploaded:
@@ -245,12 +282,12 @@ def about(input: Any, prefix: str) -> About:
     )
 
 
-def budget_fields(prefix: str, what: str, epsilon: float = 1.0) -> Tag:
+def budget_fields(prefix: str, what: str) -> Tag:
     """Epsilon and delta."""
     return tags.fieldset(
         tags.legend(what),
         tags.div(
-            ui.input_numeric(f"{prefix}_epsilon", "Epsilon", value=epsilon, min=0, step=0.1, width="100%"),
+            ui.input_numeric(f"{prefix}_epsilon", "Epsilon", value=1.0, min=0, step=0.1, width="100%"),
             ui.input_text(f"{prefix}_delta", "Delta", value="1e-6", width="100%"),
             class_="mdp-pair",
         ),

@@ -14,7 +14,19 @@ from matrixdp.errors import MatrixDPError
 from matrixdp.explorer.charts import colour, dash, line_chart
 from matrixdp.explorer.comparing import SETS, Claim, Compared, Curve, Setting, compared
 from matrixdp.explorer.snippets import Snippet
-from matrixdp.explorer.views.common import Watched, card, chart, code, columns_of, facts, short, slider, view, watching
+from matrixdp.explorer.views.common import (
+    Watched,
+    barred,
+    card,
+    chart,
+    code,
+    columns_of,
+    facts,
+    short,
+    slider,
+    view,
+    watching,
+)
 
 SIDES = (1, 2, 3, 5, 8, 10, 15, 20, 30, 40, 64, 89, 100, 150, 200, 300)
 SIZES = (1, 2, 3, 4, 5, 8, 10, 20, 50, 100)
@@ -30,7 +42,7 @@ MEANING = {
 
 
 def page() -> Tag:
-    """What the view asks for, and where it shows what comes out."""
+    """The inputs of the view, and the places of its results."""
     controls = TagList(
         tags.h2("Setting"),
         slider("compare_rows", "Rows of the matrix", SIDES, 20),
@@ -58,13 +70,13 @@ def page() -> Tag:
 
 
 def serve(input: Any, known: dict[Setting, Compared]) -> None:
-    """Computes again whenever a slider has come to rest.
+    """Computes again whenever an input has changed.
 
     Args:
-        input: what the page asks for.
-        known: what was computed before, for all tabs.
+        input: the inputs of the page.
+        known: a cache of results, shared by all tabs.
     """
-    watched = Watched("Comparing mechanisms")
+    watched = Watched("Comparing mechanisms", "compare")
 
     @reactive.calc
     def setting() -> Setting:
@@ -82,38 +94,15 @@ def serve(input: Any, known: dict[Setting, Compared]) -> None:
         asked = setting()
         watched.start(lambda tell: known.get(asked) or known.setdefault(asked, compared(asked, tell)))
 
-    @render.text
-    def compare_said() -> str:
-        return watched.said()
-
-    @render.ui
-    def compare_bar() -> Tag | None:
-        return watched.bar()
-
-    @render.ui
-    def compare_alert() -> Tag | None:
-        return watched.alert()
-
-    @render.ui
-    def compare_claim() -> Tag | None:
-        found = watched.result()
-        return None if found is None or found.claim is None else _claim(found.claim)
-
-    @render.ui
-    def compare_table() -> Tag | None:
-        found = watched.result()
-        return None if found is None else _table(found)
-
-    @render.ui
-    def compare_curves() -> Tag | None:
-        found = watched.result()
-        return None if found is None or not found.curves else _curves(found)
+    watched.show("claim", lambda found: _claim(found.claim) if found.claim else None)
+    watched.show("table", _table)
+    watched.show("curves", lambda found: _curves(found) if found.curves else None)
 
     @render.ui
     def compare_code() -> Tag | None:
         try:
             snippet: Snippet | None = setting().snippet()
-        except MatrixDPError:  # told by the computation
+        except MatrixDPError:  # the computation reports it
             snippet = None
         return code("compare", snippet)
 
@@ -121,13 +110,14 @@ def serve(input: Any, known: dict[Setting, Compared]) -> None:
 def _claim(claim: Claim) -> Tag:
     broken = claim.true_delta > claim.claimed.delta
     verdict = "The claim is false here." if broken else "The claim holds here."
+    epsilon = rounded_up(claim.true_epsilon, 3) if claim.true_epsilon < math.inf else "none"
     return card(
         "R1SMG beside its claim",
         tags.p(tags.strong(verdict), " Its noise has rank one, and leaves other directions bare."),
         tags.div(
             facts(("Claimed (epsilon, delta)", f"({claim.claimed.epsilon:g}, {claim.claimed.delta:g})")),
             facts(("True delta at that epsilon", rounded_up(claim.true_delta, 3))),
-            facts(("True epsilon at that delta", short(claim.true_epsilon))),
+            facts(("True epsilon at that delta", epsilon)),
             facts(("Error, and the least that keeps it", f"{short(claim.error)} / {short(claim.least_error)}")),
             class_="mdp-tiles",
         ),
@@ -135,10 +125,9 @@ def _claim(claim: Claim) -> Tag:
 
 
 def _table(found: Compared) -> Tag:
-    rows = found.applicable
+    rows, best = found.comparison.applicable, found.comparison.least_error
     sizes = [math.log10(row.expected_squared_error) for row in rows]
     low, high = math.floor(min(sizes, default=0.0) - 0.3), max(sizes, default=1.0)
-    best = min((row.expected_squared_error for row in rows if row.verdict in ("exact", "loose")), default=math.nan)
     lines = [_row(row, best, (size - low) / max(high - low, 1e-9)) for row, size in zip(rows, sizes, strict=True)]
     heads = ("Mechanism", "Verdict", "Expected squared error", "times best", "True delta", f"{COPIES} planned")
     absent = [row for row in found.comparison if row.note]
@@ -155,16 +144,11 @@ def _table(found: Compared) -> Tag:
 
 
 def _row(row: Row, best: float, share: float) -> list[TagChild]:
-    bar = tags.span(
-        tags.span(style=f"width:{100 * share:.1f}%;background:{colour(row.mechanism)}", class_="mdp-bar"),
-        tags.span(short(row.expected_squared_error)),
-        class_="mdp-barred",
-    )
     planned = row.planned_epsilon
     return [
         row.mechanism,
         badge(row.verdict),
-        bar,
+        barred(short(row.expected_squared_error), share, colour(row.mechanism)),
         short(row.expected_squared_error / best),
         rounded_up(row.exact_delta, 3) if row.exact_delta >= 1e-300 else "< 1e-300",
         rounded_up(planned, 3) if planned == planned else "-",
@@ -206,7 +190,7 @@ def _curves(found: Compared) -> Tag:
 
 
 def grouped(curves: tuple[Curve, ...]) -> list[tuple[list[str], Curve]]:
-    """Curves that cannot be told apart are one, with all their names."""
+    """Merges curves that are indistinguishable in the chart into one, with all their names."""
     found: list[tuple[list[str], Curve]] = []
     for curve in curves:
         for names, known in found:

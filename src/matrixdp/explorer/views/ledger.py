@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from htmltools import Tag, TagChild, TagList, tags
-from shiny import reactive, render, ui
+from shiny import reactive, ui
 
 from matrixdp._rounding import rounded_down, rounded_up
 from matrixdp.errors import InvalidInput
 from matrixdp.explorer.charts import step_chart
-from matrixdp.explorer.ledgers import Shown, shown
+from matrixdp.explorer.ledgers import Line, Shown, shown
 from matrixdp.explorer.views.common import Watched, card, chart, code, columns_of, facts, view, watching
 from matrixdp.explorer.views.release import meter
 
 
 def page(ledger: str) -> Tag:
-    """What the view asks for, and where it shows what comes out."""
+    """The inputs of the view, and the places of its results."""
     controls = TagList(
         tags.h2("Ledger"),
         ui.input_text("ledger_path", "Ledger: a file, or postgresql://...", value=ledger, width="100%"),
@@ -39,7 +39,7 @@ def page(ledger: str) -> Tag:
 
 def serve(input: Any) -> None:
     """Reads the ledger when asked to."""
-    watched = Watched("Reading the ledger")
+    watched = Watched("Reading the ledger", "ledger")
 
     @reactive.effect
     @reactive.event(input.ledger_open)
@@ -51,43 +51,11 @@ def serve(input: Any) -> None:
         dataset = input.ledger_dataset().strip() or None
         watched.start(lambda tell: shown(path, head, dataset, tell))
 
-    @render.text
-    def ledger_said() -> str:
-        return watched.said()
-
-    @render.ui
-    def ledger_bar() -> Tag | None:
-        return watched.bar()
-
-    @render.ui
-    def ledger_alert() -> Tag | None:
-        return watched.alert()
-
-    @render.ui
-    def ledger_hint() -> Tag | None:
-        if watched.result() is not None or watched.message() or watched.running():
-            return None
-        return card("No ledger shown yet", tags.p("Name the file of a ledger."))
-
-    @render.ui
-    def ledger_left() -> Tag | None:
-        found = watched.result()
-        return None if found is None else _left(found)
-
-    @render.ui
-    def ledger_course() -> Tag | None:
-        found = watched.result()
-        return None if found is None or not found.lines else _course(found)
-
-    @render.ui
-    def ledger_history() -> TagList | None:
-        found = watched.result()
-        return None if found is None else _history(found)
-
-    @render.ui
-    def ledger_code() -> Tag | None:
-        found = watched.result()
-        return None if found is None else code("ledger", found.snippet())
+    watched.hint("No ledger shown yet", "Name the file of a ledger.")
+    watched.show("left", _left)
+    watched.show("course", lambda found: _course(found) if found.lines else None)
+    watched.show("history", _history)
+    watched.show("code", lambda found: code("ledger", found.snippet()))
 
 
 def _left(found: Shown) -> Tag:
@@ -120,13 +88,7 @@ def _history(found: Shown) -> TagList:
     people: list[list[TagChild]] = [
         [name or "nobody named", str(spends), rounded_up(epsilon)] for name, (spends, epsilon) in found.analysts.items()
     ]
-    entries: list[list[TagChild]] = [
-        [
-            str(line.number), line.time[:16].replace("T", " "), line.note, line.analyst or "-", line.purpose or "-",
-            line.unit, str(line.releases), rounded_up(line.epsilon), rounded_up(line.spent),
-        ]
-        for line in reversed(found.lines)
-    ]  # fmt: skip
+    entries = [_entry(line) for line in reversed(found.lines)]
     heads = (
         "Entry",
         "Time (UTC)",
@@ -145,6 +107,13 @@ def _history(found: Shown) -> TagList:
         _reservations(found) if found.reservations else None,
         card("History", columns_of(heads, entries, "All entries, the latest first.", text=6)),
     )
+
+
+def _entry(line: Line) -> list[TagChild]:
+    entry = line.entry
+    names = [entry.note, entry.analyst or "-", entry.purpose or "-", entry.unit]
+    numbers = [str(entry.count), rounded_up(line.epsilon), rounded_up(line.spent)]
+    return [str(entry.number), entry.time[:16].replace("T", " "), *names, *numbers]
 
 
 def _quotas(found: Shown) -> Tag:

@@ -15,6 +15,7 @@ from matrixdp.explorer.statistics import FORMS, statistics
 from matrixdp.explorer.views.common import (
     Watched,
     about,
+    barred,
     budget_fields,
     card,
     code,
@@ -30,7 +31,7 @@ from matrixdp.tables import Domain
 
 
 def page(domain: str) -> Tag:
-    """What the view asks for, and where it shows what comes out."""
+    """The inputs of the view, and the places of its results."""
     controls = TagList(
         tags.h2("Table"),
         table_fields("plan", domain),
@@ -56,7 +57,7 @@ def page(domain: str) -> Tag:
 
 def serve(input: Any) -> None:
     """Plans when asked to."""
-    watched = Watched("Planning")
+    watched = Watched("Planning", "plan")
 
     @reactive.effect
     @reactive.event(input.plan_start)
@@ -77,33 +78,9 @@ def serve(input: Any) -> None:
     def plan_columns() -> Tag | None:
         return known_columns(input, "plan")
 
-    @render.text
-    def plan_said() -> str:
-        return watched.said()
-
-    @render.ui
-    def plan_bar() -> Tag | None:
-        return watched.bar()
-
-    @render.ui
-    def plan_alert() -> Tag | None:
-        return watched.alert()
-
-    @render.ui
-    def plan_hint() -> Tag | None:
-        if watched.result() is not None or watched.message() or watched.running():
-            return None
-        return card("Nothing planned yet", tags.p("Name a domain and what you want to know from the table."))
-
-    @render.ui
-    def plan_table() -> Tag | None:
-        found = watched.result()
-        return None if found is None else _table(found)
-
-    @render.ui
-    def plan_code() -> Tag | None:
-        found = watched.result()
-        return None if found is None else code("plan", found.snippet)
+    watched.hint("Nothing planned yet", "Name a domain and what you want to know from the table.")
+    watched.show("table", _table)
+    watched.show("code", lambda found: code("plan", found.snippet))
 
 
 def known_columns(input: Any, prefix: str) -> Tag | None:
@@ -137,11 +114,6 @@ def _table(found: Planned) -> Tag:
 
 
 def _row(part: Part, share: float) -> list[TagChild]:
-    bar = tags.span(
-        tags.span(style=f"width:{100 * share:.1f}%", class_="mdp-bar"),
-        tags.span(rounded_up(part.epsilon, 3)),
-        class_="mdp-barred",
-    )
     bars = part.bars
     errors = (f"± {short(bars.typical)} {bars.unit}", f"± {short(bars.largest)} {bars.unit}")
-    return [part.statistic.text, part.noise, bar, f"{bars.numbers:,}", *errors]
+    return [part.statistic.text, part.noise, barred(rounded_up(part.epsilon, 3), share), f"{bars.numbers:,}", *errors]

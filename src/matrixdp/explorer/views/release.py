@@ -34,13 +34,13 @@ from matrixdp.explorer.views.common import (
 from matrixdp.explorer.views.plan import known_columns
 
 MOST_SHOWN = 200
-"""Rows of a released table that the page shows; the file has all."""
+"""The most rows of a released table that the page shows; the file has all."""
 
 MOST_BARS = 40
 
 
 def page(records: str, domain: str, ledger: str) -> Tag:
-    """What the view asks for, and where it shows what comes out."""
+    """The inputs of the view, and the places of its results."""
     controls = TagList(
         tags.h2("Records"),
         ui.input_text("release_records", "Records: a file on this machine", value=records, width="100%"),
@@ -75,7 +75,7 @@ def page(records: str, domain: str, ledger: str) -> Tag:
 
 def serve(input: Any, session: Session, desk: Desk) -> None:
     """Previews and releases when asked to."""
-    watched = Watched("Preparing the preview")
+    watched = Watched("Preparing the preview", "release")
     confirmed: reactive.Value[frozenset[str]] = reactive.Value(frozenset())
 
     @reactive.effect
@@ -109,29 +109,8 @@ def serve(input: Any, session: Session, desk: Desk) -> None:
     def release_columns() -> Tag | None:
         return known_columns(input, "release")
 
-    @render.text
-    def release_said() -> str:
-        return watched.said()
-
-    @render.ui
-    def release_bar() -> Tag | None:
-        return watched.bar()
-
-    @render.ui
-    def release_alert() -> Tag | None:
-        return watched.alert()
-
-    @render.ui
-    def release_shown() -> Tag | None:
-        found = watched.result()
-        if found is None or found.key in confirmed():
-            return None
-        return _preview_card(found)
-
-    @render.ui
-    def release_code() -> Tag | None:
-        found = watched.result()
-        return None if found is None else code("release", found.request.snippet())
+    watched.show("shown", lambda found: None if found.key in confirmed() else _preview_card(found))
+    watched.show("code", lambda found: code("release", found.request.snippet()))
 
     @render.text
     def release_told() -> str:
@@ -229,7 +208,7 @@ def _made(key: str, request: Request, job: Job[Outcome], first: bool) -> Tag:
     title = f"{request.statistic.text}, epsilon {request.budget.epsilon:g}"
     if not job.finished:
         bar = tags.progress(value=str(job.done), max=str(max(job.total, 1)), aria_label="Releasing")
-        return card(f"Releasing: {title}", tags.div(bar, tags.span("It goes on if you leave."), class_="mdp-progress"))
+        return card(f"Releasing: {title}", tags.div(bar, tags.span("Leaving does not stop it."), class_="mdp-progress"))
     outcome = job.result
     if job.failed or outcome is None:
         return card(f"Not released: {title}", tags.p(job.message, class_="mdp-alert"))

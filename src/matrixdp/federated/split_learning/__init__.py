@@ -4,8 +4,8 @@ Each participant maps its attributes to features between -1 and 1 (its network, 
 with noise. The server joins them, trains the top network with the labels, and sends back the gradient with respect to
 the features, from which each participant trains its own network.
 
-Everyone knows which records are in a batch, so sampling hides nothing: every epoch divides the records into batches
-anew and releases each record once. But a network that was trained on a record carries it into the features of all
+Everyone knows which records are in a batch, so there is no amplification by sampling: every epoch divides the records
+into new batches and releases each record once. But a network that was trained on a record affects the features of all
 others, so hiding the record's own rows is not enough. There are two sound ways:
 
 - unit "record": a participant's own training is private too (clipped gradients with noise, or no training at all).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
@@ -16,8 +19,9 @@ from matrixdp.federated.participant import Arrays, Charge, Declined, Participant
 from matrixdp.federated.split_learning.plan import SplitPlan
 from matrixdp.federated.tensors import checked, device_of, flat, load, trainable
 from matrixdp.learn.gradients import ClippedGradients
-from matrixdp.learn.independence import outputs
 from matrixdp.learn.layers.normalization import refuse_batch_statistics
+from matrixdp.learn.record_independence import outputs
+from matrixdp.learn.released_steps import content_of
 from matrixdp.privacy.certificate import Certificate
 
 Features = npt.NDArray[np.float32]
@@ -27,14 +31,15 @@ class SplitClient:
     """A participant with its attributes of all records, its own network, and its ledger.
 
     Guarantee: that of `plan`, for everything that `answer` has returned. The network cannot mix records, by
-    construction (`learn.independence`).
+    construction (`learn.record_independence`).
 
     Args:
-        network: maps the attributes to one vector per record; tanh is applied to it. It runs in evaluation mode, so
-            dropout is off. It must not depend on the records, and every process of this participant must build the
-            same one.
-        inputs: the attributes, one row per record; refused if they are not finite.
-        plan: what server and participants agreed on.
+        network: maps the attributes to one vector per record; tanh is applied to its output. It runs in evaluation
+            mode, so dropout is off. Its initial parameters must not depend on the records, and every process of this
+            participant must build the same network.
+        inputs: the attributes, one row per record; refused if they are not finite. With unit "record" they must be
+            the same, in the same order, in every process of a run.
+        plan: the plan of server and participants.
         folder: the participant's own folder, with its ledger, its network and its last replies.
 
     Example:
@@ -67,6 +72,7 @@ class SplitClient:
             self.gradients = ClippedGradients(self.network, _inner_product, clip=plan.clip)
             self.gradients.prepare(self.inputs[:1], features)
         self.initial = flat(self.network).cpu().numpy()
+        self.digest = self._digest()
         self.participant = Participant(folder, plan.budget)
 
     def answer(self, run: str, step: int, gradient: Features | None) -> Arrays:
@@ -75,16 +81,17 @@ class SplitClient:
         Args:
             run: the run's name.
             step: from 0; `plan.steps` ends the run, with no features in the reply.
-            gradient: of the summed loss, with respect to the features of the step answered last; None if there is none.
+            gradient: of the summed loss with respect to the features answered last; None if there is none.
 
         Raises:
-            Declined: if the budget is spent, the step is not in the plan, a later one was answered already, or the
-                gradient has another shape.
+            Declined: if the budget is spent, the step is not in the plan, a later one was answered already, the
+                gradient has another shape, or the plan or the inputs are not those of the steps before.
         """
         if not step <= self.plan.steps:
             raise Declined(f"step {step} is not in the plan, which has {self.plan.steps}")
 
         def compute(stored: Stored) -> tuple[Stored, Tensor | None]:
+            self._check_unchanged(stored.state)
             if gradient is None or not stored.reply or not self.plan.learns:
                 return stored, None
             shape = stored.reply["features"].shape
@@ -97,7 +104,8 @@ class SplitClient:
             self._resume(stored)
             if slope is not None:
                 self._learn(self.plan.batch(stored.step), slope)
-            state = {"weights": flat(self.network).cpu().numpy()}
+            weights, digest = flat(self.network).cpu().numpy(), np.frombuffer(self.digest, np.uint8)
+            state = {"weights": weights, "digest": digest}
             if step == self.plan.steps:
                 return Stored(state=state)
             noisy = self.noise.added(self._features(self.inputs[self.plan.batch(step)]))
@@ -106,16 +114,33 @@ class SplitClient:
         return self.participant.answer(run, step, self._charges(run, step), compute, draw)
 
     def evaluate(self, run: str, inputs: Any) -> Features:
-        """Features of public records, without noise: a network that was trained in private may be applied to them."""
+        """Features of public records, without noise: post-processing of a network that was trained privately."""
         if self.plan.unit == "participant":
             raise Declined("with unit 'participant' the network is not private, so its features are not released")
-        self._resume(self.participant.stored(run))
+        stored = self.participant.stored(run) or Stored()
+        self._check_unchanged(stored.state)
+        self._resume(stored)
         return self._features(checked("inputs", inputs, device_of(self.network))).cpu().numpy()
 
-    def _resume(self, stored: Stored | None) -> None:
-        """Loads the network as this run left it, or as it was made."""
-        weights = {} if stored is None else stored.state
-        load(self.network, torch.from_numpy(weights.get("weights", self.initial)))
+    def _digest(self) -> bytes:
+        """A digest of what must not change during a run: division and noise, and with unit "record" the records."""
+        paid = [(certificate.profile, certificate.total_variation) for certificate in self._certificates()]
+        found = hashlib.sha256(f"{self.plan.digest()} {paid!r}".encode())
+        if self.plan.unit == "record":
+            found.update(content_of(TensorDataset(self.inputs), None))
+        return found.digest()
+
+    def _check_unchanged(self, state: Arrays) -> None:
+        """Declines if any of this has changed, since a batch is learned in the step after the one that paid for it."""
+        if state and not hmac.compare_digest(np.asarray(state.get("digest", ())).tobytes(), self.digest):
+            raise Declined(
+                "the plan, the participant's records or their order changed during the run: a record could be released "
+                "more often than is paid for. Go on as before, or take part in a new run"
+            )
+
+    def _resume(self, stored: Stored) -> None:
+        """Loads the network as this run left it, or its initial parameters."""
+        load(self.network, torch.from_numpy(stored.state.get("weights", self.initial)))
 
     def _features(self, inputs: Tensor) -> Tensor:
         with _check.withheld("network"):
@@ -128,7 +153,7 @@ class SplitClient:
         if step == self.plan.steps:
             return []
         when = f"epoch {step // self.plan.batches}" if self.plan.unit == "record" else f"step {step}"
-        # the digest, because what was paid for one division of the records does not pay for another
+        # with the digest, because a charge for one division of the records does not cover another
         notes = (f"run {run} {when} {name}, plan {self.plan.digest()}" for name in ("features", "training"))
         return [Charge(note, certificate) for note, certificate in zip(notes, self._certificates(), strict=False)]
 
@@ -148,5 +173,5 @@ class SplitClient:
 
 
 def _inner_product(features: Tensor, gradient: Tensor) -> Tensor:
-    """Per record: by the chain rule, its gradient with respect to the network is that of the server's loss."""
+    """One number per record; by the chain rule, its parameter gradient is that of the server's loss."""
     return (features * gradient).sum(dim=1)

@@ -16,9 +16,9 @@ from matrixdp.sensitivity import Sensitivity
 
 
 class FeatureNoise:
-    """A law on the features of a batch, ready to be drawn.
+    """A noise law for the features of a batch, ready to be drawn.
 
-    Guarantee: `certificate`, for features between -1 and 1 that differ by a member of the set.
+    Guarantee: `certificate`, for features between -1 and 1 that differ by a member of the sensitivity set.
 
     Args:
         law: the noise, on a matrix with one row per record.

@@ -1,4 +1,4 @@
-"""What server and participants of split learning agree on: batches, budget, and the noise that follows from them."""
+"""The public plan of split learning: batches, budget, and the resulting noise."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class SplitGuarantees:
 class SplitPlan:
     """What server and participants agree on; all of it is public.
 
-    Guarantee: what a participant sends keeps the budget, adjacency replace, against the server, the other
-    participants and anyone they share it with: at record-level when the attributes of one record at this participant
-    are replaced, with unit "record"; at participant-level, and so also at record-level, with unit "participant". A
-    person whose attributes change at two participants is covered by both together: mu grows by sqrt(2). Labels are not
+    Guarantee: everything that a participant sends keeps the budget, adjacency replace, against the server, the other
+    participants and anyone they share it with. With unit "record" this is record-level: the attributes of one record at
+    this participant are replaced. With unit "participant" it is participant-level, and so also record-level. If a
+    person's attributes change at two participants, both releases compose: mu grows by sqrt(2). Labels are not
     protected.
     Source: yang2023matrix, section 8.2, type II.
-    Deviates: (1) its set, every entry of the batch's features, is unit "participant", counted for every batch; (2) unit
-        "record" also protects what a participant's own network learns; (3) no amplification by sampling.
+    Deviates: (1) its set, every entry of the batch's features, is unit "participant", composed over all batches; (2)
+        unit "record" also protects what a participant's own network learns; (3) no amplification by sampling.
 
     Args:
         records: the number of records, which all participants have in the same order.
@@ -64,16 +64,16 @@ class SplitPlan:
         batch_size: records per batch.
         budget: of each participant, for the whole run.
         unit: "record" or "participant".
-        mechanism: the name of the features' mechanism.
+        mechanism: the name of the mechanism for the features.
         size: "exact" or "published", as for ClientLevel.
         options: options of the mechanism.
         learning_rate: of the participants' own networks; with unit "record" a step is at most this times `clip`, before
-            noise. The defaults of these three were chosen on held-back records of Adult, at epsilon 8 and with one
-            feature from each participant.
+            noise. The defaults of learning_rate, clip and update_share were chosen on held-out records of Adult, at
+            epsilon 8, with one feature per participant and standardized gradients (`SplitServer.standardized`).
         clip: with unit "record", the largest norm of a record's gradient in a participant's own training.
         update_share: with unit "record", the share of the budget (of mu^2) that goes to a participant's own training;
             with 0 its network keeps its initial parameters.
-        seed: of the division into batches.
+        seed: of the division into batches, which is public.
 
     Example:
         >>> from matrixdp import Budget
@@ -91,8 +91,8 @@ class SplitPlan:
     mechanism: str = "analytic"
     size: str = "exact"
     options: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate: float = 30.0
-    clip: float = 0.1
+    learning_rate: float = 6.0
+    clip: float = 2.0
     update_share: float = 0.3
     seed: int = 0
 
@@ -131,12 +131,12 @@ class SplitPlan:
         return _order(self.records, self.seed, epoch)[number * self.batch_size :][: self.batch_size]
 
     def digest(self) -> str:
-        """A short name of how the plan divides the records; how they are released is in the certificates."""
+        """A short digest of how the plan divides the records; the noise is in the certificates."""
         division = f"{self.unit} {int(self.records)} {int(self.batch_size)} {int(self.seed)} numpy {np.__version__}"
         return hashlib.sha256(division.encode()).hexdigest()[:16]
 
     def sensitivity(self) -> Sensitivity:
-        """What a neighbour can change in the features of a batch."""
+        """The sensitivity set of the features of a batch."""
         if self.unit == "record":
             return OneRow(low=-1.0, high=1.0, adjacency=REPLACE)
         return Entrywise(2.0, adjacency=REPLACE)
@@ -152,7 +152,7 @@ class SplitPlan:
         return FeatureNoise(law, sensitivity, drawing)
 
     def update_noise(self, network: nn.Module) -> ParameterNoise | None:
-        """The noise of a participant's own training; None where it needs none."""
+        """The noise of a participant's own training; None if it needs none."""
         if self.unit == "participant" or not self.learns:
             return None
         sensitivity = Frobenius(2 * self.clip * (1 + sum_error(self.batch_size)), adjacency=REPLACE)
@@ -161,7 +161,7 @@ class SplitPlan:
         return ParameterNoise(law, sensitivity, self.batch_size * sensitivity.radius / 2, drawing=drawing)
 
     def guarantees(self, *certificates: Certificate) -> SplitGuarantees:
-        """What a whole run guarantees, from the certificates of a batch: of its features, and of its training."""
+        """The guarantee of a whole run, from the certificates of a batch: of its features, and of its training."""
         count = self.epochs if self.unit == "record" else self.steps
         total = check_total(self.mechanism, [(certificate, count) for certificate in certificates], self.budget)
         for certificate in certificates:

@@ -1,9 +1,9 @@
 """The server of split learning: the labels, and the network on top of all features.
 
-A network that is trained on noisy features answers too cautiously on clean ones: noise of variance s^2 shrinks the
-weight of a feature of variance v by about v / (v + s^2). `discriminant` corrects for it. Means per class are unbiased
-under noise, and the covariance within the classes is that of the clean features plus s^2 I, which is known and
-subtracted. All of it is post-processing of what the participants have sent.
+A network that is trained on noisy features is underconfident on clean ones. Noise of variance s^2 shrinks the weight of
+a feature of variance v by about v / (v + s^2). `discriminant` corrects for it. Class means are unbiased under noise.
+The covariance within classes is that of the clean features plus s^2 I, which is known and subtracted. All of this is
+post-processing of what the participants have sent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class SplitServer:
     """The server: it trains the top network on the participants' noisy features.
 
     Args:
-        network: takes the features of all participants, joined in their order.
+        network: takes the features of all participants, joined in the order of their numbers.
         labels: one per record, in the common order.
-        plan: what server and participants agreed on.
+        plan: the plan of server and participants.
         loss: (outputs, labels) -> the mean loss of a batch.
-        learning_rate: of SGD; with 0 the network stays as it was made.
+        learning_rate: of SGD; with 0 the network keeps its initial parameters.
 
     Example:
         >>> import tempfile
@@ -83,10 +83,10 @@ class SplitServer:
         return [(gradient * len(labels)).cpu().numpy() for gradient in gradients[len(parameters) :]]
 
     def discriminant(self, features: Mapping[int, Sequence[Features]]) -> nn.Linear:
-        """A linear discriminant for features without noise, from noisy ones, whatever the network has learned.
+        """A linear discriminant for clean features, estimated from noisy ones; it does not use the top network.
 
         Args:
-            features: what all participants have sent, by step; those of the last epoch, as a rule.
+            features: the features of all participants, by step; usually those of the last epoch.
         """
         if not features:
             raise InvalidInput("features must have at least one step")
@@ -103,7 +103,7 @@ class SplitServer:
         means = np.stack([joined[place == number].mean(axis=0) for number in range(len(classes))])
         within = joined - means[place]
         values, vectors = np.linalg.eigh(within.T @ within / len(joined) - std**2 * np.eye(joined.shape[1]))
-        floor = 1e-3 * max(float(values[-1]), 1e-3)  # what is below is noise
+        floor = 1e-3 * max(float(values[-1]), 1e-3)  # anything below is noise
         weights = means @ (vectors / np.maximum(values, floor)) @ vectors.T
         biases = np.log(np.bincount(place) / len(place)) - 0.5 * np.sum(weights * means, axis=1)
         top = nn.Linear(joined.shape[1], outputs)
@@ -114,8 +114,23 @@ class SplitServer:
             top.bias[classes] = torch.from_numpy(biases.astype(np.float32))
         return top.to(device_of(self.network))
 
+    @staticmethod
+    def standardized(gradient: Features) -> Features:
+        """A participant's gradient, shifted and scaled to mean 0 and mean square 1 for each feature.
+
+        A nonzero mean would shift a feature until tanh saturates and it learns no more; a discriminant needs no offset.
+        With a fixed scale, `clip` means the same for every network.
+
+        Args:
+            gradient: of one participant, from `learn`.
+        """
+        centred = gradient - gradient.mean(axis=0)
+        size = np.sqrt(np.mean(centred**2, axis=0))
+        found: Features = centred / np.where(size > 0, size, np.float32(1.0))
+        return found
+
     def check_discriminant(self, features: int = 1) -> float:
-        """The std of the noise on so many features; raises InvalidInput where `discriminant` cannot work."""
+        """The std of the noise on this many features; raises InvalidInput if `discriminant` cannot work."""
         labels = self.labels.cpu().numpy()
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or np.any(labels < 0):
             raise InvalidInput("labels must be classes, numbered from 0, for a discriminant; use discriminant=False")

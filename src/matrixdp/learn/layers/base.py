@@ -1,15 +1,15 @@
 """The gradients of one parameter for every record of a batch, explicit or factored.
 
 A layer that is linear in its weight has, for record i, the gradient G_i = sum_t g_t a_t^T over the tokens (or patches)
-t of that record: a_t is the layer's input, g_t the gradient of the loss by its output. Clipping needs the norm of G_i
-and then the sum of w_i G_i. `RecordGradients` gives both, in the cheaper of two ways:
+t of that record: a_t is the layer's input, g_t the gradient of the loss with respect to its output. Clipping needs the
+norm of G_i and then the sum of w_i G_i. `RecordGradients` gives both, in the cheaper of two ways:
 
-    explicit   G_i is formed for every record; its norm and the weighted sum are read off (`ExplicitGradients`).
+    explicit   G_i is formed for every record; its norm and the weighted sum are computed from it (`ExplicitGradients`).
     factored   G_i is never formed: |G_i|^2 = sum_{s,t} <a_s, a_t> <g_s, g_t>, and the weighted sum is the ordinary
                weight gradient with w_i g_t in place of g_t (linear layers, convolutions, embeddings).
 
-Explicit gradients are formed where they hold no more numbers than the a and g that they replace; that is also where
-they take fewer operations. Convolutions form them a little further. Rounding is counted: see `rounding`.
+Explicit gradients are formed if they have no more numbers than the a and g that they replace; then they also take
+fewer operations. Convolutions form slightly larger ones too. Rounding is accounted for: see `rounding`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matrixdp.learn.layers import cpu_kernels
 from matrixdp.learn.layers.rounding import squared_norm
 
 WIDE_CHUNK = 1 << 24
@@ -42,18 +43,18 @@ class RecordGradients(ABC):
 
     @abstractmethod
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """Adds the weighted sum over the records to the total, which has the parameter's shape and is in float64."""
+        """Adds the weighted sum over the records to `total`, a tensor in float64 with the parameter's shape."""
 
     @abstractmethod
     def masked(self, kept: Tensor) -> RecordGradients:
-        """The same for a sum in which the others have weight zero: it is as without them, even if not finite."""
+        """The gradients for a sum where other records have weight zero, so that they add zero even if not finite."""
 
     def smaller(self) -> RecordGradients:
         """Explicit gradients, if they are smaller than the factors they come from."""
         return self
 
     def merged(self, others: Sequence[RecordGradients]) -> RecordGradients:
-        """The sum with more gradients of the same parameter: its layer ran several times, or layers share it."""
+        """The sum with more gradients of the same parameter, if its layer ran several times or layers share it."""
         return ExplicitGradients(sum((other.explicit() for other in others), self.explicit()))
 
 
@@ -82,21 +83,23 @@ class ExplicitGradients(RecordGradients):
         return squared_norm(self.values)
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """Products of a matrix and a vector."""
+        """One loop for all records, as a kernel; or products of a matrix and a vector."""
         values = self.values.flatten(1)
         if (kernels := cuda_kernels(values)) is not None:
             found = kernels.weighted_sum(values.contiguous(), weights)
             total += self._as_parameter(found.view(self.values.shape[1:]))
             return
         found = total.view(-1) if self.order is None else total.new_zeros(values.shape[1])
-        most = WIDE_CHUNK if values.is_cuda else WIDE_CHUNK >> 6  # that is read again from a cache
-        for weight, part in in_parts(most // max(1, values.shape[1]), weights, values):
-            found.addmv_(part.double().t(), weight)
+        if values.device.type == "cpu":
+            cpu_kernels.add_weighted(values, weights, found)
+        else:
+            for weight, part in in_parts(WIDE_CHUNK // max(1, values.shape[1]), weights, values):
+                found.addmv_(part.double().t(), weight)
         if self.order is not None:
             total += self._as_parameter(found.view(self.values.shape[1:]))
 
     def masked(self, kept: Tensor) -> ExplicitGradients:
-        """Zeros in the rows of the others; kernels leave out rows of weight zero."""
+        """Zeros in the rows of other records; the CUDA kernels skip rows of weight zero."""
         if cuda_kernels(self.values) is not None:
             return self
         return ExplicitGradients(masked(self.values, kept), self.shape, self.order)
@@ -117,15 +120,15 @@ def _kernels() -> Any:
 
 
 def masked(values: Tensor, kept: Tensor) -> Tensor:
-    """The values with zeros in the records that are not kept; 0 times infinity would not be zero."""
+    """The values, with zeros for records that are not kept; a weight of 0 times infinity would not be zero."""
     return torch.where(kept.view(-1, *[1] * (values.ndim - 1)), values, values.new_zeros(()))
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """In float64, where products of float32 are exact."""
+    """Each record times its weight, in float64, where products of two float32 are exact."""
     return values * weights.view(-1, *[1] * (values.ndim - 1))
 
 
 def in_parts(step: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """So many records at a time, or one."""
+    """The tensors in parts of `step` records, at least one."""
     return zip(*(torch.split(tensor, max(1, step)) for tensor in tensors), strict=True)

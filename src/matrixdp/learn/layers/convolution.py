@@ -1,8 +1,8 @@
-"""Convolutions: linear layers on the patches of an input, whose gradients are found by one of four algorithms.
+"""Convolutions: linear layers on the patches of an input, with two algorithms for norms and two for sums.
 
     norm   `form_gradients`     explicit: patches are unfolded, and every record's gradient is formed
            `gram_norm_of`       factored: by the Gram matrices of pixels
-    sum    `ExplicitGradients`  explicit: of the gradients formed for the norm; or formed for the sum, some at a time
+    sum    `ExplicitGradients`  explicit: of the gradients formed for the norm, or formed again in parts
            `add_unfolded`       factored: patches of many records are unfolded, for one matrix product
 
 `ConvolutionGradients` chooses: `smaller` for norm and sum, `add` for the sum where the norm was factored.
@@ -39,7 +39,7 @@ CHUNK = 1 << 26
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, RecordGradients]:
-    """Inputs and outputs are (batch, channels, *pixels)."""
+    """The rule; inputs and gradients of outputs are (batch, channels, *pixels)."""
     found: dict[str, RecordGradients] = {}
     if "weight" in names:
         found["weight"] = ConvolutionGradients(layer, inputs, outputs)
@@ -57,10 +57,10 @@ class ConvolutionGradients(RecordGradients):
     outputs: Tensor
 
     def smaller(self) -> RecordGradients:
-        """Explicit, if the weight is no larger than the record's input and output, or not much and quicker to handle.
+        """Explicit, if the weight is no larger than a record's input and output, or slightly larger but faster.
 
-        Both ways take about as many operations; what differs is how often they go through memory. Explicit gradients
-        are written once and read twice, a Gram matrix is read for each entry of the kernel and a few times more.
+        Both ways take about as many operations; they differ in memory traffic. Explicit gradients are written once and
+        read twice, a Gram matrix is read for each entry of the kernel and a few times more.
         """
         record = (self.inputs.numel() + self.outputs.numel()) // self.inputs.shape[0]
         weight, entries = self.layer.weight.numel(), math.prod(self.layer.kernel_size)
@@ -74,7 +74,7 @@ class ConvolutionGradients(RecordGradients):
         return ShortenedGradients(self.layer, kernels.shortened(self.inputs), kernels.shortened(self.outputs))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """Products of unfolded patches and weighted gradients; or explicit ones, where those products would be slow."""
+        """Products of unfolded patches and weighted gradients; explicit gradients if products in float64 are slow."""
         if math.prod(self.outputs.shape[2:]) > 16 and slow_products(self.inputs):
             step = WIDE_CHUNK // self.layer.weight.numel()
             for weight, inputs, outputs in in_parts(step, weights, self.inputs, self.outputs):
@@ -96,10 +96,10 @@ class ConvolutionGradients(RecordGradients):
 
 
 class ShortenedGradients(ConvolutionGradients):
-    """Factors with 11 significant bits on a CUDA device; norm and sum are those of the gradient that they give."""
+    """Factors with 11 significant bits on a CUDA device; norm and sum are those of the gradient of these factors."""
 
     def smaller(self) -> RecordGradients:
-        """It was chosen."""
+        """Itself: the choice was made."""
         return self
 
     def squared_norm(self) -> Tensor:
@@ -108,16 +108,16 @@ class ShortenedGradients(ConvolutionGradients):
         return norms
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """Every record's gradient is formed and added, and never written."""
+        """A kernel forms each record's gradient and adds it, without writing it to memory."""
         total += cuda_kernels(self.inputs).convolution_sum(self.layer, self.inputs, self.outputs, weights)
 
     def masked(self, kept: Tensor) -> ShortenedGradients:
-        """The kernel leaves out records of weight zero."""
+        """Itself: the kernel skips records of weight zero."""
         return self
 
 
 def _kernels(layer: Any, inputs: Tensor) -> Any:
-    """Those for a CUDA device, if they know this convolution and PyTorch allows tensor cores in convolutions."""
+    """The CUDA kernels, if they support this convolution and PyTorch allows TF32 in convolutions; else None."""
     plain = isinstance(layer.padding, tuple) and (layer.padding_mode == "zeros" or not any(layer.padding))
     if not (type(layer) is nn.Conv2d and layer.groups == 1 and plain and torch.backends.cudnn.allow_tf32):
         return None
@@ -125,10 +125,10 @@ def _kernels(layer: Any, inputs: Tensor) -> Any:
 
 
 def form_gradients(layer: Any, inputs: Tensor, outputs: Tensor, *, short: bool = True) -> ExplicitGradients:
-    """Each record's gradient; with short=True on tensor cores, where PyTorch's convolutions use them.
+    """Each record's gradient; with short=True on tensor cores, if PyTorch's convolutions may use them.
 
-    Patches are unfolded along all dimensions but the first, along which products of matrices slide: with stride 1 the
-    rows that an entry of the kernel meets lie together in memory, so they need no copy.
+    Patches are unfolded along all dimensions but the first; along that, one matrix product is taken per entry of the
+    kernel. With stride 1, the rows for an entry are contiguous in memory, so they need no copy.
     """
     if short and (kernels := _kernels(layer, inputs)) is not None:
         values = kernels.convolution_gradients(layer, inputs, outputs)
@@ -151,11 +151,11 @@ def form_gradients(layer: Any, inputs: Tensor, outputs: Tensor, *, short: bool =
         chosen = slice(start * groups, (start + part.shape[0]) * groups)
         unfolded = part.as_strided((part.shape[0], *size), (*part.stride()[:2], *stride)).contiguous()
         unfolded = unfolded.view(part.shape[0] * groups, channels // groups * width, inputs.shape[2], -1)
-        for k in range(layer.kernel_size[0]):
-            first = k * layer.dilation[0]
-            rows = unfolded[:, :, first : first + layer.stride[0] * (height - 1) + 1 : layer.stride[0]].flatten(2)
-            # Where norm and sum are those of this gradient, short factors leave the bound as it is.
-            with _tensor_cores(short and rows.is_cuda and rows.dtype == torch.float32):
+        # Norm and sum are both those of this gradient, so short factors do not weaken the bound.
+        with _tensor_cores(short and inputs.is_cuda and inputs.dtype == torch.float32):
+            for k in range(layer.kernel_size[0]):
+                first = k * layer.dilation[0]
+                rows = unfolded[:, :, first : first + layer.stride[0] * (height - 1) + 1 : layer.stride[0]].flatten(2)
                 if rows.is_cuda:
                     torch.bmm(rows, outputs[chosen], out=values[chosen, k])
                 else:  # slow at writing into a part
@@ -165,7 +165,7 @@ def form_gradients(layer: Any, inputs: Tensor, outputs: Tensor, *, short: bool =
 
 
 def gram_norm_of(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Squared norms from two Gram matrices; that of the patches is a sum over the kernel of shifted ones of pixels."""
+    """Squared norms from two Gram matrices; that of the patches is a sum of shifted Gram matrices of pixels."""
     groups = layer.groups
     # Zeros around the input are zeros around its Gram matrix, where they cost no products.
     later = layer._reversed_padding_repeated_twice if layer.padding_mode == "zeros" else []
@@ -176,7 +176,7 @@ def gram_norm_of(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
     # A sum over the channels, then over the kernel.
     terms = inputs.shape[1] + math.prod(layer.kernel_size)
     norms = []
-    step = max(1, CHUNK // (2 * inputs.shape[2] ** 2))  # the matrix is held with and without its zeros
+    step = max(1, CHUNK // (2 * inputs.shape[2] ** 2))  # in memory with and without its zeros
     for part, gradient in in_parts(step, inputs, outputs):
         gram = torch.bmm(part.transpose(1, 2), part).view(-1, *pixels, *pixels)
         gram = functional.pad(gram, [*later, *later]) if any(later) else gram
@@ -189,7 +189,7 @@ def gram_norm_of(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _places(layer: Any, lengths: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """For each entry of the kernel, which pixels it meets."""
+    """For each entry of the kernel, the pixels that it is multiplied with."""
     for place in itertools.product(*map(range, layer.kernel_size)):
         starts = [k * d for k, d in zip(place, layer.dilation, strict=True)]
         yield tuple(slice(a, a + s * (n - 1) + 1, s) for a, s, n in zip(starts, layer.stride, lengths, strict=True))
@@ -198,7 +198,7 @@ def _places(layer: Any, lengths: tuple[int, ...]) -> Iterator[tuple[slice, ...]]
 def add_unfolded(layer: Any, inputs: Tensor, outputs: Tensor, weights: Tensor, total: Tensor) -> None:
     """Adds the weighted sum: patches in float64, unfolded for many records at a time, times weighted gradients.
 
-    The libraries' own backward convolutions sum over the records in the parameters' type.
+    PyTorch's own backward convolutions would sum over the records in the parameters' type.
     """
     inputs = _padded(layer, inputs).contiguous()
     channels, strides, lengths = inputs.shape[1], inputs.stride(), outputs.shape[2:]

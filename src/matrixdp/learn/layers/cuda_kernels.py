@@ -1,8 +1,8 @@
 """Triton kernels for gradients per record on a CUDA device: no patches are unfolded, nothing is copied to float64.
 
 Factors of matrix products have 11 significant bits, as in PyTorch's own convolutions (TF32). A record's gradient is
-summed in float32, and the sum over records in float64: each of a record's numbers comes from that record alone, in an
-order that its shape decides. What this means for norms and sums is in `rounding`.
+summed in float32, from that record alone, in an order that depends on its shape only; the sum over records is in
+float64. `rounding` covers what this means for norms and sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from matrixdp.learn.layers.rounding import gamma, gram_bound, roundoff
 
 MOST_PIXELS = 64
-"""The most pixels of an output whose Gram matrices one program holds."""
+"""The most pixels of an output for which one program holds the Gram matrices."""
 
 _RECORDS = 128  # that one program sums
 _COLUMNS = 1024
@@ -70,7 +70,7 @@ def _seen(
     KERNEL_WIDTH: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, STEP_DOWN: tl.constexpr,
     STEP_RIGHT: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
-    """Which pixel of the input an entry of the kernel meets at a pixel of the output, and whether there is one."""
+    """The pixel of the input that an entry of the kernel reads for a pixel of the output, and whether it exists."""
     y = (pixel // OUT_WIDTH) * STEP_DOWN + (entry // KERNEL_WIDTH) * DOWN - TOP
     x = (pixel % OUT_WIDTH) * STEP_RIGHT + (entry % KERNEL_WIDTH) * RIGHT - LEFT
     return y * WIDTH + x, (pixel < PIXELS) & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
@@ -165,7 +165,7 @@ def convolution_gradients(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor
 
 
 def convolution_sum(layer: Any, inputs: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Their sum, each times its weight, in float64: (filters, channels, *kernel); zero for weight zero."""
+    """The weighted sum of these gradients in float64: (filters, channels, *kernel); weight zero adds zero."""
     return _run(layer, inputs, outputs, weights).sum(0).permute(2, 3, 0, 1)
 
 
@@ -213,7 +213,7 @@ def convolution_norms(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
     records, channels, filters = *inputs.shape[:2], outputs.shape[1]
     kernel, geometry = layer.kernel_size[0] * layer.kernel_size[1], _geometry(layer, inputs, outputs)
     block = _CHANNELS
-    # Sums of `block` products on tensor cores, which may truncate, and then of these sums.
+    # Sums of `block` products on tensor cores, which may truncate, and then sums of these.
     unit, tiny = 4 * roundoff(inputs), float(torch.finfo(inputs.dtype).tiny)
     terms, width = block + triton.cdiv(channels, block) * kernel, block + triton.cdiv(filters, block)
     products, sizes = inputs.new_empty(records, dtype=torch.float64), inputs.new_empty(records)

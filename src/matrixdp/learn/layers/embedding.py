@@ -14,7 +14,7 @@ from matrixdp.learn.layers.rounding import gram_norm
 
 @register(nn.Embedding)
 def lookup(layer: nn.Embedding, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, RecordGradients]:
-    """The row of the padding index is not trained."""
+    """The rule; the row of the padding index is not trained."""
     indices = inputs.reshape(inputs.shape[0], -1).long()
     outputs = outputs.reshape(*indices.shape, -1)
     if layer.padding_idx is not None:
@@ -41,7 +41,7 @@ class EmbeddingGradients(RecordGradients):
         return ExplicitGradients(self.explicit()) if self.rows <= self.indices.shape[1] else self
 
     def squared_norm(self) -> Tensor:
-        """Tokens with the same index add up, others are orthogonal."""
+        """From a Gram matrix: tokens with the same index add up, others are orthogonal."""
         same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
         return gram_norm(same.to(self.outputs.dtype), self.outputs, terms=1)
 
@@ -57,5 +57,5 @@ class EmbeddingGradients(RecordGradients):
             total.index_add_(0, indices.flatten(), values.flatten(0, 1))
 
     def masked(self, kept: Tensor) -> EmbeddingGradients:
-        """Zero gradients; the indices are whole numbers and stay."""
+        """Zero gradients; the indices are integers and stay."""
         return EmbeddingGradients(self.indices, masked(self.outputs, kept), self.rows)

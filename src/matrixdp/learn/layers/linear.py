@@ -16,7 +16,7 @@ from matrixdp.learn.layers.rounding import TERMS, factor_roundoff, gram_norm, ro
 
 @register(nn.Linear)
 def linear(layer: nn.Linear, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, RecordGradients]:
-    """Every dimension between the first and the last counts as tokens."""
+    """The rule; all dimensions between the first and the last count as tokens."""
     inputs, outputs = (t.reshape(t.shape[0], math.prod(t.shape[1:-1]), t.shape[-1]) for t in (inputs, outputs))
     found: dict[str, RecordGradients] = {}
     if "weight" in names:
@@ -44,7 +44,7 @@ class LinearGradients(RecordGradients):
         return ExplicitGradients(self.explicit()) if smaller else self
 
     def merged(self, others: Sequence[RecordGradients]) -> RecordGradients:
-        """More tokens, if the others are factored too."""
+        """One with more tokens, if the others are factored too."""
         linear = [other for other in others if isinstance(other, LinearGradients)]
         if len(linear) < len(others):
             return super().merged(others)
@@ -56,14 +56,14 @@ class LinearGradients(RecordGradients):
     def squared_norm(self) -> Tensor:
         """|a|^2 |g|^2 for one token, the product of two Gram matrices for several."""
         if self.inputs.shape[1] == 1:
-            # The product rounds, and so do the factors of the sum later.
+            # For the rounding of this product, and of the factors in the sum later.
             slack = 1 + 2 * factor_roundoff(self.inputs) + 16 * roundoff(self.inputs)
             return squared_norm(self.inputs).mul_(squared_norm(self.outputs)).mul_(slack)
         gram = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         return gram_norm(gram, self.outputs, terms=self.inputs.shape[2])
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """Matrix products; where they would be slow and a record has many tokens, its gradient is formed."""
+        """Matrix products; explicit gradients if products in float64 are slow and a record has many tokens."""
         tokens, width, height = *self.inputs.shape[1:], self.outputs.shape[2]
         if tokens > 16 and slow_products(self.inputs):
             for weight, inputs, outputs in in_parts(WIDE_CHUNK // (width * height), weights, self.inputs, self.outputs):
@@ -74,7 +74,7 @@ class LinearGradients(RecordGradients):
             left, right = weighted(weight, outputs).flatten(0, 1).t(), inputs.double().flatten(0, 1)
             if tokens == 1:
                 total.addmm_(left, right)
-            else:  # separately, as it may be much larger before it cancels
+            else:  # summed separately: its terms may be much larger and cancel
                 total += left @ right
 
     def masked(self, kept: Tensor) -> LinearGradients:

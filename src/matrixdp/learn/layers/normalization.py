@@ -1,4 +1,4 @@
-"""Normalization layers: rules for those that treat each record on its own, and the refusal of those that do not."""
+"""Normalization layers: rules for those that treat each record separately, and a refusal of the others."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ Use = Literal["gradients", "evaluation", "updates"]
 
 
 def refuse_batch_statistics(network: nn.Module, use: Use = "gradients") -> None:
-    """Raises InvalidInput for layers with statistics over records, by what the network is used for.
+    """Raises InvalidInput for layers that keep or mix values of records, depending on the network's use.
 
-    Batch normalization computes statistics of the batch: in training mode, and without running statistics in evaluation
-    mode too. Running statistics, which instance normalization may keep too, are buffers, no parameters.
+    Batch normalization uses statistics of the batch in training mode, and without running statistics in evaluation mode
+    too. Running statistics, which instance normalization may also keep, are buffers, not parameters.
 
         use                                               statistics of the batch        running statistics
         gradients    gradients per record                 refused: they mix records      allowed in evaluation mode
         evaluation   a network in evaluation mode         refused: they mix records      allowed: they are constants
         updates      what a client sends as a whole       allowed: all are its own       refused: they are not sent
+
+    An embedding with `max_norm` writes into the rows of its table that a record looks up, without noise. It is refused
+    too, except for updates.
     """
     for name, module in network.named_modules():
         batch, running = isinstance(module, _BatchNorm), bool(getattr(module, "track_running_stats", False))
+        if not (batch or running or isinstance(module, (nn.Embedding, nn.EmbeddingBag))):
+            continue
         layer = f"layer {name or '(the model)'} ({type(module).__name__})"
         frozen = not module.training and running
         if use == "gradients" and (batch or running) and not frozen:
@@ -36,6 +41,8 @@ def refuse_batch_statistics(network: nn.Module, use: Use = "gradients") -> None:
                 f"{layer} mixes the records of a batch; use nn.GroupNorm instead "
                 "(opacus.validators.ModuleValidator.fix(model) replaces it), or freeze it in evaluation mode"
             )
+        if use != "updates" and isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise InvalidInput(f"{layer} changes its table when it looks up records; leave out max_norm")
         if use == "evaluation" and batch and module.running_mean is None:
             raise InvalidInput(
                 f"{layer} has no running statistics and normalizes by the batch; the network must not mix records: "
@@ -50,7 +57,7 @@ def refuse_batch_statistics(network: nn.Module, use: Use = "gradients") -> None:
 
 @register(nn.LayerNorm, nn.RMSNorm)
 def last_dimensions(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, RecordGradients]:
-    """A weight for each entry of the last dimensions."""
+    """The rule for a weight per entry of the last dimensions."""
     dimensions = tuple(range(1, inputs.ndim - len(layer.normalized_shape)))
     found: dict[str, RecordGradients] = {}
 
@@ -67,9 +74,9 @@ def last_dimensions(layer: Any, inputs: Tensor, outputs: Tensor, names: frozense
 
 @register(nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def channels(layer: Any, inputs: Tensor, outputs: Tensor, names: frozenset[str]) -> dict[str, RecordGradients]:
-    """A weight for each channel.
+    """The rule for a weight per channel.
 
-    PyTorch sums their gradients over the batch; so the batch is taken as one record with batch x channels channels.
+    PyTorch sums these gradients over the batch; so the batch is passed as one record with batch x channels channels.
     """
     batch, channels = inputs.shape[:2]
     groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
@@ -97,6 +104,6 @@ def _moments(inputs: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _moments_in_one_pass(inputs: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """The same without writing the normalized input, which takes most of the time except on a CPU."""
+    """As `_moments`, without writing the normalized input, which takes most of the time on a GPU."""
     variance, mean = torch.var_mean(inputs.view(1, groups, -1), 2, correction=0)
     return mean, variance.add_(eps).rsqrt_()

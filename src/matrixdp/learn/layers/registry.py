@@ -1,4 +1,4 @@
-"""Which rule serves which layer: from its input and the gradient of its output to gradients per record."""
+"""The rule of each layer: from its input and the gradient of its output to gradients per record."""
 
 from __future__ import annotations
 

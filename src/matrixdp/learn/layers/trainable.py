@@ -15,7 +15,7 @@ from matrixdp.learn.layers.normalization import refuse_batch_statistics
 
 
 class TrainableModel:
-    """A model whose trainable parameters have one type and device; gradients are laid out in one vector."""
+    """A model whose trainable parameters have one type and device; their gradients form one vector."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -28,19 +28,19 @@ class TrainableModel:
         if not self.dtype.is_floating_point:
             raise InvalidInput(f"model must have floating-point parameters, got {self.dtype}; call model.float()")
         self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        """The type of norms, and of gradients per record that are formed in a shorter type."""
+        """The type of norms and gradients per record: float32, or float64 for parameters in float64."""
 
     def zeros(self, dtype: torch.dtype) -> Tensor:
         """A vector with an entry for each trainable number."""
         return torch.zeros(sum(p.numel() for p in self.names), dtype=dtype, device=self.device)
 
     def split(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Every parameter, and the part of the vector that belongs to it."""
+        """Every parameter, and its part of the vector."""
         for parameter, part in zip(self.names, torch.split(flat, [p.numel() for p in self.names]), strict=True):
             yield parameter, part.view(parameter.shape)
 
     def check_unchanged(self) -> None:
-        """Raises InvalidInput if the model is no longer what it was when this was made."""
+        """Raises InvalidInput if parameters, their type or device, or batch statistics of the model have changed."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if len(trainable) != len(self.names) or not all(p in self.names for p in trainable):
             raise InvalidInput("the model's trainable parameters have changed; make a new ClippedGradients for it")
@@ -70,17 +70,17 @@ class Layer:
         return f"layer {self.name or '(the model)'} ({type(self.module).__name__})"
 
     def has_rule(self) -> bool:
-        """Whether a rule covers all its parameters; a weight that PyTorch reparametrizes has another name."""
+        """Whether a rule covers all its parameters; one that PyTorch reparametrizes has another name, and no rule."""
         names = {"weight", "bias"} if type(self.module).__module__.startswith("torch.") else set(self.parameters)
         return rule_for(self.module) is not None and set(self.parameters) <= names
 
     def freeze(self, *_: object) -> None:
-        """While the layer runs, autograd computes no gradients of its parameters."""
+        """Before the layer runs: autograd computes no gradients of its parameters."""
         for parameter in self.parameters.values():
             parameter.requires_grad_(False)
 
     def unfreeze(self) -> None:
-        """Afterwards it does again, so that any other use of them shows."""
+        """After the layer has run: autograd computes them again, so that any other use is detected."""
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
 
@@ -88,7 +88,7 @@ class Layer:
         """What one call of the layer adds to the gradients of its parameters, from the gradient of its output."""
         rule = rule_for(self.module)
         if rule is None:
-            raise InvalidInput(f"{self} has changed since it was looked at; make a new ClippedGradients for the model")
+            raise InvalidInput(f"{self} has changed since it was checked; make a new ClippedGradients for the model")
         return rule(self.module, inputs, gradient, frozenset(self.parameters))
 
     def check(self, inputs: Tensor, output: Tensor, batch: int) -> None:

@@ -1,1 +1,1 @@
-"""Optimal designs and the workloads that they serve."""
+"""Solvers for the noise of least error: for workloads, sets of differences, steps in time, marginals and counts."""

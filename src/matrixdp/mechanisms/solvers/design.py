@@ -1,13 +1,13 @@
 """The least Gaussian noise for a finite set of differences and a linear task.
 
-A task looks at a released value through W; P = W^T W is its Gram matrix, and noise N(0, S) costs it tr(P S). For
-differences v_1 .. v_k and the unit budget the best noise solves
+A task uses a released value through W; P = W^T W is its Gram matrix, and tr(P S) is its error under noise N(0, S). For
+differences v_1 .. v_k and the unit budget (mu = 1) the best noise solves
 
     minimise tr(P S)   subject to   v_i^T S^-1 v_i <= 1 for all i.
 
 A caller with budget B divides the covariance by B^2.
 
-**Reduction.** The task sees a difference v only as y = W v, and noise only as T = W S W^T, so the problem is the same
+**Reduction.** The task sees a difference v only as y = W v, and noise only as T = W S W^T. So the problem is the same
 as "minimise tr(T) subject to y_i^T T^-1 y_i <= 1": the ellipsoid of least trace around the points +-y_i.
 
 **Dual.** Take weights w on the simplex, G = sum_i w_i y_i y_i^T and f(w) = tr(G^(1/2)). A feasible T has
@@ -16,10 +16,10 @@ tr(T^-1 G) = sum_i w_i y_i^T T^-1 y_i <= 1, so by Cauchy-Schwarz
     f(w)^2 = tr(T^(1/2) T^(-1/2) G^(1/2))^2 <= tr(T) tr(T^-1 G) <= tr(T):
 
 every w gives a lower bound. Conversely T = f G^(1/2) has trace f^2 and puts y_i at the form g_i = y_i^T T^-1 y_i, where
-sum_i w_i g_i = 1; multiplied by max g_i it is feasible. At the best w no g_i is above 1, and the two bounds meet.
+sum_i w_i g_i = 1; multiplied by max g_i it is feasible. At the best w no g_i exceeds 1, and the two bounds agree.
 
 **Iteration.** Write w_i = u_i^2 with u on the unit sphere. Then f is the nuclear norm of the matrix with columns
-u_i y_i, convex in u, with gradient f u_i g_i: the step u <- u g maximises the tangent plane over the sphere, so it
+u_i y_i, convex in u, with gradient f u_i g_i. The step u <- u g maximises the tangent plane over the sphere, so it
 never lowers f. A quasi-Newton method starts from that step, and falls back to it when its own step would lower f.
 """
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +38,12 @@ from threadpoolctl import ThreadpoolController
 
 from matrixdp import _check
 from matrixdp._check import Array
+from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, NumericalFailure
 
 ROUNDOFF = float(np.finfo(np.float64).eps)
-# Kept between the largest form and 1, besides a bound on rounding: far below any noise that matters.
-HAIR = 1e-10
+# Kept between the largest v^T S^-1 v and 1, in addition to a bound on rounding.
+MARGIN = 1e-10
 # Curvature pairs that the quasi-Newton method remembers.
 _MEMORY = 50
 
@@ -51,8 +52,8 @@ _MEMORY = 50
 class Design:
     """The best noise found for a task at the unit budget, with the proof of how good it is.
 
-    The covariance S is held as its spectrum, which stays accurate when the task is blind to some directions and their
-    variances are millions of times the others.
+    The covariance S is stored as its spectrum. That stays accurate when the task ignores some directions, whose
+    variances are then millions of times larger. A dense matrix could lose a thousandth of the smallest variance.
 
     Attributes:
         variances: The eigenvalues of S, all above 0.
@@ -72,16 +73,10 @@ class Design:
     gap: float
     iterations: int
 
-    @cached_property
-    def covariance(self) -> Array:
-        """S multiplied out, and enlarged by what rounding may have taken away in any direction.
-
-        Rounding takes at most about N * 2.2e-16 of the largest variance. Of the smallest that is 1e-10 for prefix sums
-        on 400 cells, but up to 1e-3 for a task that is blind to some directions; the spectrum needs no such room.
-        """
-        room = 1 + len(self.variances) * ROUNDOFF * float(np.max(self.variances) / np.min(self.variances))
-        covariance = (self.directions * (self.variances * room)) @ self.directions.T
-        return frozen((covariance + covariance.T) / 2)
+    @property
+    def spectrum(self) -> Spectrum:
+        """S itself."""
+        return Spectrum(self.variances, self.directions)
 
 
 def solve(
@@ -91,27 +86,27 @@ def solve(
 
     Two kinds of direction have no finite, positive optimum. Both get a variance that keeps S positive definite:
 
-    - one that a vertex moves along but the task never looks at (P singular): the more noise there, the less is needed
-      elsewhere. Its variance is about 4/tolerance times the squared length that vertices have there, so that what the
-      task does not ask for comes out useless. Add a small multiple of the identity to P where that is not wanted.
-    - one that no vertex moves along (vertices that do not span): no noise is needed. Its variance is so small that it
+    - one in which vertices differ but which the task ignores (P singular): the more noise there, the less is needed
+      elsewhere. Its variance is about 4/tolerance times the squared length of vertices in it, so the released value is
+      useless there. To avoid that, add a small multiple of the identity to P.
+    - one in which no vertex differs (vertices that do not span): no noise is needed. Its variance is so small that it
       adds at most a share tolerance/8 to the error.
 
-    Eigenvalues of P below about 4e-16 N norm(P) cannot be told from 0 and count as 0.
+    Eigenvalues of P below about 4e-16 N norm(P) cannot be distinguished from 0 and count as 0.
 
     Args:
         P: N x N, symmetric, positive semidefinite: W^T W for a task W.
-        vertices: k x N, one difference per row; what is protected is the convex hull of these and their negatives. None
-            means the standard basis, one cell of a histogram changes by at most 1: the matrix mechanism.
+        vertices: k x N, one difference per row; the set is the convex hull of these and their negatives. None means the
+            standard basis: one cell of a histogram changes by at most 1, as in the matrix mechanism.
         tolerance: The largest relative gap between value and lower bound, both for the P given.
-        max_iterations: Give up after so many eigendecompositions.
+        max_iterations: Give up after this many eigendecompositions.
 
     Guarantee:
         max_i v_i^T S^-1 v_i <= 1 for S given by variances and directions, rounding included, with 1e-10 to spare;
         lower_bound <= optimum <= value.
 
     Raises:
-        InvalidInput: P is no Gram matrix, vertices do not fit it, or the task sees nothing that changes.
+        InvalidInput: P is not a Gram matrix, vertices do not fit it, or the task uses nothing that changes.
         NumericalFailure: The gap was not reached.
 
     Source: li2015matrix for the problem with the standard basis; denisov2022improved for a multiplicative step on w.
@@ -123,37 +118,34 @@ def solve(
         raise InvalidInput(f"vertices must have {len(gram)} columns, as many as P, got shape {differences.shape}")
     tolerance = _check.positive("tolerance", tolerance)
     max_iterations = _check.count("max_iterations", max_iterations)
-    with _thread_pools().limit(limits=1, user_api="blas"):  # at these sizes threads cost more than they bring
+    with _thread_pools().limit(limits=1, user_api="blas"):  # at these sizes threads cost more than they gain
         return _solve(gram, differences, tolerance, max_iterations)
 
 
-def solve_kronecker(
-    factors: Sequence[npt.ArrayLike], tolerance: float = 1e-6, max_iterations: int = 2000
-) -> tuple[Design, ...]:
+def solve_kronecker(factors: Sequence[npt.ArrayLike], tolerance: float = 1e-6) -> tuple[Design, ...]:
     """The best noise for P = P_1 (x) .. (x) P_d when one cell changes by at most 1; S is the product of the designs.
 
     Both bounds factorise, so nothing of the size of the whole domain is formed. Let S_j, w_j belong to factor j.
     Primal: the diagonal of S^-1 = S_1^-1 (x) .. (x) S_d^-1 holds products of diagonal entries, each at most 1, and
-    tr(P S) is the product of the tr(P_j S_j). Dual: w = w_1 (x) .. (x) w_d lies on the simplex; the matrix
+    tr(P S) is the product of the tr(P_j S_j). Dual: w = w_1 (x) .. (x) w_d lies on the simplex. The matrix
     P^(1/2) diag(w) P^(1/2) is the Kronecker product of the factors' ones, and the trace of its root is the product of
     theirs. So the optimum is the product of the optima.
 
     Args:
         factors: The Gram matrices P_1 .. P_d, one per axis.
         tolerance: For the combined gap.
-        max_iterations: For each factor.
 
     Returns:
         One design per factor, with combined_gap(designs) <= tolerance.
 
     Raises:
-        InvalidInput: No factor was given, or one is no Gram matrix.
+        InvalidInput: No factor was given, or one is not a Gram matrix.
         NumericalFailure: The gap was not reached for some factor.
     """
     if not len(factors) > 0:
         raise InvalidInput("factors must hold at least one Gram matrix, got none")
     share = math.expm1(math.log1p(_check.positive("tolerance", tolerance)) / len(factors))
-    return tuple(solve(factor, tolerance=share, max_iterations=max_iterations) for factor in factors)
+    return tuple(solve(factor, tolerance=share) for factor in factors)
 
 
 def combined_gap(designs: Sequence[Design]) -> float:
@@ -162,7 +154,7 @@ def combined_gap(designs: Sequence[Design]) -> float:
 
 
 def _solve(gram: Array, vertices: Array | None, tolerance: float, max_iterations: int) -> Design:
-    """`solve` on checked shapes: scale, reduce to what the task sees of the vertices, solve there, and come back."""
+    """`solve` on checked shapes: scale, reduce to the space that the task uses, solve there, and map back."""
     differences = np.eye(len(gram)) if vertices is None else vertices
     gram_unit, length = _power_of_two(gram), _power_of_two(differences)
     gram, differences = gram / gram_unit, differences / length
@@ -192,17 +184,17 @@ def _power_of_two(matrix: Array) -> float:
 
 
 class _Spaces(NamedTuple):
-    """R^N as the task and the vertices divide it: orthonormal bases, as columns, of three spaces."""
+    """The division of R^N by task and vertices: orthonormal bases, as columns, of three spaces."""
 
     task: Array  # a square root of P
-    seen: Array  # vertices move along these directions, and the task looks at them
+    seen: Array  # directions in which vertices differ, and which the task uses
     roots: Array  # of the eigenvalues of P along them
-    blind: Array  # vertices move, the task does not look
-    unmoved: Array  # no vertex moves
+    blind: Array  # vertices differ, and the task ignores it
+    unmoved: Array  # no vertex differs
 
 
 def _spaces(gram: Array, vertices: Array | None) -> _Spaces:
-    """The reduction; without vertices, the standard basis moves everything."""
+    """The reduction; without vertices, the standard basis spans all of R^N."""
     eigenvalues, directions = scipy.linalg.eigh(gram, driver="evd")
     rounding = (len(gram) + 10) * ROUNDOFF * float(np.linalg.norm(gram))  # of each eigenvalue, with a margin
     if not eigenvalues[0] >= -rounding:
@@ -214,13 +206,13 @@ def _spaces(gram: Array, vertices: Array | None) -> _Spaces:
         directions = moved @ inner
     seen = eigenvalues > 2 * rounding
     if not seen.any():
-        raise InvalidInput("P must look at a direction that some vertex moves along; this task needs no noise at all")
+        raise InvalidInput("P must not be zero where vertices differ; this task needs no noise at all")
     # eigenvalues rounded down, so that the lower bound also holds for P itself
     return _Spaces(task, directions[:, seen], np.sqrt(eigenvalues[seen] - rounding), directions[:, ~seen], unmoved)
 
 
 def _complete(optimum: _Optimum, spaces: _Spaces, differences: Array, tolerance: float) -> tuple[Array, Array]:
-    """Variances and directions on all of R^N: the optimum where the task looks, and what `solve` says elsewhere."""
+    """Variances and directions on all of R^N: the optimum on what the task uses, elsewhere as `solve` describes."""
     inner, singular, _ = scipy.linalg.svd(optimum.half / spaces.roots[:, None], overwrite_a=True, check_finite=False)
     variances = singular**2
     if not variances.min() > 0:
@@ -235,7 +227,7 @@ def _complete(optimum: _Optimum, spaces: _Spaces, differences: Array, tolerance:
 
 
 def _room(variances: Array, directions: Array, differences: Array) -> float:
-    """What the variances have to be multiplied by, so that every form is below 1, rounding included.
+    """The factor on the variances that brings every form v^T S^-1 v below 1, rounding included.
 
     Forms are sums of squares, which suffer little from the spread of the variances. Rounding moves a whitened vertex by
     N roundings of its length over the least standard deviation, and a form near 1 by twice that.
@@ -243,7 +235,7 @@ def _room(variances: Array, directions: Array, differences: Array) -> float:
     largest = float(np.max((differences @ directions) ** 2 @ (1 / variances)))
     longest = float(np.max(np.linalg.norm(differences, axis=1)))
     spread = longest / math.sqrt(largest * variances.min())
-    return largest * (1 + HAIR + 2 * len(variances) * ROUNDOFF * spread)
+    return largest * (1 + MARGIN + 2 * len(variances) * ROUNDOFF * spread)
 
 
 class _Optimum(NamedTuple):
@@ -314,8 +306,8 @@ def _floor(state: _State) -> Array:
     """The least that the next u may be: a hundredth of the last, and enough to matter where the form is above 1.
 
     A weight that has become tiny by mistake would take long to grow back, since u = 0 is stationary. What matters is
-    measured by the leverage l_i = y_i^T G^-1 y_i, whose mean under the weights is r for points in R^r: the weight times
-    the leverage is lifted to an equal part r/k, times 1 - 1/g. No guard against 0 is needed, as l > g where g > 1.
+    measured by the leverage l_i = y_i^T G^-1 y_i, whose mean under the weights is r for points in R^r. The weight times
+    the leverage is raised to an equal part r/k, times 1 - 1/g. No guard against 0 is needed, as l > g where g > 1.
     """
     leverage = state.roots**-2.0 @ state.rotated**2
     share = len(state.roots) / len(state.u) * np.maximum(state.forms - 1, 0)
@@ -337,9 +329,9 @@ def _quasi_newton(gradient: Array, pairs: list[tuple[Array, Array]]) -> Array:
 def _primal(points: Array, state: _State) -> Array:
     """A factor of a feasible covariance from the dual: f G^(1/2), made feasible in the better of two ways.
 
-    Multiplying by max g always works, and costs as much as g is off. When the points are a basis there is a better
-    way: in their coordinates the precision matrix has the diagonal g, and dividing its rows and columns by sqrt(g)
-    makes every form exactly 1. What that costs is of second order, for the first order is sum_i w_i (g_i - 1) = 0.
+    Multiplying by max g always works, and costs the factor max g. If the points are a basis there is a better way: in
+    their coordinates the precision matrix has the diagonal g, and dividing its rows and columns by sqrt(g) makes every
+    form exactly 1. The cost is of second order, because the first order is sum_i w_i (g_i - 1) = 0.
     """
     half = state.vectors * np.sqrt(state.roots * state.value * np.max(state.forms))
     if points.shape[0] == points.shape[1] and state.roots.min() > 1e-8 * state.roots.max():
@@ -369,7 +361,7 @@ def proven_gap(value: float, lower_bound: float, tolerance: float) -> float:
 
 
 def _checked_gram(value: npt.ArrayLike) -> Array:
-    """A symmetric matrix; whether it is positive semidefinite shows in its spectrum."""
+    """A symmetric matrix; `_spaces` checks that it is positive semidefinite."""
     gram = _sized("P", value)
     if gram.shape[0] != gram.shape[1] or not np.abs(gram - gram.T).max() <= 1e-12 * np.abs(gram).max():
         raise InvalidInput(f"P must be a symmetric matrix, got shape {gram.shape}; give W^T W for a task W")

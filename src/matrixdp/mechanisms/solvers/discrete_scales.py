@@ -1,7 +1,6 @@
 """Scales of discrete noise that keep a budget, and the exponent with the least variance.
 
-A search proposes. What the noise really gives is computed in `privacy.discrete`, and a scale is checked there before it
-is returned.
+A search proposes a scale. Before it is returned, its delta is computed, rounded up, by `privacy.discrete`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from matrixdp.privacy.cell_sums import CLOSE
 from matrixdp.privacy.discrete import FAR_BELOW, DiscreteProfile, Groups, crossing, delta_of, is_pure, total_steps
 from matrixdp.secure.tables import LEAST_SCALE, largest_scale
 
-_ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # of a scale, relative; where delta is known to some digits only
-_ROUGH = 3e-4  # the error in delta while an exponent is sought
-_EXPONENTS, _NEAR = 64, 2  # exponents that are tried lie on multiples of 1/64; next to an end, at most 2 of these away
-_DISCRETE, _SMALL = 4.0, 32.0  # below so many shifts, and so many steps, delta need not fall as the scale grows
-_SECANTS = 20  # steps of the secant method, before halving takes over
-_FAR_ABOVE = 2.0  # log of a ratio of deltas; a saddle point does not err by as much
-_MANY = 3  # entries from which on a search for an exponent looks at the saddle point
-_FINE = 48.0  # while an exponent is sought, so many atoms in a scale will do
+_ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # relative tolerance of a scale; the second where delta is approximate
+_ROUGH = 3e-4  # relative error of delta during the search for an exponent
+_EXPONENTS, _NEAR = 64, 2  # exponents are multiples of 1/64; at an end, the search stops within 2 of these
+_DISCRETE, _SMALL = 4.0, 32.0  # below this many shifts and steps, delta may rise with the scale
+_SECANTS = 20  # steps of the secant method before bisection
+_FAR_ABOVE = 2.0  # log of a ratio of deltas, above the error of the saddle point
+_MANY = 3  # from this many entries on, the search for an exponent uses the saddle point
+_FINE = 48.0  # atoms per scale that suffice in the search for an exponent
 
 
 def scale_for(
@@ -38,14 +37,14 @@ def scale_for(
     """The least scale found, in steps, at which the noise keeps the budget.
 
     For exponent 1 delta falls as the scale grows, since discrete Laplace noise of a larger scale is that of a smaller
-    one plus independent noise; so this is the least scale, to about 1e-11, relative. For larger exponents delta can
-    rise with the scale while that is about the shift, so smaller scales are tried there too, in steps of 2 %.
+    one plus independent noise. So this is the least scale, up to a relative 1e-11. For larger exponents delta can rise
+    with the scale where the scale is about as large as the shift, so smaller scales are tried too, in steps of 2 %.
 
     Guarantee: `DiscreteProfile(exponent, scale, shift, cells, others).delta(epsilon) <= delta`, evaluated at this very
         scale.
 
     Args:
-        epsilon: above 0, or 0 if delta is not.
+        epsilon: above 0, or 0 if delta is above 0.
         delta: from 0 for exponent 1, otherwise above 0; below 1.
         shift: steps that an entry changes by.
         cells: entries that change.
@@ -76,8 +75,8 @@ def _scale_for(asked: _Asked, exponent: float) -> float:
 def best_exponent(epsilon: float, delta: float, shift: int = 1, cells: int = 1, others: Groups = ()) -> DiscreteProfile:
     """The exponent and scale with the least variance among those that keep the budget, as far as a search finds.
 
-    Exponents are multiples of 1/64. Laplace is always a candidate, and all there is for delta = 0. The more cells share
-    the budget, the larger is the exponent.
+    Exponents are multiples of 1/64. Laplace is always a candidate, and the only one for delta = 0. The more cells
+    change, the larger is the best exponent.
 
     Guarantee: that of `scale_for`.
     """
@@ -140,7 +139,7 @@ def _groups(shift: int, cells: int, others: Groups) -> Groups:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A budget and a change: what a scale is sought for."""
+    """A budget and a change, for which a scale is searched."""
 
     epsilon: float
     delta: float
@@ -157,11 +156,11 @@ class _Asked:
         return math.sqrt(total) if power == 2 else total
 
     def profile(self, exponent: float, scale: float) -> DiscreteProfile:
-        """The profile that such noise would have."""
+        """The profile of this noise."""
         return DiscreteProfile(exponent, scale, *self.groups[0], self.groups[1:])
 
     def excess(self, exponent: float, tolerance: float | None = None) -> Callable[[float], float]:
-        """log of delta over what is allowed, as a function of the scale; 0 or below is private."""
+        """log(delta / allowed delta) as a function of the scale; the budget is kept at 0 or below."""
 
         @cache
         def function(scale: float) -> float:
@@ -187,9 +186,9 @@ class _Asked:
         return found
 
     def rough_scale(self, exponent: float, guess: float) -> float:
-        """A scale at which delta changes from too large to small enough, to about 1e-4 and with a rougher delta.
+        """An approximate scale, to about 1e-4, at which delta falls to what is allowed, from an approximate delta.
 
-        By a saddle point where many atoms contribute.
+        Uses a saddle point where many atoms contribute.
         """
         if not self._many(guess):
             return self._change_of_sign(exponent, self.excess(exponent, _ROUGH), guess, 1e-4)
@@ -197,11 +196,11 @@ class _Asked:
         return self._change_of_sign(exponent, lambda scale: max(about.log_delta(scale) - allowed, -10.0), guess, 1e-4)
 
     def _many(self, scale: float) -> bool:
-        """Whether so many atoms contribute that a saddle point says how large delta is, roughly."""
+        """Whether enough atoms contribute for the saddle point to approximate delta."""
         return self.length(0) >= _MANY and scale >= self.shift
 
     def _laplace_guess(self) -> float:
-        """Where the largest loss alone is above epsilon, the root; else from a coarser grid, or as for Gaussian noise.
+        """A first scale: the root if only the largest loss exceeds epsilon; else from a coarser grid or Gaussian noise.
 
         The largest loss is (sum of shifts) a, with probability (1 + q)^-k, q = e^-a, a = 1/scale.
         """
@@ -222,9 +221,9 @@ class _Asked:
     def _change_of_sign(
         self, exponent: float, excess: Callable[[float], float], guess: float, tolerance: float
     ) -> float:
-        """A scale at which delta is small enough, and at one that is less by the tolerance, relative, it is not.
+        """A scale that keeps the budget while one smaller by the relative tolerance does not.
 
-        By the secant method, in logarithms, inside what is known to be too small and small enough.
+        Uses the secant method, in logarithms, within a bracket of scales that are too small and large enough.
         """
         low, high, largest = 0.0, math.inf, largest_scale(exponent)
         slope = -2.0 + 2.0 * math.log(self.delta)  # as for Gaussian noise
@@ -249,7 +248,7 @@ class _Asked:
         return high
 
     def _smaller(self, exponent: float, excess: Callable[[float], float], scale: float) -> float:
-        """The same, or a smaller scale that is private as well, where delta is not monotone."""
+        """A smaller scale that also keeps the budget, where delta is not monotone; else the same scale."""
         rough, about = self.excess(exponent, _ROUGH), Saddlepoint(exponent, self.groups, self.epsilon)
         for tried in (scale * 0.98**i for i in range(59, 0, -1)):
             if self._many(tried) and about.log_delta(tried) - math.log(self.delta) > _FAR_ABOVE:
@@ -260,7 +259,7 @@ class _Asked:
         return scale
 
     def matching(self, exponent: float, variance: float | None = None) -> float:
-        """The scale with about this variance, by default that of Gaussian noise or, if it is less, for pure privacy."""
+        """The scale with about this variance; by default the smaller of those of Gaussian noise and of pure privacy."""
         moments = scipy.special.gammaln([1.0 / exponent, 3.0 / exponent])
         factor = math.exp(0.5 * float(moments[0] - moments[1]))
         if variance is not None:

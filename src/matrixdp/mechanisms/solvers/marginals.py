@@ -1,16 +1,16 @@
 """The least noise for many marginal tables at once, by noise on their residuals.
 
 With noise of variance s_A^2 on the residual of A (`matrixdp.residuals`), the summed variance of table S is a sum over
-the subsets A of S of s_A^2 times a coefficient, and with weights per table the error is sum_A v_A s_A^2.
+the subsets A of S of s_A^2 times a coefficient. With weights per table the error is sum_A v_A s_A^2.
 
-**Add/remove.** A record makes mu^2 = sum_A p_A / s_A^2, whatever its cell. By Cauchy-Schwarz the error is at least
+**Add/remove.** A record has mu^2 = sum_A p_A / s_A^2, whatever its cell. By Cauchy-Schwarz the error is at least
 (sum_A sqrt(p_A v_A))^2 / mu^2, and s_A^2 = sqrt(p_A / v_A) (sum_A sqrt(p_A v_A)) / mu^2 attains it. It is the optimum
-over all Gaussian noise on the domain where weights are constant within each table: the task stays the same when the
-values of an attribute are permuted, so by convexity some best covariance does too, and such a covariance is a multiple
-of the identity on each residual space, for these are irreducible and differ from each other.
+over all Gaussian noise on the domain where weights are constant within each table. The task stays the same when the
+values of an attribute are permuted, so by convexity some best covariance does too. Such a covariance is a multiple of
+the identity on each residual space, for these are irreducible and differ from each other.
 
-**Several constraints.** Under replace each pair of cells C asks for sum_A m_CA / s_A^2 <= mu^2. The least error is
-max over weights u on the simplex of (sum_A sqrt(v_A (m^T u)_A))^2 / mu^2: for a fixed u it is the closed form above, a
+**Several constraints.** Under replace each pair of cells C requires sum_A m_CA / s_A^2 <= mu^2. The least error is
+max over weights u on the simplex of (sum_A sqrt(v_A (m^T u)_A))^2 / mu^2. For a fixed u it is the closed form above, a
 lower bound, and at the best u no constraint is broken. The least largest variance over tables, relative to targets,
 has the same form with the roles of constraints and tables exchanged.
 
@@ -35,10 +35,10 @@ from matrixdp.residuals import ResidualBasis, Whole, helmert, keys
 GAP = 1e-7
 # The most constraints, and the most residuals, of a convex program.
 MOST = 1 << 10
-# The share of the error that is added to limits, so that residuals in none of them have finite noise.
+# The share of the error that is added to limits, so that residuals outside all limits get finite noise.
 _SHARE = 1e-6
 # Bits of the contrasts of an ordered attribute: rounding them costs 0.3 % at 85 values, 5 % with 8 bits. All ordered
-# attributes of a table share what 64-bit residuals of 2^26 records leave.
+# attributes of a table share the bits that 64-bit residuals of 2^26 records leave.
 _BITS, _SHARED_BITS = 12, 36
 
 
@@ -122,7 +122,7 @@ def aligned(basis: ResidualBasis, found: Incidence, values: Array) -> Array:
 
 
 def pair_constraints(basis: ResidualBasis, kinds: Sequence[Array]) -> Array:
-    """What each pair of cells, up to symmetry, asks of 1/s_A^2 under replace: q_A(a) + q_A(b) - 2 c_A(a, b).
+    """The constraint of each pair of cells, up to symmetry, on 1/s_A^2 under replace: q_A(a) + q_A(b) - 2 c_A(a, b).
 
     Args:
         basis: the residuals.
@@ -159,8 +159,8 @@ def with_limits(constraint: Array, error: Array, limits: Array) -> Array:
     """s_A^2 of least sum_A error[A] s_A^2 subject to the constraint and sum_A limits[T, A] s_A^2 <= 1 for every T.
 
     The dual adds a price z_T >= 0 per limit to the error: maximise (sum_A sqrt(constraint_A (error + limits^T z)_A))^2
-    - sum z, which is concave, with gradient sum_A limits[T, A] s_A^2 - 1 at the closed form for that error. What is
-    left of a limit broken by a rounding error is removed by mixing with the least largest, which keeps all limits.
+    - sum z, which is concave, with gradient sum_A limits[T, A] s_A^2 - 1 at the closed form for that error. If rounding
+    still breaks a limit, the result is mixed with that of `least_largest`, which keeps all limits.
 
     Raises:
         NotApplicable: if the limits cannot be kept.
@@ -168,7 +168,7 @@ def with_limits(constraint: Array, error: Array, limits: Array) -> Array:
     from scipy.optimize import minimize  # slow to import, and seldom needed
 
     scale = float(np.sum(np.sqrt(constraint * error))) ** 2
-    safe = least_largest(constraint, limits + _SHARE * error / scale)  # what no limit asks for gets large noise
+    safe = least_largest(constraint, limits + _SHARE * error / scale)  # residuals outside all limits get large noise
     reach = float(np.max(limits @ safe))
     if not reach <= 1:
         raise NotApplicable(
@@ -190,16 +190,15 @@ def with_limits(constraint: Array, error: Array, limits: Array) -> Array:
     if beyond <= 0:
         return best
     # 1/s^2 is what the constraint is linear in; the variance of a mixture of precisions is convex
-    share = min(1.0, beyond / (beyond + room) if beyond + room > 0 else 1.0)
-    mixed = 1 / ((1 - share) / best + share / safe)
-    return np.asarray(mixed)
+    share = beyond / (beyond + room)
+    return np.asarray(1 / ((1 - share) / best + share / safe))
 
 
 def best_mixture(rows: Array, weights: Array) -> Array:
     """u on the simplex with the largest f(u) = sum_A sqrt(weights[A] (rows^T u)_A), by an interior-point method.
 
-    f is concave and of degree 1/2, so u is within a share g of the largest f^2 if no entry of its gradient, times 2/f,
-    is above 1 + g. Newton steps on f(u) + t sum log u, t falling, until that share is below GAP.
+    f is concave and homogeneous of degree 1/2, so f(u)^2 is within a share g of the maximum if no entry of the
+    gradient, times 2/f, exceeds 1 + g. Newton steps on f(u) + t sum log u, t decreasing, until the share is below GAP.
 
     Raises:
         NumericalFailure: if the share is not reached.
@@ -244,8 +243,8 @@ def ordered_contrasts(size: int, workload: str, together: int = 1) -> Whole:
     """Contrasts of an ordered attribute whose equal noise is near the best for its prefix sums or ranges.
 
     The best covariance G on the vectors of sum zero for the workload's Gram matrix, when one value changes, comes from
-    `design.solve`; contrasts G^(-1/2), symmetric on that space, get equal noise from it. They are rounded to whole
-    numbers, which may move the noise a little away from the best, never the guarantee: it is computed from these.
+    `design.solve`. Contrasts G^(-1/2), symmetric on that space, get equal noise from it. They are rounded to whole
+    numbers. That may make the noise slightly suboptimal, but not the guarantee wrong: it is computed from them.
 
     Args:
         size: how many values the attribute has.

@@ -1,10 +1,10 @@
-"""The best strategies over time: banded, with a proven distance from the optimum, and banded Toeplitz.
+"""The best strategies over time: banded, with a proven distance from the optimum, and banded Toeplitz, without one.
 
 With workload A, M = A^T A and a lower-triangular strategy C with b bands, X = C^T C has b bands too. If records take
 part at least b steps apart, mu^2 is s(X) = max over patterns of the sum of X_ii, in units of (clip/std)^2, and the
 error of the answers is p(X) = tr(M X^-1) std^2. So the task is to minimise s(X) p(X) over banded X, which is convex.
 
-**The bound.** Let D = X^-1 M X^-1 for any banded X at all. Write E for its entries off the diagonal but inside the
+**The bound.** Let D = X^-1 M X^-1 for any banded X. Write E for its entries off the diagonal but inside the
 bands, which are 0 at the optimum, y_i = D_ii + sum_j |E_ij|, and D' = D - E + diag(sum_j |E_ij|). Then D' >= D, because
 a symmetric matrix with a dominant diagonal is positive semidefinite. For any t > 0 let T = diag(t) and F = T D' T.
 Inside the bands F is diag(t^2 y), so for every feasible banded X~ (s(X~) <= 1), by the weak duality of the program,
@@ -12,7 +12,7 @@ Inside the bands F is diag(t^2 y), so for every feasible banded X~ (s(X~) <= 1),
     tr(M X~^-1)  >=  (tr (A F A^T)^(1/2))^2 / cover(t^2 y),    cover(z) = max of sum z_i x_i over x >= 0, s(x) <= 1,
 
 and tr (A F A^T)^(1/2) >= tr (A T D T A^T)^(1/2), the nuclear norm of A T X^-1 A^T, which is at least its trace,
-sum t_i q_i with q_i = (X^-1 M)_ii. All of this is read off the gradient of p. At the optimum, with t = 1, both sides
+sum t_i q_i with q_i = (X^-1 M)_ii. All of this follows from the gradient of p. At the optimum, with t = 1, both sides
 are equal. The best t is q_i / (y_i x_i), where x minimises sum_i q_i^2 / (y_i x_i) over diagonals with s(x) <= 1.
 
 **cover.** Patterns with at most k steps, b apart, are the corners of {z >= 0: sum z <= k, sums over windows of b
@@ -45,8 +45,8 @@ class Strategy:
 
     Attributes:
         coefficients: C by its bands, as in `OverTime`: a row per step, or a vector if it is Toeplitz.
-        value: s(X) p(X), the least error at mu = 1.
-        lower_bound: no strategy with so many bands has less; 0 if none is known.
+        value: s(X) p(X), the error of this strategy at mu = 1.
+        lower_bound: no strategy with as many bands has less error; 0 if no bound is known.
     """
 
     coefficients: Array
@@ -62,21 +62,18 @@ class Strategy:
 # --- banded ---
 
 
-def banded(
-    sensitivity: Participation, workload: Array, bands: int, tolerance: float = 0.005, iterations: int = 300
-) -> Strategy:
-    """The best banded strategy, to the tolerance or as far as the iterations go.
+def banded(sensitivity: Participation, workload: Array, bands: int, tolerance: float = 0.005) -> Strategy:
+    """The best banded strategy, to the tolerance or as far as 300 iterations go.
 
     L-BFGS on log p, over the directions of the columns of C and their squared norms, which are the same in each block
-    of `separation` steps and add up to 1 over the blocks that one record can reach. The best norms inside blocks are
-    not all the same, but nearly so; the bound is for all.
+    of `separation` steps and add up to 1 over the blocks that one record can reach. The best norms within a block are
+    not exactly equal, but nearly; the bound covers unequal ones too.
 
     Args:
-        sensitivity: who takes part when; at least `bands` apart, if more than once.
+        sensitivity: when a record takes part: at least `bands` steps apart, if more than once.
         workload: as `time_workloads.coefficients` gives it.
         bands: of C.
         tolerance: the proven relative distance from the optimum at which the search ends.
-        iterations: of the search, at most.
     """
     from scipy.optimize import minimize  # here, because it is slow to import
 
@@ -117,8 +114,8 @@ def banded(
             if best.gap <= tolerance:
                 raise StopIteration
 
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-15, "gtol": 1e-10}
-    with ThreadpoolController().limit(limits=1):  # threads would wait for each other longer than they work
+    options = {"maxiter": 300, "maxfun": 600, "ftol": 1e-15, "gtol": 1e-10}
+    with ThreadpoolController().limit(limits=1):  # more threads would mostly wait for each other
         last = minimize(objective, x0, jac=True, method="L-BFGS-B", callback=look, options=options)  # type: ignore[call-overload]
     return _better(best, found(last.x))
 
@@ -136,7 +133,7 @@ def _with_bound(sensitivity: Participation, columns: Array, error: Error) -> Str
     largest, _ = sensitivity.heaviest(np.sum(np.square(columns), axis=1))
     q = -np.sum(_columns(gradient) * columns, axis=1) / 2
     weights = np.square(q) / dual_diagonal(rows, -gradient / 2)
-    t = 1 / _balanced(sensitivity, weights)  # up to q_i / y_i, which turns sums of t q and t^2 y into those below
+    t = 1 / _balanced(sensitivity, weights)  # without the factor q_i / y_i, which is in `weights`
     bound = float(np.sum(weights * t)) ** 2 / cover(sensitivity, weights * np.square(t))
     return Strategy(rows, value * largest, bound * (1 - 1e-9))  # for rounding
 
@@ -160,8 +157,8 @@ def _window_sums(z: Array, gap: int) -> Array:
 def _balanced(sensitivity: Participation, weights: Array) -> Array:
     """The diagonal x, s(x) <= 1, with nearly the least sum of weights_i / x_i.
 
-    In closed form where each residue has a budget of its own. Otherwise x is a sum of windows and a constant, and their
-    sizes are multiplied by the roots of their derivatives, the usual iteration for such designs.
+    In closed form for cyclic patterns, where each residue has a separate constraint. Otherwise x is a sum of windows
+    and a constant, whose sizes are multiplied by the roots of their derivatives, the usual iteration for such designs.
     """
     steps, gap, most = len(weights), sensitivity.gap, sensitivity.most_times(len(weights))
     if most == 1:
@@ -190,7 +187,7 @@ def _rows(columns: Array) -> Array:
 
 
 def _columns(rows: Array) -> Array:
-    """The other way round; what lies below the last step is dropped."""
+    """C by columns, from C by rows; entries below the last step are dropped."""
     columns = np.zeros_like(rows)
     for band in range(rows.shape[1]):
         columns[: len(rows) - band, band] = rows[band:, band]
@@ -204,7 +201,8 @@ def toeplitz(workload: Array, bands: int) -> Strategy:
     """The best banded Toeplitz strategy for a workload with coefficients, for records that take part once.
 
     The error is sum_j (n - j) w_j^2 with w = a / c as power series, and its derivative in c_j is -2 times the inner
-    product of (n - t) w_t and w / c, j steps later. mu is counted as if no column were cut off at the last step.
+    product of (n - t) w_t and w / c, j steps later. The search takes the norm of c for mu, as if no column were cut off
+    at the last step.
     """
     from scipy.optimize import minimize
     from scipy.signal import lfilter

@@ -1,12 +1,12 @@
-"""About delta of independent entries with discrete noise, in a fraction of a millisecond: for searches, no guarantee.
+"""An approximation of delta for independent entries with discrete noise: fast, for searches only, without a guarantee.
 
-With K(s) = log E e^(s l), the cumulants of the total loss l, the sum (1) of cells.py is for every s > 0 an integral
-along a vertical line through s,
+With K(s) = log E e^(s l), the cumulant function of the total loss l, the sum (1) of privacy/cells.py is for every s > 0
+an integral along the vertical line through s,
 
     delta(epsilon) = 1/(2 pi i) int e^F(z) dz,      F(z) = K(z) - z epsilon - log z - log(1 + z).
 
-F is convex on the positive axis, and the integrand falls quickest through its minimum; Laplace's method there, with the
-next term of its series (daniels1954saddlepoint), is within a few percent where many atoms contribute.
+F is convex on the positive axis, and along the line through its minimum the integrand falls fastest. Laplace's method
+there, with the next term of its series (daniels1954saddlepoint), is within a few percent where many atoms contribute.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 
 from matrixdp._check import Array
 
-_ATOMS = 24.0  # in a scale
+_ATOMS = 24.0  # per scale
 _DEPTH = 45.0  # where tails are cut, as an exponent
 _STEPS = 30  # of Newton's iteration, at most
 
 
 class Saddlepoint:
-    """log of about delta at an epsilon, as a function of the scale.
+    """The logarithm of an approximate delta at one epsilon, as a function of the scale.
 
     Attributes:
         exponent: t.
         groups: entries that change, as (shift in steps, number of entries).
-        epsilon: any.
+        epsilon: where delta is computed.
     """
 
     def __init__(self, exponent: float, groups: tuple[tuple[int, int], ...], epsilon: float) -> None:
@@ -36,7 +36,7 @@ class Saddlepoint:
         self._tilt = 1.0  # the last one, from which the next search begins
 
     def log_delta(self, scale: float) -> float:
-        """log of about delta; minus infinity where no loss is above epsilon."""
+        """log of the approximate delta; minus infinity if no loss exceeds epsilon."""
         losses = [_loss(self.exponent, scale, shift) for shift, _ in self.groups]
         counts = [count for _, count in self.groups]
         top = sum(count * float(values[0]) for (_, values), count in zip(losses, counts, strict=True))
@@ -63,7 +63,7 @@ class Saddlepoint:
 
 
 def _loss(exponent: float, scale: float, shift: int) -> tuple[Array, Array]:
-    """log masses and losses of one entry, decreasing; of several atoms next to each other, one stands for all."""
+    """log masses and losses of one entry, decreasing; one atom represents several neighbouring ones."""
     stride = max(int(scale / _ATOMS), 1)
     reach = math.ceil(scale * _DEPTH ** (1.0 / exponent))
     places = np.arange(-reach, shift + reach + 1.0, stride)
@@ -72,7 +72,7 @@ def _loss(exponent: float, scale: float, shift: int) -> tuple[Array, Array]:
 
 
 def _cumulants(logs: Array, losses: Array, tilt: float) -> Array:
-    """K and four derivatives."""
+    """K at the tilt, and its first four derivatives."""
     terms = logs + tilt * losses
     largest = float(terms.max())
     weights = np.exp(terms - largest)

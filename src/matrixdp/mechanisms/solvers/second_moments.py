@@ -11,18 +11,19 @@ y_i = x_i^2, on the simplex, the form of x x^T is y^T M y, with M_ii = K_ii and 
 is convex in K; D is the task's Gram matrix on the diagonal entries, p_ij the weight of sqrt(2) times an entry off it.
 
 **Replace.** The form of x x^T - y y^T is then at most 2 (1 - min K_ij) for unit records (`privacy.suprema`), so
-K_ij >= 1/2 is asked for as well. Such a difference has no trace, so K may be lowered to K_ij - (c_i + c_j)/2 with
-c >= 0, which changes nothing for two unit records and leaves 1 - c.y to a single one. The problem is convex in K and c.
+K_ij >= 1/2 is required as well. Such a difference has no trace, so K may be lowered to K_ij - (c_i + c_j)/2 with
+c >= 0, which changes nothing for two unit records and leaves the form 1 - c.y for a single one. The problem is
+convex in K and c.
 
 **Dual.** Weights w on differences v give G = sum w v v^T and the bound f^2 = tr((P^(1/2) G P^(1/2))^(1/2))^2, as in
 `design`. Records with random signs give H = E y y^T on the diagonal and 2 H_ij off it. Replacing e_i by e_j gives
 (e_i - e_j)(e_i - e_j)^T on the diagonal; replacing (e_i + e_j)/sqrt(2) by (e_i - e_j)/sqrt(2) gives 2 at (i, j) off it.
-At the optimum G is a multiple of S P S, whose parts are R = K^-1 D K^-1 and p_ij/q_ij^2. Stationarity says that they
-agree as such a G requires, and every difference in G then has the form 1, so that the bounds meet.
+At the optimum G is a multiple of S P S, whose parts are R = K^-1 D K^-1 and p_ij/q_ij^2. By stationarity they agree as
+such a G requires. Every difference in G then has the form 1, so the bounds agree.
 
-The H that is read off is positive semidefinite and nonnegative. For d <= 4 every such H is a mixture of y y^T
+The resulting H is positive semidefinite and nonnegative. For d <= 4 every such H is a mixture of y y^T
 (maxfield1962matrix), and the bound holds for all Gaussian noise. For larger d it holds for all noise whose form for one
-record has a proof by sums of squares: |x|^4 minus the form of x x^T is a sum of squares exactly if some member of the
+record has a proof by sums of squares. |x|^4 minus the form of x x^T is a sum of squares exactly if some member of the
 add/remove family has no more noise in any direction.
 """
 
@@ -37,7 +38,7 @@ import scipy
 
 from matrixdp._check import Array
 
-# What noise where the task never looks may cost: weights are raised by this share of their mean.
+# Weights are raised by this share of their mean, so that entries unused by the task get finite noise.
 _RAISED = 1e-6
 # The error, in units of that at the start, where K is not positive definite.
 _WALL = 1e3
@@ -50,7 +51,7 @@ class MomentDesign(NamedTuple):
         precision: K, the precision of the diagonal.
         off_diagonal: the variances of the other entries.
         value: the error of the task.
-        lower_bound: no noise of this family has less (none at all in up to four dimensions).
+        lower_bound: no noise with a sum-of-squares proof has less error; in up to four dimensions, no Gaussian noise.
         gap: value / lower_bound - 1.
     """
 
@@ -61,14 +62,13 @@ class MomentDesign(NamedTuple):
     gap: float
 
 
-def solve(on_diagonal: Array, off_diagonal: Array, *, replaced: bool, max_iterations: int = 5000) -> MomentDesign:
-    """The noise of least error; the gap says how good it is proven to be.
+def solve(on_diagonal: Array, off_diagonal: Array, *, replaced: bool) -> MomentDesign:
+    """The noise of least error, up to the proven `gap`.
 
     Args:
         on_diagonal: D, positive semidefinite: diag(weights) for weights on entries.
         off_diagonal: p_ij, the weight of sqrt(2) times the entry (i, j), symmetric; its diagonal is not used.
         replaced: whether a record is replaced by another one, or added or removed.
-        max_iterations: of the quasi-Newton method.
     """
     d = len(on_diagonal)
     upper = np.triu_indices(d, 1)
@@ -94,7 +94,7 @@ def solve(on_diagonal: Array, off_diagonal: Array, *, replaced: bool, max_iterat
 
     start = np.concatenate([np.full(pairs, 0.5), np.zeros(d)]) if replaced else np.zeros(pairs)
     bounds = [(0.5, 1 - 1e-9)] * pairs + [(0.0, 1.0)] * d if replaced else [(-1.0, 1 - 1e-9)] * pairs
-    entries = _minimised(error, start, bounds, max_iterations) if d > 1 else start
+    entries = _minimised(error, start, bounds) if d > 1 else start
     K, inverse = precision(entries), np.linalg.inv(precision(entries))
     value = float(np.sum(on_diagonal * inverse) + np.sum(off_diagonal[upper] / (1 - entries[:pairs])))
     apart = np.ones((d, d))
@@ -106,27 +106,25 @@ def solve(on_diagonal: Array, off_diagonal: Array, *, replaced: bool, max_iterat
     return MomentDesign(K, 0.5 / apart, value, lower_bound, value / lower_bound - 1)
 
 
-def _minimised(
-    error: Callable[[Array], tuple[float, Array]], start: Array, bounds: list[tuple[float, float]], iterations: int
-) -> Array:
-    """A quasi-Newton method within bounds; a wall of finite height stands where K is not positive definite."""
+def _minimised(error: Callable[[Array], tuple[float, Array]], start: Array, bounds: list[tuple[float, float]]) -> Array:
+    """A quasi-Newton method within bounds; the objective is a finite constant where K is not positive definite."""
     scale = error(start)[0]
 
     def scaled(entries: Array) -> tuple[float, Array]:
         value, gradient = error(entries)
         return (value / scale, gradient / scale) if math.isfinite(value) else (_WALL, gradient)
 
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 20}
+    options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 20}
     found: Any = scipy.optimize.minimize(scaled, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)  # type: ignore[call-overload]
     return np.asarray(found.x)
 
 
 def _dual(D: Array, p: Array, columns: Array, g: Array, replaced: bool) -> float:
-    """The best bound of some weights that are read off the covariance, moved to where they are weights.
+    """The best of several lower bounds, each from dual weights that are derived from the covariance and made feasible.
 
     R = sum_k r_k r_k^T, with r_k the columns, gives H, with replacements of e_i by e_j where it would be negative. Or
     some r_k become replacements themselves: of a record with y = the positive part of r_k by one with its negative
-    part, which have no coordinate in common. The smaller part is brought to norm 1, and is there that much less often.
+    part, which have no coordinate in common. The smaller part is scaled to norm 1, and its weight lowered to match.
     """
     bounds = []
     for taken in range(len(D) + 1) if replaced else (0,):
@@ -163,7 +161,7 @@ def _one_against_the_rest(R: Array) -> tuple[Array, Array, float]:
 
 
 def _bound(D: Array, p: Array, on: Array, off: Array, mass: float, wanted: Array) -> float:
-    """f^2 over the mass of the weights; replacements that move one entry add what is wanted off the diagonal."""
+    """f^2 over the mass of the weights; replacements that change one entry raise the off-diagonal part to `wanted`."""
     upper = np.triu_indices(len(D), 1)
     added = np.maximum(wanted - off, 0.0)[upper]
     values, vectors = scipy.linalg.eigh(D)

@@ -10,14 +10,12 @@ Other workloads take dense products.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from matrixdp._check import Array
+from matrixdp._compiled import compiled
 from matrixdp.distributions import time_workloads
 from matrixdp.errors import NotApplicable
 
@@ -25,7 +23,7 @@ DENSE_STEPS = 1024
 """The most steps for a workload whose inverse has many bands."""
 
 FEW_BANDS = 8
-"""The most bands of the inverse of a workload that is called banded."""
+"""The most bands of a workload's inverse that counts as banded."""
 
 Error = Callable[[Array], tuple[float, Array]]
 """p and its gradient in C, from C by rows."""
@@ -70,13 +68,13 @@ def _inverse_bands(workload: Array) -> Array | None:
 
 
 def _error_by_bands(rows: Array, inverse: Array) -> tuple[float, Array]:
-    """V = C A^-1, its two passes, and back to C."""
+    """The error and its gradient in C, by the two passes on V = C A^-1."""
     steps, bands = rows.shape
     product = np.zeros((steps, min(bands + inverse.shape[1] - 1, steps)))
     pairs = [(i, j) for i in range(inverse.shape[1]) for j in range(bands) if i + j < steps]
     for i, j in pairs:  # C[t, t - j] A^-1[t - j, t - j - i]
         product[j:, i + j] += rows[j:, j] * inverse[: steps - j, i]
-    forward, backward = _kernels()[:2]
+    forward, backward = compiled(_forward, fastmath=True), compiled(_backward, fastmath=True)
     inside, pulled, gradient = np.zeros_like(product), np.zeros_like(product), np.zeros_like(product)
     value = forward(product, inside)
     backward(product, inside, pulled, gradient)
@@ -106,7 +104,7 @@ def _error_dense(rows: Array, workload: Array) -> tuple[float, Array]:
 def dual_diagonal(rows: Array, product: Array) -> Array:
     """y, from C and the product C D on the bands: D inside the bands by substitution, then D_ii + sum_j |E_ij|."""
     inside = np.zeros_like(rows)
-    _kernels()[2](rows, product, inside)
+    compiled(_substitute, fastmath=True)(rows, product, inside)
     sizes = np.abs(inside)
     total = sizes.sum(axis=1)
     for band in range(1, rows.shape[1]):
@@ -142,7 +140,7 @@ def _forward(product: Array, inside: Array) -> float:
 
 
 def _backward(product: Array, inside: Array, pulled: Array, gradient: Array) -> None:
-    """The gradient of `_forward` in V, by going through its steps in reverse order; `pulled` is that in Z."""
+    """The gradient of `_forward` with respect to V, in reverse order; `pulled` is that with respect to Z."""
     steps, wide = product.shape
     b = np.zeros(wide)
     for t in range(steps - 1, -1, -1):
@@ -174,10 +172,3 @@ def _substitute(rows: Array, product: Array, inside: Array) -> None:
             for s in range(max(0, t - bands + 1), t):
                 rest -= rows[t, t - s] * (inside[j, j - s] if s < j else inside[s, s - j])
             inside[t, t - j] = rest / rows[t, 0]
-
-
-@cache
-def _kernels() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The loops above as machine code."""
-    compile_ = importlib.import_module("numba").njit(cache=True, fastmath=True)
-    return compile_(_forward), compile_(_backward), compile_(_substitute)

@@ -1,7 +1,7 @@
 """Linear tasks on a histogram, by their Gram matrices P = W^T W, and the best noise for the symmetric ones.
 
-The expected squared error of a task W under noise N(0, S) is tr(P S), so the rows of W are never needed: all ranges on
-n cells have n(n+1)/2 rows, their Gram matrix has a closed form.
+The expected squared error of a task W under noise N(0, S) is tr(P S), so the rows of W are never needed. All ranges on
+n cells have n(n+1)/2 rows, but their Gram matrix has a closed form.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.mechanisms.solvers.design import HAIR, ROUNDOFF, Design, frozen, proven_gap
+from matrixdp.mechanisms.solvers.design import MARGIN, ROUNDOFF, Design, frozen, proven_gap
 
-# A dense Gram matrix above this many cells is refused: 2 GiB.
+# Dense Gram matrices of more cells than this are refused; at this size one takes 2 GiB.
 MOST_CELLS = 2**14
 
 
@@ -75,8 +75,8 @@ class Workload:
     def spectrum(self) -> Array | None:
         """The eigenvalues of P, of shape (2, .., 2), if every factor is a sum of multiples of identity and ones.
 
-        Entry b belongs to the arrays that are constant along the axes with b_j = 0 and sum to zero along those with 1;
-        on them a*identity + b*ones is a + n*b and a. None for other tasks.
+        Entry b belongs to the arrays that are constant along the axes with b_j = 0 and sum to zero along those with 1.
+        On them a*identity + b*ones is a + n*b and a. None for other tasks.
         """
         eigenvalues = np.zeros((2,) * len(self.shape))
         for term in self.terms:
@@ -119,7 +119,7 @@ def given(W: npt.ArrayLike) -> Workload:
     """The rows of W, one query each."""
     rows = _check.finite("W", W, ndim=2)
     if not np.any(rows):
-        raise InvalidInput("W must not be zero: a task that looks at nothing needs no noise")
+        raise InvalidInput("W must not be zero: such a task needs no noise")
     return Workload(name=f"given({rows.shape[0]} queries, {rows.shape[1]} cells)", terms=((frozen(rows.T @ rows),),))
 
 
@@ -144,7 +144,7 @@ def union(*workloads: Workload) -> Workload:
 
 
 def marginals(shape: Sequence[int], orders: int | Iterable[int]) -> Workload:
-    """All marginals over so many axes: order 0 is the total, 1 the histogram of each axis, 2 that of each pair."""
+    """All marginals of these orders: 0 is the total, 1 the histogram of each axis, 2 that of each pair of axes."""
     sides = tuple(_check.count("each entry of shape", side) for side in shape)
     wanted = sorted({orders} if isinstance(orders, int) else set(orders))
     if not (sides and wanted and all(isinstance(order, Integral) and 0 <= order <= len(sides) for order in wanted)):
@@ -169,7 +169,7 @@ class ExchangeableDesign:
         variances: Shape (2, .., 2), indexed like the spectrum.
         value: tr(P S), the expected squared error of the task.
         lower_bound: No covariance that keeps the unit budget has a smaller tr(P S).
-        gap: value / lower_bound - 1; above rounding only when the task never looks at one of the spaces.
+        gap: value / lower_bound - 1; more than rounding only if the task ignores one of the spaces.
     """
 
     shape: tuple[int, ...]
@@ -179,7 +179,7 @@ class ExchangeableDesign:
     gap: float
 
     def dense(self) -> Design:
-        """The same noise by N variances and directions, for small histograms."""
+        """The same noise as N variances and directions, for small histograms."""
         bases = [np.linalg.qr(np.column_stack([np.ones(side), np.eye(side, side - 1)]))[0] for side in self.shape]
         kinds = [np.minimum(np.arange(side), 1) for side in self.shape]
         cells = math.prod(self.shape)
@@ -203,7 +203,7 @@ def solve_exchangeable(workload: Workload, tolerance: float = 1e-6) -> Exchangea
     group is uniform, so f(uniform) >= mean f(Qw) = f(w). Hence the optimum is tr(P^(1/2))^2 / N, the singular value
     bound, reached by S = P^(-1/2) tr(P^(1/2)) / N, for S^-1 has a constant diagonal, which is then 1.
 
-    Spaces where P is 0 are never looked at; as in `design.solve` they get a large variance, which costs tolerance/2.
+    The task ignores spaces where P is 0; as in `design.solve` they get a large variance, which costs tolerance/2.
 
     Args:
         workload: Any number of cells, a modest number of axes.
@@ -213,7 +213,7 @@ def solve_exchangeable(workload: Workload, tolerance: float = 1e-6) -> Exchangea
 
     Raises:
         NotApplicable: A factor of the Gram matrix is not a sum of multiples of identity and ones.
-        InvalidInput: The terms add up to no Gram matrix, or to zero.
+        InvalidInput: The sum of the terms is zero or not a Gram matrix.
         NumericalFailure: The tolerance is below 1e-9, too near to rounding.
 
     Source: xiao2023optimal for the optimum of marginals; li2013optimal for the singular value bound.
@@ -236,7 +236,7 @@ def solve_exchangeable(workload: Workload, tolerance: float = 1e-6) -> Exchangea
     trace = float(np.sum(multiplicity * roots))
     unseen = float(np.sum(multiplicity[~seen])) / cells  # the squared length of a cell's unit vector there
     precision = np.where(seen, roots * cells / trace, tolerance / 2 / (unseen or 1))
-    precision /= float(np.sum(multiplicity * precision)) / cells * (1 + HAIR)
+    precision /= float(np.sum(multiplicity * precision)) / cells * (1 + MARGIN)
     value = float(np.sum(multiplicity * roots**2 / precision))
     lower_bound = trace**2 / cells * (1 - multiplicity.size * ROUNDOFF)
     return ExchangeableDesign(

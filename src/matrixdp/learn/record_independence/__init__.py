@@ -1,13 +1,13 @@
-"""Records that cannot meet: a traced graph whose every step has a rule, or one record at a time under `vmap`."""
+"""Models that cannot mix records: a traced graph with a rule for every operation, or one record at a time by `vmap`."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from matrixdp.learn.independence.one_record import record_outputs
-from matrixdp.learn.independence.rules import NoRule
-from matrixdp.learn.independence.traced import TracedModel
+from matrixdp.learn.record_independence.one_record import record_outputs
+from matrixdp.learn.record_independence.rules import NoRule
+from matrixdp.learn.record_independence.traced import TracedModel
 
 
 def outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:

@@ -1,9 +1,9 @@
 """PyTorch's recurrent and attention layers, rebuilt from linear layers that share their parameters.
 
-PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not know, and that shows nothing of
-its gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their
-linear layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and
-starts from zeros. Likewise self-attention without masks. What calls them otherwise runs one record at a time.
+PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not support, and that gives no
+gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their linear
+layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and starts
+from zeros. So is self-attention without masks. Models that call these layers otherwise run one record at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from matrixdp.learn.independence.rules import Batched, module, require
+from matrixdp.learn.record_independence.rules import Batched, module, require
 
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, nn.Module, State], State]
@@ -40,15 +40,15 @@ def _gru(given: Tensor, hidden: nn.Module, state: State) -> State:
 
 
 class Recurrent(nn.Module):
-    """What an nn.LSTM, nn.GRU or nn.RNN computes, as a loop over time; it has the parameters of the layer.
+    """An nn.LSTM, nn.GRU or nn.RNN as a loop over time, with the parameters of the layer.
 
-    With `stacked` the last states are given as PyTorch does, (layers, batch, width); without, as a tuple of
-    (batch, width), which has one row per record.
+    With `stacked`, the last states have PyTorch's shape, (layers, batch, width); without, they are a tuple of
+    (batch, width), with one row per record.
     """
 
     def __init__(self, layer: Any, *, stacked: bool) -> None:
         super().__init__()
-        self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # as models ask for them
+        self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # models may read them
         self.hidden_size, self.dropout, self.batch_first = layer.hidden_size, layer.dropout, layer.batch_first
         self.stacked, self.ways, self.parts = stacked, 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
         steps = {nn.LSTM: _lstm, nn.GRU: _gru}
@@ -78,7 +78,7 @@ class Recurrent(nn.Module):
         return x if self.batch_first else x.transpose(0, 1), kept[0] if self.parts == 1 else tuple(kept)
 
     def _over_time(self, place: int, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One layer, one way: every second one goes back in time if there are two ways."""
+        """One layer in one direction: if bidirectional, every second one runs backwards in time."""
         back = place % self.ways
         outputs, hidden = [], self.hidden[place]
         for now in self.inputs[place](x).unbind(dim=1)[:: -1 if back else 1]:
@@ -89,13 +89,13 @@ class Recurrent(nn.Module):
 
 @module(Recurrent)
 def recurrent(layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Records first, then time; from zeros, as states that are given have another dimension first."""
+    """Records first, then time; starting from zeros, as given states have another dimension first."""
     require(len(args) == 1 and isinstance(args[0], Batched) and not kwargs, "starts from given states")
     require(layer.batch_first and not layer.stacked and args[0].meta.ndim == 3, "needs batch_first=True")
 
 
 class SelfAttention(nn.Module):
-    """What an nn.MultiheadAttention with batch_first=True computes of a sequence that attends to itself, unmasked."""
+    """An nn.MultiheadAttention with batch_first=True, for a sequence that attends to itself without masks."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
         self.out = _linear(layer.out_proj, "weight", "bias")
 
     def forward(self, x: Tensor, *_: Any, need_weights: bool = True) -> tuple[Tensor, None]:
-        """The outputs. A graph that uses the attention weights, which are not given, is refused."""
+        """The outputs, without attention weights: a graph that uses those is refused."""
         batch, tokens, width = x.shape
         parts = self.project(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
@@ -120,7 +120,7 @@ def self_attention(_: Any, *args: Any, need_weights: bool = True) -> None:
 
 
 class EncoderLayer(nn.Module):
-    """What an nn.TransformerEncoderLayer computes without masks, with all its layers but the attention."""
+    """An nn.TransformerEncoderLayer without masks: its own layers, with rebuilt attention."""
 
     norm1: nn.Module
     norm2: nn.Module
@@ -137,7 +137,7 @@ class EncoderLayer(nn.Module):
         self.norm_first, self.activation = layer.norm_first, layer.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention and two linear layers, each beside the identity, and normalized before or after."""
+        """Attention and two linear layers, each with a residual connection, normalized before or after."""
         if self.norm_first:
             x = x + self._attend(self.norm1(x))
             return x + self._feed(self.norm2(x))
@@ -155,9 +155,9 @@ class EncoderLayer(nn.Module):
 
 
 def rebuilt(model: Any, *, stacked: bool) -> Any:
-    """The model, whose recurrent layers are replaced, and without `stacked` those of attention.
+    """The model with its recurrent layers replaced and, without `stacked`, those of attention too.
 
-    For copies, since it changes the model itself.
+    It changes the model in place, so it is for copies.
     """
     kind = type(model)
     if not isinstance(model, nn.Module) or "forward" in vars(model):

@@ -3,7 +3,7 @@
     out = release_means(costs, 0, 5000, groups=regions, group_count=12, budget=Budget(1.0, 1e-6))
     out.value, out.low, out.high
 
-Values outside their bounds count as the nearest bound. Intervals are about the noise, not about a larger population.
+Values outside their bounds are clipped. Intervals cover the noise, not the sampling from a larger population.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from matrixdp.privacy.certificate import Certificate
 from matrixdp.queries.answer import Answer, changes, query
 from matrixdp.sensitivity import L1
 
-# Steps between the bounds of a column to which each value is rounded for a mean, so that totals are whole numbers.
+# Steps between the bounds of a column; each value is rounded to one for a mean, so that totals are whole numbers.
 STEPS = 1 << 16
 
 
@@ -41,8 +41,8 @@ class Estimate:
         standard_error: of the noise, to first order.
         low: lower ends of intervals.
         high: upper ends.
-        level: the coverage of each that is aimed at; `method` says whether it is proven.
-        method: how the intervals were made.
+        level: the nominal coverage of each interval; `method` says whether it is proven.
+        method: how the intervals were computed.
         certificate: what the release guarantees.
 
     Example:
@@ -72,24 +72,24 @@ def bounded_totals(
     contributions: int = 1,
     adjacency: str = ADD_REMOVE,
 ) -> Answer:
-    """For each group, the sums of how far values lie above the lower bound, and below the upper one.
+    """For each group, the sum of the distances of the values from the lower bound, and that from the upper one.
 
     A value x counts as a = (x - low)/(high - low) in the first sum and as 1 - a in the second, in whole multiples of
-    1/STEPS. Their total is the number of records, and a record changes it by 1, whatever its value: so one record
-    moves the pair by at most 1 in length, where a sum and a count by themselves would move by sqrt(2).
+    1/STEPS. Both together are the number of records, and a record changes it by 1, whatever its value. So one record
+    moves the pair by at most 1 in length, whereas it could move a sum and a count by sqrt(2).
 
     Args:
         values: one finite number per record.
         low: the least value, public.
         high: the largest value, public.
-        groups: the place of each record's group, from 0; a record with a place that does not exist is left out.
+        groups: the number of each record's group, from 0; a record whose group does not exist is left out.
         group_count: how many groups there are; public.
         contributions: how many records one person may have; more than one needs add/remove.
         adjacency: which data sets are neighbours.
 
-    Guarantee: the value has a row per group, in units of 1/STEPS, whole numbers. Add/remove changes one row by k and
-        STEPS - k, which add up to STEPS; the records of one person add up to as many times that. Replace changes two
-        rows so, or one by j and -j: 2 STEPS in all, and no entry by more than STEPS.
+    Guarantee: the value has one row per group, of whole numbers in units of 1/STEPS. Add/remove changes one row by k
+        and STEPS - k, STEPS in all; the records of one person change at most `contributions` times that. Replace
+        changes two rows in this way, or one by j and -j: at most 2 STEPS in all, and no entry by more than STEPS.
     """
     lower, upper = _interval(low, high)
     rows = _check.finite("values", values, ndim=1)
@@ -121,7 +121,7 @@ def change_in_bounded_totals(
 
 
 def people(contributions: Any, adjacency: str) -> dict[str, Any]:
-    """How many records one person may have, and how neighbours differ, if both make sense together."""
+    """How many records one person may have, and the adjacency; several records need add/remove."""
     if _check.count("contributions", contributions) > 1 and adjacency != ADD_REMOVE:
         raise InvalidInput(
             "contributions must be 1 unless all records of a person are added or removed; use add/remove"
@@ -171,11 +171,10 @@ def release_means(
 def means(release: Release, low: float, high: float, level: float = 0.95) -> Estimate:
     """Means from released totals.
 
-    With totals a and b the mean is low + (high - low) r, r = a/(a + b). The interval holds every r for which
-    (1 - r) a - r b, of mean 0 at the true r, is within its margin: Fieller's. For i.i.d. Gaussian noise of standard
-    deviation s and a margin of z, that is a quadratic inequality; otherwise both totals are covered at once, and the
-    interval holds all their ratios. Both cover with at least the level, whatever the counts. A group whose count is
-    lost in the noise has the whole range.
+    With totals a and b the mean is low + (high - low) r, r = a/(a + b). Fieller's interval contains every r for which
+    (1 - r) a - r b, of mean 0 at the true r, is within its margin. For i.i.d. Gaussian noise that is a quadratic
+    inequality. For other noise both totals are covered at once, and the interval contains all their ratios. Both cover
+    with at least the level, whatever the counts. A group whose count is lost in the noise gets the whole range.
 
     Args:
         release: of `bounded_totals`.
@@ -186,7 +185,7 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
     Example:
         >>> from matrixdp import Budget, release
         >>> from matrixdp.tables import means
-        >>> from matrixdp.tables.means import bounded_totals
+        >>> from matrixdp.tables.mean import bounded_totals
         >>> out = release(*bounded_totals([31.0, 45.0, 28.0], 0, 100), Budget(1.0, 1e-6))
         >>> means(out, 0, 100).value.shape
         (1,)
@@ -205,7 +204,7 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
         ends, method = _fieller(above, count, margin), "Fieller, covers at least the level"
         error = std * np.sqrt((1 - ratio) ** 2 + ratio**2)
     else:
-        both = release.interval(math.sqrt(level))  # the two are independent
+        both = release.interval(math.sqrt(level))  # independent; correlated Gaussians cover more (Sidak)
         least, most = (np.maximum(np.asarray(side) / STEPS, 0.0).T for side in (both.low, both.high))
         with np.errstate(divide="ignore", invalid="ignore"):
             bottom, top = least[0] / (least[0] + most[1]), most[0] / (most[0] + least[1])
@@ -231,9 +230,9 @@ def means(release: Release, low: float, high: float, level: float = 0.95) -> Est
 def sums(release: Release, low: float, high: float, level: float = 0.95) -> Estimate:
     """Sums of the values from released totals: high a + low b.
 
-    The interval follows from those of both totals, which hold together with at least the level: each takes half of
-    1 - level, or nearly all of it where the other has no weight. Each value was rounded by half of 1/STEPS of the range
-    at most, which the interval counts for as many records as there may be.
+    The interval follows from those of both totals, which together hold with at least the level: each gets half of
+    1 - level, or nearly all of it if the other has no weight. Each value was rounded by at most half of 1/STEPS of the
+    range; the interval allows for that with the largest plausible number of records.
 
     Args:
         release: of `bounded_totals`.
@@ -273,6 +272,6 @@ def _fieller(above: Array, count: Array, margin: float) -> tuple[Array, Array]:
 
 def _interval(low: float, high: float) -> tuple[float, float]:
     lower, upper = _check.number("low", low), _check.number("high", high)
-    if not lower < upper:
-        raise InvalidInput(f"low must be below high, got {lower!r} and {upper!r}")
+    if not 0 < upper - lower < math.inf:  # an infinite width would make some values NaN
+        raise InvalidInput(f"low must be below high, by a finite number, got {lower!r} and {upper!r}")
     return lower, upper

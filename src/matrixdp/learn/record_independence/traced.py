@@ -1,8 +1,8 @@
-"""The graph of a model and its loss, followed from the records to their losses by the rules of `rules`.
+"""The graph of a model and its loss, checked from the records to their losses by the rules of `rules`.
 
-The graph that was checked is what runs. It is traced from a copy of the model that shares its parameters and buffers
-and nothing else, so what is changed in the model later (hooks, layers, attributes) is not in it. A condition that
-depends on a record cannot be traced, and an operation without a rule is not accepted: then `one_record` serves.
+The checked graph is what runs. It is traced from a copy of the model that shares its parameters and buffers and nothing
+else, so later changes of the model (hooks, layers, attributes) do not affect it. A condition that depends on a record
+cannot be traced, and an operation without a rule is not accepted: then `one_record` is used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as trees
 
-from matrixdp.learn.independence import module_rules  # noqa: F401  fills MODULES
-from matrixdp.learn.independence.rebuilt import rebuilt
-from matrixdp.learn.independence.rules import (
+from matrixdp.learn.record_independence import module_rules  # noqa: F401  fills MODULES
+from matrixdp.learn.record_independence.rebuilt import rebuilt
+from matrixdp.learn.record_independence.rules import (
     FUNCTIONS,
     MODULES,
     ON_CONSTANTS,
@@ -32,24 +32,24 @@ from matrixdp.learn.independence.rules import (
     require,
 )
 
-# The size of the batch whose shapes are followed: a prime, so that no other dimension is mistaken for the first.
+# The batch size in shapes while a graph is checked: a prime, so that no other dimension is mistaken for the first.
 _SIZE = 1_000_003
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = [f"_global{name}" for name in _HOOKS]
+GLOBAL_HOOKS = [f"_global{name}" for name in _HOOKS]
 # What a model may ask of a batched tensor without seeing its numbers.
 _PUBLIC = {"dtype", "device", "ndim", "requires_grad", "is_cuda", "layout"}
 
 
 class TracedModel:
-    """Model and loss as one graph that was checked.
+    """Model and loss as one checked graph.
 
-    Guarantee: row i of what it gives follows from row i of its arguments, parameters, buffers and random numbers alone.
+    Guarantee: row i of the result depends on row i of its arguments, parameters, buffers and random numbers alone.
 
     Args:
         model: runs as `model(*inputs)`, or as `model(**inputs)` for a dictionary.
         loss: (outputs, targets) -> one value per record; None for the outputs alone.
         inputs: a batch, of which only shapes and types are used.
-        targets: likewise; tensors in tuples, lists and dictionaries, or None.
+        targets: tensors in tuples, lists and dictionaries, or None; only shapes and types are used.
 
     Raises:
         NoRule: if it cannot be traced, or an operation has no rule; the text says which.
@@ -63,7 +63,7 @@ class TracedModel:
         )
         _refuse_hooks(model, loss)
         self.model = _shared_copy(model)
-        """The copy that runs; it has the model's own parameters."""
+        """The copy that runs; it shares the model's parameters."""
         whole = _Whole(self.model, _shared_copy(loss) if isinstance(loss, nn.Module) else loss, structure)
         try:
             with torch.enable_grad():
@@ -73,7 +73,7 @@ class TracedModel:
         except Exception as error:  # whatever a model raises when it is given a proxy in place of a tensor
             raise NoRule(f"it cannot be traced: {type(error).__name__}") from None
         self.row = _follow(graph, whole, rows, {id(p) for p in model.parameters() if p.requires_grad})
-        """The shape of what a record gets."""
+        """The shape of the result for one record."""
         self._run = fx.GraphModule(whole, graph)
 
     def __call__(self, inputs: Any, targets: Any = None) -> Tensor:
@@ -98,7 +98,7 @@ class _Whole(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Modules with a rule stay whole; all others are looked into."""
+    """Modules with a rule become single nodes; all others are traced through."""
 
     proxy_buffer_attributes = True
 
@@ -107,10 +107,10 @@ class _Tracer(fx.Tracer):
         self._autocast = autocast()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in MODULES and not any(hasattr(type(m), name) for name in vars(m))  # a method of its own
+        return type(m) in MODULES and not any(hasattr(type(m), name) for name in vars(m))  # an overridden method
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
-        """The graph has no contexts, nor the backward pass of a custom autograd function, which runs without grad."""
+        """Refuses contexts and custom autograd functions, which run without grad: a graph cannot contain them."""
         require(torch.is_grad_enabled(), "it has a part under no_grad, or a custom autograd function")
         require(autocast() == self._autocast, "it has an autocast of its own")
         return super().create_proxy(*args, **kwargs)
@@ -127,22 +127,27 @@ class _Tracer(fx.Tracer):
 
 
 def autocast() -> tuple[Any, ...]:
-    """The present state of autocast; a graph runs under that of its caller."""
+    """The current state of autocast; a graph runs under that of its caller."""
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
 
 
+def has_global_hooks() -> bool:
+    """Whether there are hooks that run in every module, including those of graphs traced before."""
+    return any(getattr(modules, name, None) for name in GLOBAL_HOOKS)
+
+
 def _refuse_hooks(*parts: Any) -> None:
-    """Hooks are code that the graph would not have; with hooks, records run one at a time."""
-    require(not any(getattr(modules, name, None) for name in _GLOBAL_HOOKS), "a global hook runs in every module")
+    """Raises NoRule if there are hooks: a graph would not contain their code, so records run one at a time."""
+    require(not has_global_hooks(), "a global hook runs in every module")
     owned = (module for part in parts if isinstance(part, nn.Module) for module in part.modules())
     require(not any(getattr(module, name) for module in owned for name in _HOOKS), "a module has hooks")
 
 
 def _shared_copy(module: nn.Module) -> nn.Module:
-    """A copy with the very parameters and buffers of the module, and nothing else of it."""
+    """A copy that shares the parameters and buffers of the module, and nothing else."""
     tensors = [*module.parameters(), *module.buffers()]
     plain = all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-    require(plain, "a parameter or buffer is of a type of its own")
+    require(plain, "a parameter or buffer is of a custom tensor type")
     try:
         found = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     except Exception as error:
@@ -153,7 +158,7 @@ def _shared_copy(module: nn.Module) -> nn.Module:
 
 
 def _follow(graph: fx.Graph, whole: _Whole, rows: list[Tensor | None], trained: set[int]) -> torch.Size:
-    """Follows the records through the graph, in shapes alone; raises NoRule where an operation has no rule."""
+    """Checks the graph on shapes alone, and gives the result's shape; NoRule if an operation has no rule."""
     empty = {id(tensor): _empty(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
     try:
         shapes_only = copy.deepcopy(whole, {**empty, id(whole.structure): whole.structure})
@@ -221,7 +226,7 @@ def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _asked(meta: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a model may know of a batched tensor: its shape, with the batch size marked, type and device."""
+    """The public properties of a batched tensor: its shape, with the batch size marked, type and device."""
     shape = (BatchSize(_SIZE), *meta.shape[1:])
     if function is Tensor.dim:
         return meta.ndim
@@ -233,7 +238,7 @@ def _asked(meta: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The shapes of a result, whose first dimension must be that of the records."""
+    """The result on shapes alone; its first dimension must be that of the records."""
     plain = trees.tree_map_only(
         Batched, lambda value: value.meta, (args, kwargs), is_leaf=lambda v: isinstance(v, Batched)
     )

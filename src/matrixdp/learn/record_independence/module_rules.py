@@ -1,4 +1,4 @@
-"""Rules for PyTorch's own layers and losses as modules, which stay whole in a graph; see `rules`."""
+"""Rules for PyTorch's own layers and losses, which are single nodes in a graph; see `rules`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from matrixdp.learn.independence.rules import Batched, Rule, class_loss, inner, loss, module, padded, require
+from matrixdp.learn.record_independence.rules import Batched, Rule, class_loss, inner, loss, module, padded, require
 
 
 def _only(*args: Any, **kwargs: Any) -> Batched:
@@ -26,7 +26,7 @@ def _only(*args: Any, **kwargs: Any) -> Batched:
     nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.Upsample, nn.PixelShuffle, nn.Flatten,
 )  # fmt: skip
 def row_by_row(_: Any, *args: Any, **kwargs: Any) -> None:
-    """PyTorch's layers that treat each row on its own, or (nn.Flatten) show in the result if they do not."""
+    """PyTorch's layers that treat each row separately, or (nn.Flatten) whose result shows if they do not."""
     _only(*args, **kwargs)
 
 
@@ -39,7 +39,7 @@ def padding(layer: Any, *args: Any, **kwargs: Any) -> None:
 
 @module(nn.Linear)
 def linear_module(_: Any, *args: Any, **kwargs: Any) -> None:
-    """One dimension for the records, and one for the features."""
+    """At least a dimension for the records and one for the features."""
     require(_only(*args, **kwargs).meta.ndim >= 2, "has no dimension for records")
 
 
@@ -57,7 +57,7 @@ def normalizing(layer: Any, *args: Any, **kwargs: Any) -> None:
 
 @module(nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU)
 def softmax(layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Not along the records, nor along a dimension that PyTorch guesses."""
+    """Not along the records, nor along PyTorch's implicit dimension."""
     inner(layer.dim, _only(*args, **kwargs).meta.ndim)
 
 

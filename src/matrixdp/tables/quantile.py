@@ -5,10 +5,10 @@
 
 Most of the budget goes to a search: the exponential mechanism picks values near the right ranks
 (`matrixdp.secure.quantile_search`). Its error in ranks hardly depends on the number of bins, so bins may be fine. The
-rest goes to noisy counts around the values found, from which the intervals follow.
+rest goes to noisy counts around the values found, from which the intervals are computed.
 
-With a mechanism, or a part of a plan, the histogram gets additive noise instead, and quantiles are read off running
-counts. That is better for hundreds of quantiles only, and with some hundred bins.
+With a mechanism, or a part of a plan, the histogram gets additive noise instead, and quantiles are computed from
+running counts. That is better only for hundreds of quantiles, with some hundred bins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, checked
-from matrixdp.budget import Allotment, Budget
+from matrixdp.budget import Allotment, Budget, checked_budget
 from matrixdp.distributions import NoiseLaw, Product, QuantileSearch
 from matrixdp.errors import InvalidInput
 from matrixdp.pipeline import Release, Spends, prepare
@@ -36,9 +36,9 @@ from matrixdp.secure.quantile_search import probes, probes_of
 from matrixdp.sensitivity import Sensitivity
 
 INTERVALS = 0.1
-"""The share of epsilon that goes to the counts from which intervals follow, where nothing else is said."""
+"""The default share of epsilon for the counts from which intervals are computed."""
 
-# Of finer histograms with additive noise, so many edges are tested for intervals.
+# The most edges of a histogram with additive noise that are tested for intervals.
 TESTED = 256
 
 
@@ -51,8 +51,8 @@ class Quantiles:
         estimate: their values, inside the intervals.
         low: the lower ends of the intervals, on edges of the grid.
         high: the upper ends.
-        level: the probability with which each interval covers the quantile of the records; at least.
-        release: what the search found, or the noisy histogram.
+        level: the least probability with which each interval covers the quantile of the records.
+        release: the result of the search, or the noisy histogram.
 
     Example:
         >>> import numpy as np
@@ -94,16 +94,16 @@ def release_quantiles(
     """Quantiles of one number per record.
 
     Args:
-        values: one finite number per record; those outside the edges count as the nearest edge.
+        values: one finite number per record; those outside the edges are clipped to the nearest edge.
         probabilities: between 0 and 1; 0.5 is the median.
         edges: the borders of the bins, increasing and public; the answers are as fine as the bins.
         budget: the guarantee to keep.
-        mechanism: "auto" searches; a mechanism's name, or a noise law, is for a noisy histogram.
+        mechanism: "auto" for the search; a mechanism's name or a noise law for a noisy histogram.
         adjacency: which data sets are neighbours.
         level: the coverage of each interval.
         intervals: see `search_law`.
         ledger: charged before any noise is drawn.
-        note: what the ledger remembers of this release; never data.
+        note: a note for the ledger; never data.
         rng: a numpy Generator, for reproducible studies; entropy from the operating system by default.
 
     Guarantee: `result.certificate`.
@@ -134,15 +134,14 @@ def search_law(
     """The search for these quantiles that uses all of epsilon; it keeps delta = 0.
 
     Args:
-        shape: of the histogram, or of several, one in each row.
+        shape: of the histogram, or of several histograms, one per row.
         probabilities: which quantiles.
         sensitivity: what a neighbour can change in it.
         budget: the guarantee to keep.
-        intervals: the share of epsilon for the counts from which intervals follow. With less, quantiles are a little
-            better, in inverse proportion to 1 - intervals, and intervals wider, in inverse proportion to it.
+        intervals: the share of epsilon for the counts from which intervals are computed. The error of the quantiles, in
+            ranks, is proportional to 1/(1 - intervals), the width of the intervals to 1/intervals.
     """
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {_check.kind(budget)}")
+    checked_budget(budget)
     share = _check.probability("intervals", intervals)
     groups, _ = steps_changed(sensitivity, shape, 1.0)
     epsilon = budget.epsilon / sum(steps * entries for steps, entries in groups) * (1 - 1e-11)
@@ -152,7 +151,7 @@ def search_law(
 
 
 def found_by(release: Release) -> Array:
-    """Where a search in several histograms found their quantiles, in bins: a row for each."""
+    """The quantiles that a search found in several histograms, in bins: one row per histogram."""
     law, left, found = release.noise, np.asarray(release.value), []
     assert isinstance(law, QuantileSearch)
     for _ in range(law.shape[0]):
@@ -165,16 +164,18 @@ def quantiles(release: Release, edges: Any, probabilities: Any, level: float = 0
     """Quantiles from a release of one ordered column; nothing more is spent.
 
     Let C_j be the number of records below edge j, n the number of records, and G_j = C_j - p n: a linear function of
-    the counts between edges. The p-quantile lies in a bin with G <= 0 at its left edge and G >= 0 at its right one. The
-    interval joins all bins for which neither is rejected, each at half of 1 - level. The bin of the quantile is among
-    them with at least the level, whatever the data and the noise: margins of linear functions are exact. That holds for
-    any bins whose edges do not depend on the noise of the counts, such as those between the probes of a search.
+    the counts between edges. The p-quantile is in a bin with G <= 0 at its left edge and G >= 0 at its right one. The
+    interval joins all bins for which neither is rejected, each tested at half of 1 - level. It contains the bin of the
+    quantile with at least the level, whatever the data and the noise, since margins of linear functions are exact. That
+    holds for any bins whose edges do not depend on the noise of the counts, such as those between the probes of a
+    search.
 
     The estimate is what the search found; otherwise it is where the noisy running counts, made nondecreasing, reach p
-    times the last one. An interval is widened where it is outside: the search is more precise than the counts.
+    times the last one. An interval that does not contain the estimate is widened: the search is more precise than the
+    counts.
 
     Args:
-        release: of the counts in the bins, or of a search in them.
+        release: of the counts in the bins, or of a search.
         edges: the borders of the bins.
         probabilities: which quantiles.
         level: the coverage of each interval.
@@ -229,7 +230,7 @@ def _not_rejected(release: Release, tested: Any, p: float, level: float) -> tupl
         ends = release.linear((np.arange(cells) < tested[:, None]) - p).interval(level)
         left_ok[1:], right_ok[:-1] = ends.low <= 0, ends.high >= 0
     bins = np.flatnonzero(left_ok & right_ok)
-    if not bins.size:  # only where the noise is beyond its margin somewhere
+    if not bins.size:  # only if the noise exceeds its margin somewhere
         return 0, cells
     return int(edges[bins[0]]), int(edges[bins[-1] + 1])
 
@@ -262,7 +263,7 @@ def grid(low: float, high: float, bins: Any) -> Array:
 
 
 def in_bins(values: Array, edges: Array) -> npt.NDArray[np.int64]:
-    """How many values each bin has; a bin holds its lower border, the last one both."""
+    """How many values each bin has; a bin includes its lower border, the last one both."""
     places = np.searchsorted(edges, values, side="right") - 1
     return np.bincount(np.clip(places, 0, len(edges) - 2), minlength=len(edges) - 1).astype(np.int64)
 
@@ -275,8 +276,10 @@ def _edges(edges: Any) -> Array:
 
 
 def probabilities_in(probabilities: Any) -> Array:
-    """Which quantiles are asked for, if they are."""
+    """The probabilities as an array; raises InvalidInput unless all are between 0 and 1."""
     wanted = _check.finite("probabilities", probabilities, ndim=1)
     if not np.all((wanted >= 0) & (wanted <= 1)):
-        raise InvalidInput("probabilities must lie between 0 and 1")
+        raise InvalidInput(
+            f"probabilities must lie between 0 and 1, got {float(wanted[(wanted < 0) | (wanted > 1)][0]):g}"
+        )
     return wanted

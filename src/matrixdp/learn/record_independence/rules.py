@@ -3,8 +3,8 @@
 In a traced graph a value is *batched* (a tensor whose first dimension is the record, in the order of the batch), the
 *batch size*, or public: a constant tensor, a number, a string. A rule gets an operation's arguments and raises `NoRule`
 unless row i of its result follows from row i of the batched arguments and from public values alone; then the result is
-batched. Whatever is not listed here has no rule. Records can only meet through an operation on batched values, so a
-graph in which every operation passes cannot mix them; `tests/learn/test_rules.py` plants a violation of every rule.
+batched. Operations that are not listed here have no rule. Only an operation on batched values can mix records, so a
+graph in which every operation passes does not; `tests/learn/test_rules.py` plants a violation of every rule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils import _pytree as trees
 
 
 class NoRule(Exception):
-    """An operation that no rule covers, or that a rule does not allow."""
+    """Raised for an operation that no rule covers, or that a rule does not allow."""
 
 
 class Batched:
@@ -31,7 +31,7 @@ class Batched:
 
 
 class BatchSize(int):
-    """The number of records; only the functions in `SIZED` may get it, which make a shape of it."""
+    """The number of records; only the functions in `SIZED` may take it, as part of a shape."""
 
 
 Rule = Callable[..., None]
@@ -40,13 +40,13 @@ MODULES: dict[type[nn.Module], Rule] = {}
 
 
 def require(holds: bool, why: str) -> None:
-    """Raises NoRule unless this holds."""
+    """Raises NoRule, for this reason, unless the condition holds."""
     if not holds:
         raise NoRule(why)
 
 
 def leaves(values: Any) -> list[Any]:
-    """All single arguments, also those within slices."""
+    """All single arguments, including those within slices."""
     found = trees.tree_leaves(values)
     return [part for leaf in found for part in ((leaf.start, leaf.stop, leaf.step) if type(leaf) is slice else (leaf,))]
 
@@ -111,12 +111,12 @@ _ENTRYWISE = [
 
 @rule(*_ENTRYWISE)
 def entrywise(*args: Any, **kwargs: Any) -> None:
-    """Arguments broadcast against each other: rows meet rows only if all batched ones have equally many dimensions."""
+    """Arguments are broadcast: rows are aligned only if all batched ones have equally many dimensions."""
     aligned(batched((args, kwargs)), _constants((args, kwargs)))
 
 
 def aligned(rows: list[Batched], constants: Iterable[Tensor]) -> None:
-    """Batched values have equally many dimensions, and no constant has an entry of its own for each record."""
+    """Batched values have equally many dimensions, and no constant has a separate entry for each record."""
     dims = {row.meta.ndim for row in rows}
     require(len(dims) == 1, "broadcasts the records of one argument along another dimension of the other")
     (most,) = dims
@@ -127,7 +127,7 @@ def aligned(rows: list[Batched], constants: Iterable[Tensor]) -> None:
 
 @rule(operator.iadd, operator.isub, operator.imul, operator.itruediv)
 def in_place(target: Any, *args: Any, **kwargs: Any) -> None:
-    """As entry by entry, into a batched value: a constant must not be written into."""
+    """As `entrywise`, into a batched value: a constant must not be written into."""
     require(isinstance(target, Batched), "writes into a constant")
     entrywise(target, *args, **kwargs)
 
@@ -192,13 +192,13 @@ def permuted(values: Any, *dims: Any) -> None:
 
 @rule(*_methods("view", "reshape", "flatten", "unflatten"), torch.reshape, torch.flatten)
 def reshaped(values: Any, *args: Any, **kwargs: Any) -> None:
-    """Numbers stay in their order; that the first dimension is still that of the records is checked on the result."""
+    """The order of numbers stays; that the first dimension is still that of the records is checked on the result."""
     require(isinstance(values, Batched) and not batched((args, kwargs)), "takes a shape")
 
 
 @rule(*_methods("expand"))
 def expanded(values: Any, *sizes: Any) -> None:
-    """A batched value keeps its rows. Not a constant: one record could then be written into it in place."""
+    """A batched value keeps its rows. A constant is refused: a record could then be written into it in place."""
     shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     require(isinstance(values, Batched), "gives a constant to each record")
     require(len(shape) == values.meta.ndim, "adds a dimension before that of the records")
@@ -221,7 +221,7 @@ def parted(values: Any, *args: Any, **kwargs: Any) -> None:
 
 @rule(operator.getitem)
 def indexed(values: Any, index: Any) -> None:
-    """All records, and any public place in each; parts of a tuple, and dimensions of a shape, are taken elsewhere."""
+    """All records, at any public index in each; parts of a tuple, and of a shape, are handled by the caller."""
     require(isinstance(values, Batched), "takes rows of a constant by record")
     first, *rest = index if isinstance(index, tuple) else (index,)
     require(isinstance(first, slice) and first == slice(None), "picks records")
@@ -237,7 +237,7 @@ def created(*args: Any, **kwargs: Any) -> None:
 
 
 SIZED = {torch.zeros, torch.ones, torch.reshape, *_methods("new_zeros", "new_ones", "view", "reshape", "expand")}
-"""What may get the batch size; that it is then the first dimension alone is checked on the result."""
+"""Functions that may take the batch size; that only the first dimension has it is checked on the result."""
 
 ON_CONSTANTS = {
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.pow, operator.neg),
@@ -246,14 +246,14 @@ ON_CONSTANTS = {
     *(torch.exp, torch.sin, torch.cos, torch.outer, torch.matmul),
     *_methods("unsqueeze", "transpose", "t", "reshape", "view", "to", "float", "long", "bool", "size", "dim", "exp"),
 }
-"""What may run on constants alone: nothing that writes into them, since that would count the passes."""
+"""Functions that may run on constants alone: none that writes into them, since that could count the passes."""
 
 # --- products, layers as functions ---
 
 
 @rule(torch.matmul, torch.bmm, operator.matmul, *_methods("matmul", "bmm", "__matmul__"))
 def product(left: Any, right: Any) -> None:
-    """Matrices of each record with its own, or with a constant matrix on the right."""
+    """Products of two matrices of the same record, or with a constant matrix on the right."""
     if isinstance(left, Batched) and isinstance(right, Batched):
         require(left.meta.ndim == right.meta.ndim >= 3, "multiplies records with each other")
     else:
@@ -280,13 +280,13 @@ def convolved(values: Any, *args: Any, **kwargs: Any) -> None:
     *(functional.interpolate, functional.unfold, functional.pixel_shuffle, functional.group_norm),
 )  # fmt: skip
 def one_by_one(values: Any, *args: Any, **kwargs: Any) -> None:
-    """PyTorch's own operations on a batch, which treat each of its rows on its own."""
+    """PyTorch's own operations on a batch that treat each row separately."""
     require(isinstance(values, Batched) and not batched((args, kwargs)), "has more than one batched argument")
 
 
 @rule(functional.pad)
 def padded(values: Any, pad: Any, *args: Any, **kwargs: Any) -> None:
-    """Not before or after the records: there are two numbers per dimension, from the last one on."""
+    """Not along the records: `pad` has two numbers per dimension, starting with the last."""
     one_by_one(values, pad, *args, **kwargs)
     require(len(pad) // 2 < values.meta.ndim, "adds records")
 
@@ -347,5 +347,5 @@ def loss(values: Any, targets: Any, *args: Any, **kwargs: Any) -> None:
 
 @rule(functional.one_hot)
 def one_hot(values: Any, num_classes: Any = -1) -> None:
-    """The number of classes is given: otherwise it is the largest among the records."""
+    """The number of classes must be given: otherwise the largest class in the batch decides it."""
     require(isinstance(values, Batched) and type(num_classes) is int and num_classes > 0, "needs num_classes")

@@ -1,0 +1,349 @@
+"""Model and loss see one record at a time, so that they cannot mix records by any operation on tensors.
+
+A function of one record runs under `torch.func.vmap`: every tensor that it sees contains that record alone, with a
+batch dimension of one, while PyTorch computes all records at once. That leaves four ways in which a record could affect
+another, and each is closed:
+
+1. Stored values. A copy of the model and of the loss runs, and is discarded; so whatever they assign to themselves is
+   lost. Parameters are shared with the model, buffers are copied for the pass, and PyTorch refuses writes into either
+   that depend on a record. Values stored elsewhere (in a global variable, a closure, a queue) could be used in a later
+   pass. So `Below` tracks all memory into which an operation writes something from a record; if any of it but the
+   results outlives the pass, the pass is refused. So is one that writes into parameters, or other tensors that it did
+   not make, which could count the passes. If a pass ends with an error, memory with values of its records is zeroed.
+2. Values in Python: a number, a string or a condition. Under vmap PyTorch has no single value to give, and raises.
+   Printing a tensor would show it, and the size of some results (`torch.bincount`, packed sequences) depends on
+   values: both are refused here. The text of an error may contain the size of the batch: a pass in which an operation
+   raised is refused, even if the model caught the error.
+3. Code that bypasses vmap: an autograd function with its own `vmap` rule, custom operations, `torch.ops`, dispatch
+   modes, tensor subclasses, TorchScript and `torch.func.debug_unwrap` would get the whole batch, and are refused.
+4. Operations whose vmap rules access other records: an embedding whose table depends on the record, `index_fill` whose
+   index does, and `resize_` are refused. Uninitialized memory (`torch.empty`) may hold values of other records, and is
+   set to zero. Random numbers of a record depend on its position in the batch, and so on how many records are before
+   it: numbers from the model's own generator or seed, which somebody may know, are refused.
+
+Assumed: model and loss do not inspect Python's frames, the state of random generators (how far it has advanced shows
+the size of the batch), storages, memory that is not PyTorch's, or tensors through private parts of PyTorch or from
+other threads. Nor do they count in a global variable how often they run: an empty batch takes no pass, a large one
+several. Such code is not detected.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, _tensor_str, nn
+from torch._functorch.autograd_function import custom_function_call
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as trees
+
+from matrixdp.errors import InvalidInput
+from matrixdp.learn.record_independence.below import PLAIN, Below, own, tensors_in
+from matrixdp.learn.record_independence.rebuilt import rebuilt
+
+# A node of the autograd graph gives access to the tensors that it has saved.
+_NODE = vars(torch._C.TensorBase)["grad_fn"].__get__
+# PyTorch runs these on one table of all records, without checking that an index is in the record's own part. Values are
+# the position and name of the argument that must not depend on the record.
+_UNCHECKED = {
+    F.embedding: (1, "weight"), torch.embedding: (0, "weight"), torch.index_fill: (2, "index"),
+    Tensor.index_fill: (2, "index"), Tensor.index_fill_: (2, "index"),
+}  # fmt: skip
+# How modules are copied, unless a class overrides it; that of convolutions adds what old checkpoints lack.
+_USUAL = {
+    "__deepcopy__": (None,),
+    "__reduce_ex__": (object.__reduce_ex__,),
+    "__reduce__": (object.__reduce__,),
+    "__getstate__": (getattr(nn.Module, "__getstate__", None),),
+    "__setstate__": (nn.Module.__setstate__, nn.Conv2d.__setstate__),
+}
+# The methods of an autograd function that users write.
+_OF_USERS = ("forward", "setup_context", "backward", "jvp")
+_SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def record_gradients(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    parameters: dict[str, nn.Parameter],
+    views: Any,
+    targets: Any,
+    *,
+    values: dict[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Each record's gradient of each of these parameters, (records, *shape), and its loss, (records,).
+
+    Args:
+        model: runs as `model(*inputs)`, or `model(**inputs)`, on a batch of one record.
+        loss: (outputs, targets) of one record -> one number.
+        parameters: by the names that they have in the model.
+        views: a list of tuples or dictionaries of the model's arguments; tensors in them, however nested, have a row
+            per record. The loss of a record is the average over the list.
+        targets: what the loss takes; tensors in it have a row per record too.
+        values: values for the parameters, by the same names; by default their own.
+    """
+    if values is None:
+        values = {name: parameter.detach() for name, parameter in parameters.items()}
+    ids = {name: id(parameter) for name, parameter in parameters.items()}
+
+    def loss_of_one(
+        values: dict[str, Tensor], own_model: nn.Module, own_loss: Any, record: Any
+    ) -> tuple[Tensor, Tensor]:
+        given, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        by_id = {ids[name]: value for name, value in values.items()}
+        each = [one_each(own_loss(_call(own_model, by_id, arguments), target), 1)[0] for arguments in given]
+        found = each[0] if len(each) == 1 else torch.stack(each).mean()
+        return found, found.detach()
+
+    def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
+        own_model, own_loss = _scratch(model), _scratch(loss)
+        found: tuple[dict[str, Tensor], Tensor] = torch.func.grad(loss_of_one, has_aux=True)(
+            values, own_model, own_loss, record
+        )
+        return found
+
+    gradients, losses = each_record(of_one, (views, targets))
+    return gradients, losses
+
+
+def one_each(losses: Any, batch: int) -> Tensor:
+    """The losses in the shape (batch,); InvalidInput unless there is one number per record."""
+    if not isinstance(losses, Tensor) or losses.numel() != batch or not losses.is_floating_point():
+        shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise InvalidInput(
+            f"loss must give one number per record, shape ({batch},), got {shown}; "
+            'use reduction="none" and average over all dimensions but the first'
+        )
+    return losses.reshape(batch)
+
+
+def record_outputs(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
+    """The model's output for each record, one row per record, without gradients."""
+
+    def of_one(record: Any) -> Tensor:
+        arguments = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
+        found = _call(_scratch(model), {}, arguments)
+        if not isinstance(found, Tensor) or found.ndim < 1 or found.shape[0] != 1:
+            raise InvalidInput("model must give a tensor with one row for a batch of one record")
+        return found.squeeze(0)
+
+    with torch.no_grad():
+        outputs: Tensor = each_record(of_one, inputs)
+    return outputs
+
+
+def each_record(function: Callable[[Any], Any], records: Any) -> Any:
+    """Applies a function of one record to all records.
+
+    Guarantee: the result for a record is a function of that record, of constants and of random numbers alone, for code
+        that satisfies the assumptions at the top of this file.
+
+    Raises:
+        InvalidInput: if it cannot run under vmap, an operation raised, or something that it computed is kept.
+    """
+    leaves = trees.tree_leaves(records)
+    if not all(leaf is None or (isinstance(leaf, Tensor) and leaf.layout is torch.strided) for leaf in leaves):
+        raise InvalidInput(
+            "a batch must consist of tensors with one row per record; one part is no tensor, or is sparse"
+        )
+
+    def on_copies(record: Any) -> Any:
+        """Results of operations are tracked; so a record that is stored unchanged is found too."""
+        return function(trees.tree_map_only(Tensor, torch.clone, record))
+
+    below = Below(leaves)
+    try:
+        return _watched(on_copies, records, below)
+    except BaseException:
+        below.forget()  # or a later pass could use what was stored until here
+        raise
+
+
+def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
+    # other kernels of attention have no rule for vmap, so PyTorch would loop over the records
+    attention = sdpa_kernel(SDPBackend.MATH)
+    quiet = torch.autograd.set_detect_anomaly(False)  # which raises where the gradient of a record is not finite
+    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), attention, quiet, below, _Watch() as watch:
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
+        try:
+            found = torch.func.vmap(function, randomness="different")(records)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            # errors of PyTorch that are raised outside operations name functions and shapes; others may quote a record
+            raise InvalidInput(
+                "model and loss run one record at a time here, and PyTorch cannot do that: they read a value of a "
+                "record into Python, write into a buffer, or use an operation that vmap does not know. Use layers such "
+                "as nn.GroupNorm that keep nothing, and torch.where in place of conditions"
+            ) from (error if isinstance(error, RuntimeError) and not below.raised else None)
+    found = trees.tree_map_only(Tensor, own, found)
+    if watch.raised or below.raised:
+        raise InvalidInput(
+            "model, loss or augment catches an error of PyTorch, whose text may depend on the other records; leave out "
+            "the operation that raises"
+        )
+    if below.survivors(tensors_in(found)):
+        raise InvalidInput(
+            "model, loss or augment keeps tensors of records after it ran, or writes into parameters or into other "
+            "tensors, outside of itself (in a global variable, a closure, or on its class), where a later batch could "
+            "use them; keep nothing, or only in its own attributes"
+        )
+    return found
+
+
+class _Watch(TorchFunctionMode):
+    """Refuses functions that bypass vmap, and notes whether one raised.
+
+    PyTorch disables this mode while a function runs; if that function calls the user's code, it is enabled again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised = False
+        self._modes = torch._C._len_torch_dispatch_stack()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._checked(function, args, kwargs or {})
+        except BaseException:
+            self.raised = True
+            raise
+
+    def _checked(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if function == _NODE and _is_wrapped(args[0]):
+            raise RuntimeError("grad_fn of a tensor, which holds a record, is used")
+        if _behind(function, args, kwargs) or torch._C._len_torch_dispatch_stack() > self._modes:
+            raise RuntimeError("torch.ops, or a custom operation, tensor or dispatch mode, would get the whole batch")
+        if function in _UNCHECKED and _batched(function, args, kwargs):
+            raise RuntimeError(
+                f"{function.__name__} with a table or an index of the record's own does not keep to the record; use "
+                "table[index], torch.gather or torch.scatter"
+            )
+        args, kwargs = [self._again(value) for value in args], {name: self._again(kwargs[name]) for name in kwargs}
+        return function(*args, **kwargs)
+
+    def _again(self, value: Any) -> Any:
+        """Wraps a function that is passed to a function of PyTorch, so that it is watched too when it runs."""
+        if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+            own = {name: staticmethod(self._again(getattr(value, name))) for name in _OF_USERS}
+            return type(value.__name__, (value,), own)
+        if isinstance(value, (type, Tensor)) or not callable(value):
+            return value
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return value(*args, **kwargs)
+
+        return watched
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Disables the cache of autocast, which would keep parameters that it has cast."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+@contextmanager
+def _nothing_behind() -> Iterator[None]:
+    """Makes TorchScript, which no mode sees, `torch.func.debug_unwrap` and printing a tensor of records raise."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("TorchScript, or a function that unwraps tensors, would get the whole batch")
+
+    def printed(tensor: Any, *, tensor_contents: Any = None) -> Any:
+        if _is_wrapped(tensor):
+            raise RuntimeError("a tensor, which holds a record, is printed")
+        return show(tensor, tensor_contents=tensor_contents)  # type: ignore[no-untyped-call]
+
+    unwrapping = torch.func.debug_unwrap.__globals__
+    unwrap, show, calls = unwrapping["get_unwrapped"], _tensor_str._str, [(kind, kind.__call__) for kind in _SCRIPTED]
+    unwrapping["get_unwrapped"], _tensor_str._str = refused, printed
+    for kind in _SCRIPTED:
+        kind.__call__ = refused
+    try:
+        yield
+    finally:
+        unwrapping["get_unwrapped"], _tensor_str._str = unwrap, show
+        for kind, call in calls:
+            kind.__call__ = call
+
+
+def _behind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether a function has code for a whole batch: a custom operation or tensor, or its own `vmap` rule.
+
+    So do torch functions that are not PyTorch's own, as they run unwatched. Functions in `torch.ops` do not check their
+    arguments as the public functions of PyTorch do, so they may read outside of a record.
+    """
+    if any(type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in tensors_in((args, kwargs))):
+        return True
+    if function is custom_function_call:
+        return args[0].vmap is not torch.autograd.Function.vmap
+    if isinstance(function, (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)):
+        return True
+    return isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
+
+
+def _batched(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    place, name = _UNCHECKED[function]
+    value = args[place] if place < len(args) else kwargs.get(name)
+    while isinstance(value, Tensor) and _is_wrapped(value):
+        if torch._C._functorch.is_batchedtensor(value):
+            return True
+        value = torch._C._functorch.get_unwrapped(value)
+    return False
+
+
+def _scratch(part: Any) -> Any:
+    """A copy to be discarded, which shares parameters and buffers; of functions, `deepcopy` copies nothing."""
+    if not isinstance(part, nn.Module):
+        return copy.deepcopy(part)
+    own = {id(tensor): tensor for tensor in (*part.parameters(), *part.buffers())}
+    return rebuilt(_copied(part, own), stacked=True)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A fast `copy.deepcopy` of a module, most of whose attributes are numbers or empty dictionaries."""
+    kind = type(module)
+    usual = all(getattr(kind, name, None) in ways for name, ways in _USUAL.items())
+    if id(module) in memo or not usual or any("__slots__" in vars(base) for base in kind.__mro__):
+        found: nn.Module = copy.deepcopy(module, memo)
+        return found
+    new, hooks = kind.__new__(kind), module._forward_pre_hooks.values()
+    memo[id(module)] = new
+    for name, value in vars(module).items():
+        if name == "_compiled_call_impl":
+            continue  # as `Module.__getstate__` does
+        if type(value) in PLAIN or (type(value) is tuple and all(type(part) in PLAIN for part in value)):
+            new.__dict__[name] = value
+        elif name == "_modules":
+            new.__dict__[name] = {key: part if part is None else _copied(part, memo) for key, part in value.items()}
+        elif isinstance(value, Tensor) and any(getattr(h, "name", None) == name for h in hooks):
+            new.__dict__[name] = value.detach()  # as by `nn.utils.weight_norm`, which computes it before each call
+        elif type(value) in (dict, OrderedDict) and not value:
+            new.__dict__[name] = type(value)()
+        else:
+            new.__dict__[name] = copy.deepcopy(value, memo)
+    return new
+
+
+def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:
+    """Runs a copy with these values of parameters, by their ids.
+
+    Buffers are copied, so that the model's own stay unchanged, such as counters.
+    """
+    tensors = {name: values[id(p)] if id(p) in values else p.detach() for name, p in part.named_parameters()}
+    buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
+    by_place, by_name = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    return torch.func.functional_call(part, tensors | buffers, by_place, by_name)
