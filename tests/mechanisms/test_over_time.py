@@ -275,3 +275,30 @@ def test_many_steps_with_a_toeplitz_strategy():
     assert certify(law, Participation(1.0, separation=1000, times=100), BUDGET).exact
     independent = calibrate("analytic", shape=(100_000, 1), sensitivity=Participation(1.0, times=100), budget=BUDGET)
     assert law.expected_squared_error(workload="prefix") < independent.expected_squared_error(workload="prefix") / 25
+
+
+@pytest.mark.parametrize("mechanism", ["toeplitz", "inverse-banded"])
+@pytest.mark.parametrize(
+    "sensitivity",
+    [Participation(1.0), Participation(1.0, separation=4, times=2), Participation(1.0, separation=150, times=3)],
+)
+def test_bands_are_chosen_by_the_error(mechanism, sensitivity):
+    """Most bands pay for records that take part rarely; the separation itself is tried, too."""
+    chosen = calibrate(mechanism, shape=(500, 1), sensitivity=sensitivity, budget=BUDGET)
+    least = chosen.expected_squared_error(workload="prefix")
+    for bands in (1, 4, 64, 150, 256):
+        given = calibrate(mechanism, shape=(500, 1), sensitivity=sensitivity, budget=BUDGET, bands=bands)
+        assert least <= given.expected_squared_error(workload="prefix") * (1 + 1e-9)
+
+
+def test_long_rows_keep_few_bands():
+    """Of a stream with long rows, no more than 64 are kept."""
+    law = calibrate("toeplitz", shape=(365, 2**20), sensitivity=Participation(1.0), budget=BUDGET)
+    assert law.covariance.coefficients.shape[-1] == 64
+
+
+@pytest.mark.parametrize("covariance", [Isotropic((24, 3), 2.0), Diagonal(np.linspace(1, 2, 72).reshape(24, 3))])
+def test_the_error_of_independent_noise(covariance):
+    matrix = np.tril(np.ones((24, 24)))
+    expected = np.sum(np.square(matrix) @ covariance.variances())
+    assert covariance.workload_trace("prefix") == pytest.approx(expected)

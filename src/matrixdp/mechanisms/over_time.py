@@ -21,8 +21,10 @@ from matrixdp.mechanisms.base import recipe, sized
 from matrixdp.mechanisms.solvers import over_time
 from matrixdp.sensitivity import Participation, Sensitivity
 
-# The default numbers of bands. More cost time and memory in training, and gain little.
-USUAL_BANDS, USUAL_TOEPLITZ_BANDS = 32, 64
+# The number of bands that "banded" has by default, and up to which the others are tried; more where there is room.
+USUAL_BANDS, USUAL_MOST_BANDS = 32, 64
+# Room for more: bands times steps, for the time of a search; and bands times entries, for the rows that a stream keeps.
+BANDED_ROOM, SEARCH_ROOM, ROWS_ROOM = 2**15, 2**24, 2**25
 
 
 @recipe("banded", source="choquette2023amplified")
@@ -32,7 +34,8 @@ def banded(
     """A banded strategy within a proven relative distance of the least error.
 
     Args:
-        bands: of the strategy; at most the separation, if a record takes part more than once. 32 by default, or fewer.
+        bands: of the strategy; at most the separation, if a record takes part more than once. By default 32, or more if
+            the steps are few.
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: choquette2023amplified for banded strategies and their sensitivity; the solver is matrixdp's own.
@@ -40,7 +43,8 @@ def banded(
     """
     taken, task = _checked("banded", shape, sensitivity, workload)
     room = _room(taken, shape)
-    width = min(USUAL_BANDS, room) if bands is None else _bands(bands, shape)
+    usual = max(USUAL_BANDS, BANDED_ROOM // shape[0])
+    width = min(usual, room) if bands is None else _bands(bands, shape)
     if not width <= room:
         raise InvalidInput(
             f"bands must be at most the separation, {room}, where a record takes part more than once, got {width}; use "
@@ -65,16 +69,17 @@ def toeplitz(
     It is optimised for a record that takes part once, then scaled to the certificate of the set.
 
     Args:
-        bands: of the strategy; 64 by default, or the separation if that is less and a record takes part more than once.
+        bands: of the strategy; by default the best of 1, 2, 4, ..., 64 and the separation, or more if steps are few.
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: mckenna2024scaling.
     Deviates: none.
     """
     taken, task = _checked("toeplitz", shape, sensitivity, workload, toeplitz=True)
-    width = min(USUAL_TOEPLITZ_BANDS, _room(taken, shape)) if bands is None else _bands(bands, shape)
-    found = over_time.toeplitz(task, width)
-    return sized(OverTime(found.coefficients, shape), taken, budget, _counted(width))
+    widths = _widths(shape, _room(taken, shape)) if bands is None else [_bands(bands, shape)]
+    return _best(
+        {width: OverTime(over_time.toeplitz(task, width).coefficients, shape) for width in widths}, taken, budget, task
+    )
 
 
 @recipe("inverse-banded", source="kalinin2025back")
@@ -84,20 +89,20 @@ def inverse_banded(
     """A strategy whose inverse is banded, in closed form: the first coefficients of the workload's inverse square root.
 
     Args:
-        bands: of the inverse; by default the best of 1, 2, 4, ..., 64.
+        bands: of the inverse; by default the best of 1, 2, 4, ..., 64 and the separation, or more if steps are few.
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: kalinin2025back, for running sums; fichtenberger2023constant for the square root.
     Deviates: (1) the number of bands is chosen by the error.
     """
     taken, task = _checked("inverse-banded", shape, sensitivity, workload, toeplitz=True)
-    powers = [2**power for power in range(7) if 2**power <= shape[0]]
-    widths = powers if bands is None else [_bands(bands, shape)]
-    laws = [
-        sized(OverTime(over_time.square_root(task, width), shape, inverse=True), taken, budget, _counted(width))
-        for width in widths
-    ]
-    return min(laws, key=lambda law: law.expected_squared_error(workload=task))
+    widths = _widths(shape, _room(taken, shape)) if bands is None else [_bands(bands, shape)]
+    return _best(
+        {width: OverTime(over_time.square_root(task, width), shape, inverse=True) for width in widths},
+        taken,
+        budget,
+        task,
+    )
 
 
 @recipe("binary-tree", source="honaker2015efficient")
@@ -137,6 +142,19 @@ def _room(sensitivity: Participation, shape: Shape) -> int:
     """The most bands for which no two steps of one record share a row of C X."""
     once = sensitivity.most_times(shape[0]) == 1
     return shape[0] if once else min(sensitivity.gap, shape[0])
+
+
+def _widths(shape: Shape, room: int) -> list[int]:
+    """The numbers of bands to try: powers of two, and the separation."""
+    most = max(USUAL_MOST_BANDS, min(SEARCH_ROOM // shape[0], ROWS_ROOM // shape[1]))
+    most = min(most, shape[0])
+    return [2**power for power in range(most.bit_length())] + [room] * (room <= most)
+
+
+def _best(strategies: dict[int, OverTime], sensitivity: Participation, budget: Budget, task: Array) -> Gaussian:
+    """The law of the strategy with the least error, of several by their number of bands."""
+    laws = [sized(strategy, sensitivity, budget, _counted(bands)) for bands, strategy in strategies.items()]
+    return min(laws, key=lambda law: law.expected_squared_error(workload=task))
 
 
 def _counted(bands: int) -> str:

@@ -42,10 +42,6 @@ class _Independent(FullCovariance):
     def variances(self) -> Array:
         return np.broadcast_to(np.square(self.std), self.shape)
 
-    def workload_trace(self, workload: Any) -> float:
-        task = time_workloads.coefficients(workload, self.shape[0])
-        return float(np.sum(time_workloads.column_squares(task)[:, None] * self.variances()))
-
     def variance_range(self) -> tuple[float, float]:
         return float(np.min(self.std)) ** 2, float(np.max(self.std)) ** 2
 
@@ -82,6 +78,10 @@ class Isotropic(_Independent):
     def power_trace(self, power: int) -> float:
         return math.prod(self.shape) * self.std ** (2 * power)
 
+    def workload_trace(self, workload: Any) -> float:
+        task = time_workloads.coefficients(workload, self.shape[0])
+        return float(np.sum(time_workloads.column_squares(task))) * self.shape[1] * self.std**2
+
     def scaled(self, factor: float) -> Isotropic:
         return Isotropic(self.shape, self.std * factor)
 
@@ -116,6 +116,10 @@ class Diagonal(_Independent):
 
     def power_trace(self, power: int) -> float:
         return float(np.sum(self.std ** (2 * power)))
+
+    def workload_trace(self, workload: Any) -> float:
+        task = time_workloads.coefficients(workload, self.shape[0])
+        return float(time_workloads.column_squares(task) @ np.sum(np.square(self.std), axis=1))
 
     def scaled(self, factor: float) -> Diagonal:
         return Diagonal(self.std * factor)

@@ -209,13 +209,14 @@ def toeplitz(workload: Array, bands: int) -> Strategy:
 
     left = np.arange(len(workload), 0.0, -1.0)
 
+    @np.errstate(over="ignore", invalid="ignore")  # of strategies whose inverse grows without bound
     def objective(free: Array) -> tuple[float, Array]:
         c = np.concatenate([[1.0], free])
         w = lfilter([1.0], c, workload)
         later, weighted = lfilter([1.0], c, w), left * w
         value, square = float(weighted @ w), float(c @ c)
         pull = np.array([weighted[j:] @ later[: len(later) - j] for j in range(1, bands)])
-        if not math.isfinite(value):
+        if not math.isfinite(value + np.sum(pull)):
             return 1e300, np.zeros(bands - 1)
         return math.log(value) + math.log(square), -2 * pull / value + 2 * free / square
 
