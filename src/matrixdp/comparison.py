@@ -115,7 +115,7 @@ class Comparison:
         from rich.text import Text
 
         sides = " x ".join(str(side) for side in self.shape)
-        title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency}), claimed: {self.budget}"
+        title = f"{sides}, {self.sensitivity} ({self.sensitivity.adjacency})\nclaimed: {self.budget}"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
@@ -165,7 +165,7 @@ class Comparison:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=120).print(self)
+        Console(file=text, width=80).print(self)
         return text.getvalue()
 
 
