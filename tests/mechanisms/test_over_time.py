@@ -302,3 +302,25 @@ def test_the_error_of_independent_noise(covariance):
     matrix = np.tril(np.ones((24, 24)))
     expected = np.sum(np.square(matrix) @ covariance.variances())
     assert covariance.workload_trace("prefix") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "sensitivity",
+    [
+        Participation(1.0, separation=5, times=4),
+        Participation(1.0, separation=5, times=19),
+        Participation(1.0, separation=5, times=20),
+        Participation(1.0, separation=5, cyclic=True),
+    ],
+    ids=str,
+)
+def test_the_gap_is_small_however_often_a_record_takes_part(sensitivity):
+    """Also where it takes part less often than it could; a Toeplitz strategy is banded, so it cannot be better."""
+    task = time_workloads.coefficients("prefix", 100)
+    assert over_time.banded(sensitivity, task, 5).gap < 0.02
+    errors = {
+        name: calibrate(name, shape=(100, 1), sensitivity=sensitivity, budget=BUDGET, bands=5)
+        for name in ("banded", "toeplitz")
+    }
+    banded, toeplitz = (law.expected_squared_error(workload="prefix") for law in errors.values())
+    assert banded <= toeplitz

@@ -65,9 +65,10 @@ class Strategy:
 def banded(sensitivity: Participation, workload: Array, bands: int, tolerance: float = 0.005) -> Strategy:
     """The best banded strategy, to the tolerance or as far as 300 iterations go.
 
-    L-BFGS on log p, over the directions of the columns of C and their squared norms, which are the same in each block
-    of `separation` steps and add up to 1 over the blocks that one record can reach. The best norms within a block are
-    not exactly equal, but nearly; the bound covers unequal ones too.
+    L-BFGS on log p, over the directions of the columns of C and their squared norms x. Each block of `separation` steps
+    has a share u_w, and all steps together have v, where a record cannot reach every block: x = u_w + v / k within
+    block w, with sum u + v = 1, so s(x) <= 1 (see "cover"). Other windows may be better, but not by much; the bound
+    covers them too.
 
     Args:
         sensitivity: when a record takes part: at least `bands` steps apart, if more than once.
@@ -79,32 +80,37 @@ def banded(sensitivity: Participation, workload: Array, bands: int, tolerance: f
 
     steps, error = len(workload), error_of(workload)
     most = sensitivity.most_times(steps)
-    block = np.minimum(np.arange(steps) // sensitivity.gap, most - 1)
+    block = np.arange(steps) // sensitivity.gap if most > 1 else np.zeros(steps, dtype=int)
+    blocks = int(block[-1]) + 1
+    first_shares = np.full(blocks, 1.0) if most == blocks else np.append(np.full(blocks, 0.1 / blocks), 0.9)
     start = _columns(np.tile(_root(np.ones(bands), 0.5), (steps, 1)))
     used = start != 0
+    directions = np.count_nonzero(used)
 
     def unpacked(flat: Array) -> tuple[Array, Array, Array, Array]:
         free = np.zeros_like(start)
-        free[used] = flat[:-most]
-        shares = np.exp(flat[-most:] - np.max(flat[-most:]))
+        free[used] = flat[:directions]
+        shares = np.exp(flat[directions:] - np.max(flat[directions:]))
         shares /= np.sum(shares)
         norms = np.sqrt(np.sum(np.square(free), axis=1, keepdims=True))
-        return free / norms, norms, shares, np.sqrt(shares[block])[:, None]
+        x = shares[block] + np.sum(shares[blocks:]) / most
+        return free / norms, norms, shares, np.sqrt(x)[:, None]
 
     def objective(flat: Array) -> tuple[float, Array]:
         units, norms, shares, roots = unpacked(flat)
         value, gradient = error(_rows(roots * units))
         pull = roots * _columns(gradient)
         along = np.sum(pull * units, axis=1, keepdims=True)
-        by_block = np.bincount(block, along[:, 0], minlength=most) / 2
+        by_x = (along / np.square(roots))[:, 0] / 2
+        by_share = np.append(np.bincount(block, by_x), np.sum(by_x) / most)[: len(shares)]
         pull = (pull - units * along) / norms
-        return math.log(value), np.concatenate([pull[used], by_block - shares * np.sum(by_block)]) / value
+        return math.log(value), np.concatenate([pull[used], shares * (by_share - shares @ by_share)]) / value
 
     def found(flat: Array) -> Strategy:
         units, _, _, roots = unpacked(flat)
         return _with_bound(sensitivity, roots * units, error)
 
-    best, seen = found(x0 := np.concatenate([start[used], np.zeros(most)])), 0
+    best, seen = found(x0 := np.concatenate([start[used], np.log(first_shares)])), 0
 
     def look(intermediate_result: Any) -> None:
         nonlocal best, seen
