@@ -56,6 +56,7 @@ FAR_BELOW = math.exp(-10.0)
 """A ratio of deltas below which searches do not distinguish."""
 
 _ROOT = 1e-12  # tolerance of an epsilon, relative
+_ROUGH = 1e-4  # tolerance of deltas and epsilons that only say where to look
 _LARGEST_EPSILON = 1e4
 
 
@@ -122,7 +123,7 @@ class DiscreteProfile:
 
     def delta(self, epsilon: float) -> float:
         """The least delta that holds at this epsilon."""
-        return self._delta(_check.at_least_zero("epsilon", epsilon))
+        return delta_of(self.exponent, self.scale_in_steps, self.groups, _check.at_least_zero("epsilon", epsilon))
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon that holds at this delta, rounded up."""
@@ -130,17 +131,26 @@ class DiscreteProfile:
             return self.pure_epsilon
         if self.delta(0.0) <= delta:
             return 0.0
+
+        def above(epsilon: float, tolerance: float | None = None) -> float:
+            found = delta_of(self.exponent, self.scale_in_steps, self.groups, epsilon, tolerance, 0.01 * delta)
+            return math.log(max(found / delta, FAR_BELOW))
+
+        def roughly_above(epsilon: float) -> float:
+            return above(epsilon, _ROUGH)
+
         high = min(self.pure_epsilon, 2.0**-10)
-        while not self._delta(high, enough=0.01 * delta) <= delta:
+        while not roughly_above(high) <= 0.0:
             high *= 2.0
             if high > _LARGEST_EPSILON:
                 return math.inf
-        return crossing(
-            lambda epsilon: math.log(max(self._delta(epsilon, enough=0.01 * delta) / delta, FAR_BELOW)),
-            0.0,
-            high,
-            1e-11,
-        )
+        near = crossing(roughly_above, 0.0, high, _ROUGH)
+        low, high = near * (1.0 - _ROUGH), near * (1.0 + _ROUGH)
+        while not above(high) <= 0.0:
+            low, high = high, near + 8.0 * (high - near)
+        while low > 0.0 and above(low) <= 0.0:
+            low, high = max(near - 8.0 * (near - low), 0.0), low
+        return crossing(above, low, high, 1e-11)
 
     def losses(self, floor: float = 1e-26) -> list[tuple[CellLoss, int]]:
         """The privacy losses of single entries, for composition with others: (loss of one entry, number of entries).
@@ -153,9 +163,6 @@ class DiscreteProfile:
         if not sum(loss.infinite * cells for loss, cells in found) <= floor:
             raise NotCertifiable(f"the losses cannot be cut off at a mass of {floor}; use a larger floor")
         return found
-
-    def _delta(self, epsilon: float, enough: float = 0.0) -> float:
-        return delta_of(self.exponent, self.scale_in_steps, self.groups, epsilon, enough=enough)
 
     def __str__(self) -> str:
         if self.exponent == 1.0:
