@@ -207,3 +207,13 @@ def test_sets_that_it_is_not_for(mechanism):
         certify(Product((3,), 1.0, 1.0, 5.0), Frobenius(1.0))
     with pytest.raises(InvalidInput, match="too large"):
         release(np.full(3, 2.0**60), Counts(1), BUDGET, mechanism)
+
+
+@pytest.mark.parametrize(("bound", "shape"), [(0.535, (2, 2)), (1.116, (3, 3)), (1.282, (4, 1))])
+def test_discrete_is_never_worse_than_laplace(bound, shape):
+    """Also where "laplace" may use a finer grid."""
+    errors = [
+        calibrate(name, shape=shape, sensitivity=Entrywise(bound), budget=Budget(0.5, 1e-8)).expected_squared_error()
+        for name in ("discrete", "laplace")
+    ]
+    assert errors[0] <= errors[1]

@@ -133,6 +133,10 @@ def laplace(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
     Source: ghosh2012universally for one count.
     Deviates: (1) the scale is solved for the exact profile at (epsilon, delta), several cells included.
     """
+    return _laplace(shape, sensitivity, budget)
+
+
+def _laplace(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
     finer = FINEST if sensitivity.changed_entries(shape) == 1 or isinstance(sensitivity, L1) else FINER
     return _setting(shape, sensitivity, budget, finer).law_of(1.0)
 
@@ -152,7 +156,8 @@ def discrete(shape: Shape, sensitivity: Sensitivity, budget: Budget) -> Product:
         found = best_exponent(budget.epsilon, delta, shift, cells, tuple(others))
         return found.exponent, found.scale_in_steps
 
-    return setting.law(best)
+    # "laplace" has a finer grid where the bound is not a whole number
+    return min(setting.law(best), _laplace(shape, sensitivity, budget), key=Product.expected_squared_error)
 
 
 @recipe("discrete-gaussian", source="canonne2020discrete")
