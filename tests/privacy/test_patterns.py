@@ -139,6 +139,15 @@ def test_many_steps_need_no_matrix():
         certify(Gaussian(OverTime(np.array([1.0, 0.5, 0.7]), (steps, 1))), Participation(1.0, separation=2, times=3))
 
 
+@pytest.mark.parametrize("sensitivity", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_strategies_that_overflow_are_not_certified(sensitivity, inverse):
+    """2^2000 in C or in its inverse; 2^6 is certified, if not exactly."""
+    with pytest.raises(NotCertifiable, match="grows too fast"):
+        certify(Gaussian(OverTime([1.0, 2.0], (2001, 1), inverse=inverse)), sensitivity)
+    assert certify(Gaussian(OverTime([1.0, 2.0], (STEPS, 1), inverse=inverse)), sensitivity).mu > 0
+
+
 def test_certificates_go_to_json_and_verify():
     for coefficients, inverse in STRATEGIES.values():
         got = certify(Gaussian(OverTime(coefficients, (STEPS, 2), 0.7, inverse)), SETS["separated"])

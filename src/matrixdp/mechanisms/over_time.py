@@ -23,6 +23,8 @@ from matrixdp.sensitivity import Participation, Sensitivity
 
 # The default numbers of bands. More cost time and memory in training, and gain little.
 USUAL_BANDS, USUAL_TOEPLITZ_BANDS = 32, 64
+# The largest relative rounding error of a strategy in closed form, which grows with the entries of C and of C^-1.
+MOST_ROUNDING = 1e-3
 
 
 @recipe("banded", source="choquette2023amplified")
@@ -71,7 +73,7 @@ def toeplitz(
     Source: mckenna2024scaling.
     Deviates: none.
     """
-    taken, task = _checked("toeplitz", shape, sensitivity, workload, toeplitz=True)
+    taken, task = _checked("toeplitz", shape, sensitivity, workload)
     width = min(USUAL_TOEPLITZ_BANDS, _room(taken, shape)) if bands is None else _bands(bands, shape)
     found = over_time.toeplitz(task, width)
     return sized(OverTime(found.coefficients, shape), taken, budget, _counted(width))
@@ -88,15 +90,18 @@ def inverse_banded(
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: kalinin2025back, for running sums; fichtenberger2023constant for the square root.
-    Deviates: (1) the number of bands is chosen by the error.
+    Deviates: (1) the number of bands is chosen by the error; (2) of a matrix, the means along the diagonals are used.
     """
-    taken, task = _checked("inverse-banded", shape, sensitivity, workload, toeplitz=True)
+    taken, task = _checked("inverse-banded", shape, sensitivity, workload)
     powers = [2**power for power in range(7) if 2**power <= shape[0]]
     widths = powers if bands is None else [_bands(bands, shape)]
-    laws = [
-        sized(OverTime(over_time.square_root(task, width), shape, inverse=True), taken, budget, _counted(width))
-        for width in widths
-    ]
+    roots = {width: OverTime(over_time.square_root(task, width), shape, inverse=True) for width in widths}
+    laws = [sized(root, taken, budget, _counted(width)) for width, root in roots.items() if root.slack <= MOST_ROUNDING]
+    if not laws:
+        raise NotApplicable(
+            f"the inverse square root of this workload grows too fast for {widths[0]} bands over {shape[0]} steps, as "
+            "its answers weigh earlier steps most; use fewer bands, or 'banded'"
+        )
     return min(laws, key=lambda law: law.expected_squared_error(workload=task))
 
 
@@ -121,16 +126,11 @@ def binary_tree(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, workl
     return sized(OverTime(coefficients, shape), taken, budget, "")
 
 
-def _checked(
-    name: str, shape: Shape, sensitivity: Sensitivity, workload: Any, toeplitz: bool = False
-) -> tuple[Participation, Array]:
+def _checked(name: str, shape: Shape, sensitivity: Sensitivity, workload: Any) -> tuple[Participation, Array]:
     """The set and the workload of a recipe over time."""
     if not isinstance(sensitivity, Participation):
         raise NotApplicable(f"{name} is for Participation sets, on values with one row per step")
-    task = time_workloads.coefficients(workload, shape[0])
-    if toeplitz and task.ndim == 2:
-        raise NotApplicable(f"{name} needs a workload given by its coefficients, not by a matrix; use 'banded'")
-    return sensitivity, task
+    return sensitivity, time_workloads.coefficients(workload, shape[0])
 
 
 def _room(sensitivity: Participation, shape: Shape) -> int:
