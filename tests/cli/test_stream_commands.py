@@ -46,6 +46,17 @@ def test_a_daily_job(tmp_path, call, begun):
     assert "Days released: 2, of 28" in call("stream", "show", begun).stdout
 
 
+def test_numbers_of_days(tmp_path, call, begun):
+    refused = call("stream", "init", tmp_path / "s", "--steps", "28,7", "--sensitivity", "participation:1", *RATES)
+    assert refused.exit_code == 2
+    assert "steps must be one number" in refused.stderr
+    call("stream", "add", begun, day(tmp_path, [5, 6, 7]))
+    for step in ("0", "2"):
+        refused = call("stream", "show", begun, "--step", step)
+        assert refused.exit_code == 2
+        assert "step must be" in refused.stderr
+
+
 def test_a_stream_with_a_ledger_and_no_end(tmp_path, call):
     call("ledger", "create", tmp_path / "budget.db", "--epsilon", "2", "--delta", "1e-6")
     path = tmp_path / "s"
@@ -58,6 +69,11 @@ def test_a_stream_with_a_ledger_and_no_end(tmp_path, call):
     result = call("stream", "add", path, day(tmp_path, [3]), "--ledger", tmp_path / "budget.db", "--json")
     assert result.exit_code == 0, result.stderr
     assert len(Ledger(tmp_path / "budget.db").history()) == 1
+    shown = call("stream", "show", path).stdout
+    assert "guarantee  mu = 0.23669" in shown
+    assert "Guarantee(" not in shown
+    stated = json.loads(call("stream", "show", path, "--json").stdout)["certificate"]
+    assert (stated["adjacency"], round(stated["mu"], 4)) == ("zero-out", 0.2367)
     assert call("stream", "add", path, day(tmp_path, [3]), "--json").exit_code == 0
 
 

@@ -139,6 +139,15 @@ def test_many_steps_need_no_matrix():
         certify(Gaussian(OverTime(np.array([1.0, 0.5, 0.7]), (steps, 1))), Participation(1.0, separation=2, times=3))
 
 
+@pytest.mark.parametrize("sensitivity", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_strategies_that_overflow_are_not_certified(sensitivity, inverse):
+    """2^2000 in C or in its inverse; 2^6 is certified, if not exactly."""
+    with pytest.raises(NotCertifiable, match="grows too fast"):
+        certify(Gaussian(OverTime([1.0, 2.0], (2001, 1), inverse=inverse)), sensitivity)
+    assert certify(Gaussian(OverTime([1.0, 2.0], (STEPS, 1), inverse=inverse)), sensitivity).mu > 0
+
+
 def test_certificates_go_to_json_and_verify():
     for coefficients, inverse in STRATEGIES.values():
         got = certify(Gaussian(OverTime(coefficients, (STEPS, 2), 0.7, inverse)), SETS["separated"])
@@ -150,6 +159,19 @@ def test_certificates_go_to_json_and_verify():
     assert not Certificate.from_json(changed).verify()
     changed = got.to_json().replace('"separation": 2', '"separation": 1')
     assert not Certificate.from_json(changed).verify()
+
+
+def test_documents_with_former_words_verify():
+    """One band was "1 bands", and every third step "every 3th step"; other numbers are not forgiven."""
+    law = Gaussian(OverTime(np.array([1.0]), (STEPS, 2), 0.7), note="1 bands, as a recipe wrote it")
+    got = certify(law, SETS["cyclic"])
+    assert got.sensitivity.describe() == "rows of norm at most 1, at exactly every 3 steps"
+    assert Participation(1.0, separation=1, cyclic=True).describe() == "rows of norm at most 1, at every step"
+    former = got.to_json().replace("1 band)", "1 bands)").replace("every 3 steps", "every 3th step")
+    assert former.count("1 bands)") == former.count("3th step") == 1
+    assert Certificate.from_json(former).verify()
+    for one, other in (("1 bands)", "2 bands)"), ("1 bands)", "31 bands)"), ("3th step", "4th step")):
+        assert not Certificate.from_json(former.replace(one, other)).verify()
 
 
 @pytest.mark.parametrize(

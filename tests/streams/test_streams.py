@@ -236,6 +236,65 @@ def test_a_stream_that_was_moved_on_purpose(tmp_path):
     assert len(Stream.resume(tmp_path / "elsewhere")) == 1
 
 
+def test_a_copy_whose_original_exists_was_not_moved(tmp_path):
+    """moved=True is a word about the past that can be checked: the file that it was begun in is still there."""
+    path, copy = tmp_path / "stream", tmp_path / "copy"
+    begun(state=path).add(1.0)
+    shutil.copy(path, copy)
+    with pytest.raises(StreamError, match="still exists"):
+        Stream.resume(copy, moved=True)
+    assert len(Stream.resume(path, moved=True)) == 1
+    path.unlink()
+    assert len(Stream.resume(copy, moved=True)) == 1
+
+
+def test_an_earlier_state_that_was_moved_is_refused(tmp_path):
+    """By the mark that stayed behind."""
+    path, backup = tmp_path / "stream", tmp_path / "backup"
+    stream = begun(state=path)
+    stream.add(1.0)
+    shutil.copy(path, backup)
+    stream.add(2.0)
+    path.unlink()
+    with pytest.raises(StreamError, match="reset to an earlier state"):
+        Stream.resume(backup, moved=True)
+    with pytest.raises(StreamError, match="is a copy, or was moved"):
+        Stream.resume(backup)
+
+
+def test_a_mark_never_goes_back(tmp_path):
+    """Another process releases a day after the first one has released its own, and before that writes its mark."""
+    path = tmp_path / "stream"
+    first = begun(state=path, shape=(1,))
+    second, write_mark = Stream.resume(path), first._state._write_mark
+
+    def late(*arguments):
+        if len(second) == 1:
+            second.add(2.0, step=2)
+        write_mark(*arguments)
+
+    first._state._write_mark = late
+    first.add(1.0, step=1)
+    assert (tmp_path / "stream.mark").read_text().split()[1] == "2"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_stream_in_memory_is_not_used_by_two_processes():
+    """Each would release a day of its own, with noise of its own."""
+    stream = begun(shape=(1,))
+    stream.add(1.0)
+    child = os.fork()
+    if child == 0:
+        try:
+            stream.add(2.0)
+        except InvalidInput as refused:
+            os._exit(0 if "inherited by process" in str(refused) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert stream.add(3.0).step == 2
+
+
 def test_the_noise_of_a_day_that_is_done_again(tmp_path):
     """Where a rollback is not seen: the same row has the same noise, another row has other noise altogether."""
     path = tmp_path / "stream"

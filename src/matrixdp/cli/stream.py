@@ -11,7 +11,7 @@ from matrixdp.cli import arguments, show, specs
 from matrixdp.errors import InvalidInput, MatrixDPError
 
 if TYPE_CHECKING:
-    from matrixdp.streams import Answer
+    from matrixdp.streams import Answer, Stream
 
 State = Annotated[
     Path, typer.Argument(metavar="STATE", help="The file of the stream; keep it secret.", show_default=False)
@@ -54,7 +54,11 @@ def init(
 
     if state.exists() or state.is_symlink():
         raise InvalidInput(f"file {str(state)!r} exists already and is not replaced; choose another name")
-    days: Any = None if steps == "unbounded" else specs.numbers("steps", steps)[0]
+    days: Any = None
+    if steps != "unbounded":
+        days, *more = specs.numbers("steps", steps)
+        if more:
+            raise InvalidInput(f"steps must be one number, or 'unbounded', got {steps!r}")
     change: Any = specs.sensitivity(sensitivity, adjacency)  # the stream says which numbers and sets it takes
     with show.working("sizing the noise"):
         begun = Stream(
@@ -68,8 +72,7 @@ def init(
             mechanism=mechanism,
             **specs.mechanism_options(option or []),
         )
-    if begun.shape is not None:
-        show.text(begun.certificate)
+    _show_guarantee(begun)
     show.text(f"Begun: {state}, {begun.budget}")
 
 
@@ -126,14 +129,13 @@ def display(
 
     opened = Stream.resume(state)
     days = len(opened)
-    answer = opened.answer(step or days) if days else None
+    answer = opened.answer(days if step is None else step) if days or step is not None else None
     if json:
-        guarantee: Any = getattr(opened.certificate, "to_dict", lambda: None)() if opened.shape else None
+        guarantee = None if opened.shape is None else _guarantee(opened)
         found = None if answer is None else _document(answer)
         show.document({"steps": opened.steps, "released": days, "certificate": guarantee, "answer": found})
         return
-    if opened.shape is not None:
-        show.text(opened.certificate)
+    _show_guarantee(opened)
     planned = "without an end" if opened.steps is None else f"of {opened.steps}"
     show.text(f"Days released: {days}, {planned}")
     if answer is not None:
@@ -144,6 +146,27 @@ def _ledger(place: str | None, dataset: str | None, analyst: str | None) -> Any:
     from matrixdp.accounting.ledger.ledger import Ledger
 
     return None if place is None else Ledger(place, dataset=dataset, analyst=analyst)
+
+
+def _guarantee(opened: Stream) -> dict[str, Any]:
+    """The certificate as a document; without an end, the numbers of the guarantee."""
+    from matrixdp.privacy.certificate import Certificate
+
+    found = opened.certificate
+    if isinstance(found, Certificate):
+        return found.to_dict()
+    return {"adjacency": str(found.adjacency), "mu": found.mu, "total_variation": found.total_variation}
+
+
+def _show_guarantee(opened: Stream) -> None:
+    if opened.shape is None:
+        return
+    if opened.steps is not None:
+        show.text(opened.certificate)
+        return
+    found = opened.certificate
+    show.text(f"adjacency  {found.adjacency}\nchange     {opened.sensitivity}")
+    show.text(f"guarantee  {found.profile}, for all days together\nasked for  {opened.budget}")
 
 
 def _document(answer: Answer) -> dict[str, Any]:

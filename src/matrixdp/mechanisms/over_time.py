@@ -25,6 +25,8 @@ from matrixdp.sensitivity import Participation, Sensitivity
 USUAL_BANDS, USUAL_MOST_BANDS = 32, 64
 # Room for more: bands times steps, for the time of a search; and bands times entries, for the rows that a stream keeps.
 BANDED_ROOM, SEARCH_ROOM, ROWS_ROOM = 2**15, 2**24, 2**25
+# The largest relative rounding error of a strategy in closed form, which grows with the entries of C and of C^-1.
+MOST_ROUNDING = 1e-3
 
 
 @recipe("banded", source="choquette2023amplified")
@@ -75,8 +77,8 @@ def toeplitz(
     Source: mckenna2024scaling.
     Deviates: none.
     """
-    taken, task = _checked("toeplitz", shape, sensitivity, workload, toeplitz=True)
-    widths = _widths(shape, _room(taken, shape)) if bands is None else [_bands(bands, shape)]
+    taken, task = _checked("toeplitz", shape, sensitivity, workload)
+    widths = _widths(shape, _room(taken, shape), task) if bands is None else [_bands(bands, shape)]
     return _best(
         {width: OverTime(over_time.toeplitz(task, width).coefficients, shape) for width in widths}, taken, budget, task
     )
@@ -93,16 +95,21 @@ def inverse_banded(
         workload: what is computed from the steps, as in matrixdp.distributions.time_workloads; running sums by default.
 
     Source: kalinin2025back, for running sums; fichtenberger2023constant for the square root.
-    Deviates: (1) the number of bands is chosen by the error.
+    Deviates: (1) the number of bands is chosen by the error; (2) of a matrix, the means along the diagonals are used.
     """
-    taken, task = _checked("inverse-banded", shape, sensitivity, workload, toeplitz=True)
-    widths = _widths(shape, _room(taken, shape)) if bands is None else [_bands(bands, shape)]
-    return _best(
-        {width: OverTime(over_time.square_root(task, width), shape, inverse=True) for width in widths},
-        taken,
-        budget,
-        task,
-    )
+    taken, task = _checked("inverse-banded", shape, sensitivity, workload)
+    widths = _widths(shape, _room(taken, shape), task) if bands is None else [_bands(bands, shape)]
+    series = {width: over_time.square_root(task, width) for width in widths}
+    strategies = {
+        width: OverTime(found, shape, inverse=True) for width, found in series.items() if np.all(np.isfinite(found))
+    }
+    roots = {width: strategy for width, strategy in strategies.items() if strategy.slack <= MOST_ROUNDING}
+    if not roots:
+        raise NotApplicable(
+            f"the inverse square root of this workload grows too fast for {widths[0]} bands over {shape[0]} steps, as "
+            "its answers weigh earlier steps most; use fewer bands, or 'banded'"
+        )
+    return _best(roots, taken, budget, task)
 
 
 @recipe("binary-tree", source="honaker2015efficient")
@@ -126,16 +133,11 @@ def binary_tree(shape: Shape, sensitivity: Sensitivity, budget: Budget, *, workl
     return sized(OverTime(coefficients, shape), taken, budget, "")
 
 
-def _checked(
-    name: str, shape: Shape, sensitivity: Sensitivity, workload: Any, toeplitz: bool = False
-) -> tuple[Participation, Array]:
+def _checked(name: str, shape: Shape, sensitivity: Sensitivity, workload: Any) -> tuple[Participation, Array]:
     """The set and the workload of a recipe over time."""
     if not isinstance(sensitivity, Participation):
         raise NotApplicable(f"{name} is for Participation sets, on values with one row per step")
-    task = time_workloads.coefficients(workload, shape[0])
-    if toeplitz and task.ndim == 2:
-        raise NotApplicable(f"{name} needs a workload given by its coefficients, not by a matrix; use 'banded'")
-    return sensitivity, task
+    return sensitivity, time_workloads.coefficients(workload, shape[0])
 
 
 def _room(sensitivity: Participation, shape: Shape) -> int:
@@ -144,10 +146,10 @@ def _room(sensitivity: Participation, shape: Shape) -> int:
     return shape[0] if once else min(sensitivity.gap, shape[0])
 
 
-def _widths(shape: Shape, room: int) -> list[int]:
-    """The numbers of bands to try: powers of two, and the separation."""
-    most = max(USUAL_MOST_BANDS, min(SEARCH_ROOM // shape[0], ROWS_ROOM // shape[1]))
-    most = min(most, shape[0])
+def _widths(shape: Shape, room: int, task: Array) -> list[int]:
+    """The numbers of bands to try: powers of two, and the separation. With a matrix, a search takes longer."""
+    searched = SEARCH_ROOM // shape[0] // (shape[0] if task.ndim == 2 else 1)
+    most = min(max(USUAL_MOST_BANDS, min(searched, ROWS_ROOM // shape[1])), shape[0])
     return [2**power for power in range(most.bit_length())] + [room] * (room <= most)
 
 

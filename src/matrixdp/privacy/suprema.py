@@ -298,6 +298,8 @@ def _(sensitivity: Residuals, covariance: Covariance) -> Supremum:
 def _(sensitivity: Participation, covariance: Covariance) -> Supremum:
     """The worst pattern, by the cases of `patterns`; exact if it is attained, otherwise a bound."""
     full = _full(covariance)
+    if isinstance(full, OverTime) and not full.slack <= _check.LARGEST:
+        raise NotCertifiable(f"{full.describe()}: C, or its inverse, grows too fast over the steps to be computed")
     if sensitivity.most_times(full.shape[0]) == 1:
         return _supremum(OneRow(sensitivity.clip), full)
     if full.independent and not isinstance(full, OverTime):

@@ -13,6 +13,7 @@ import base64
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -264,6 +265,13 @@ _ABSENT = "nothing"
 _LATER_FACTS = {"standard_error"}
 """Facts that early documents of this schema do not have."""
 
+_FORMER_WORDS = {
+    r"\b1 bands\b": "1 band",
+    r"\bat exactly every 1th step\b": "at every step",
+    r"\bexactly every (\d+)th step\b": r"exactly every \1 steps",
+}
+"""Words of early documents of this schema, and what is written now."""
+
 
 def _check_query(certificate: Certificate) -> None:
     query = certificate.query
@@ -305,6 +313,9 @@ def _pairs(name: str, stated: Any, computed: Any) -> Iterator[tuple[str, Any, An
 
 def _agree(stated: Any, computed: Any) -> bool:
     numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, computed))
+    if isinstance(stated, str) and isinstance(computed, str):
+        for former, now in _FORMER_WORDS.items():
+            stated, computed = re.sub(former, now, stated), re.sub(former, now, computed)
     if not numbers:
         return type(stated) is type(computed) and bool(stated == computed)
     if isinstance(stated, int) and isinstance(computed, int):

@@ -112,7 +112,7 @@ class Participation(Sensitivity):
     def describe(self) -> str:
         rows = f"rows of norm at most {self.clip:g}"
         if self.cyclic:
-            return f"{rows}, at exactly every {self.separation}th step"
+            return f"{rows}, at {f'exactly every {self.gap} steps' if self.gap > 1 else 'every step'}"
         if self.times == 1:
             return f"one row of norm at most {self.clip:g}"
         apart = f", at least {self.separation} apart" if self.gap > 1 else ""

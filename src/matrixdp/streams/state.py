@@ -7,9 +7,10 @@ It is one SQLite file, readable and writable by its owner alone, with one transa
 the state before the day or after it, never in between. Beside it, FILE.mark has the number of days, updated after each.
 
 Refused are a file that others can read; a copy, which has another inode or another name; and a file with fewer days
-than its mark, or than this process has seen. Not detected is an older state in the same inode whose mark is as old, as
-after restoring a snapshot of the whole disk, or was deleted. Then a day can be released twice. If it has the same value
-after the same days, its noise is the same; otherwise its noise is new, and the guarantee is that of two releases.
+than its mark, or than this process has seen. If it was moved on purpose, the original must be gone, and the mark that
+stayed there counts too. Not detected is an older state in the same inode whose mark is as old, as after restoring a
+snapshot of the whole disk, or was deleted. Then a day can be released twice. If it has the same value after the same
+days, its noise is the same; otherwise its noise is new, and the guarantee is that of two releases.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class State:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
                 for statement in (f"PRAGMA application_id = {APPLICATIONS[self.kind]}", *TABLES):
                     connection.execute(statement)
-                row = (secrets.token_hex(16), secrets.token_bytes(32), settings, ledger, self._place())
+                row = (secrets.token_hex(16), secrets.token_bytes(32), settings, ledger, _place(self.path))
                 connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, 0, ?)", row)
             connection.execute("COMMIT")
 
@@ -82,18 +83,12 @@ class State:
             if connection.execute("PRAGMA application_id").fetchone() != (APPLICATIONS[self.kind],):
                 raise StreamError(f"{self.path} is not a {self.kind}, or a damaged one; it was not touched")
             self._check_place(connection)
-            days = self.days(connection)
-            if days < max(self._seen, self._mark(connection)):
-                raise StreamError(
-                    f"the {self.kind} {self.path} was reset to an earlier state: it has {days} steps, and had "
-                    f"{max(self._seen, self._mark(connection))}. A step must not be released twice; restore the later "
-                    f"state, or begin another {self.kind}, with its own budget"
-                )
+            self._check_days(connection, self.path)
             yield connection
             connection.execute("COMMIT")
             self._seen = self.days(connection)
-            identity = self.fixed(connection)[0]
-        self._write_mark(identity)
+            if self.path is not None:
+                self._write_mark(connection, _mark_of(self.path))
 
     @staticmethod
     def fixed(connection: sqlite3.Connection) -> tuple[Any, ...]:
@@ -140,52 +135,70 @@ class State:
         if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
             raise StreamError(f"the {self.kind} {path} holds a key, and others can read it; chmod 600 it")
 
-    def _place(self) -> str:
-        """The file's path and inode; a copy differs in at least one of them."""
-        if self.path is None:
-            return ""
-        found = self.path.stat()
-        return f"{found.st_dev}/{found.st_ino}/{self.path}"
-
     def _check_place(self, connection: sqlite3.Connection) -> None:
         (place,) = connection.execute("SELECT place FROM stream").fetchone()
-        if place == self._place():
+        if place == _place(self.path):
             return
         if not self._moved:
             raise StreamError(
                 f"the {self.kind} {self.path} is a copy, or was moved: two copies would release a step twice. Use the "
                 "original; if it no longer exists, open this one with moved=True (--moved)"
             )
-        connection.execute("UPDATE stream SET place = ?", (self._place(),))
+        original = Path(place.split("/", 2)[2])
+        if original.exists() and _place(original) == place:
+            raise StreamError(f"the {self.kind} {self.path} is a copy of {original}, which still exists; use that one")
+        self._check_days(connection, original)
+        connection.execute("UPDATE stream SET place = ?", (_place(self.path),))
 
-    @property
-    def _mark_path(self) -> Path | None:
-        return None if self.path is None else self.path.with_name(f"{self.path.name}.mark")
+    def _check_days(self, connection: sqlite3.Connection, path: Path | None) -> None:
+        """Refuses a state with fewer days than this process has seen, or than the mark beside the path has."""
+        days, known = self.days(connection), self._seen
+        if path is not None:
+            known = max(known, self._marked(connection, _mark_of(path)))
+        if days < known:
+            raise StreamError(
+                f"the {self.kind} {self.path} was reset to an earlier state: it has {days} steps, and had {known}. A "
+                f"step must not be released twice; restore the later state, or begin another {self.kind}, with its own "
+                "budget"
+            )
 
-    def _mark(self, connection: sqlite3.Connection) -> int:
-        """How many days the mark has; 0 if there is none, or it belongs to another stream."""
-        if self._mark_path is None or not self._mark_path.exists():
-            return 0
-        words = self._mark_path.read_text(encoding="ascii", errors="replace").split()
+    def _marked(self, connection: sqlite3.Connection, mark: Path) -> int:
+        """How many days a mark has; 0 if there is none, or it belongs to another stream."""
+        words = mark.read_text(encoding="ascii", errors="replace").split() if mark.exists() else []
         ours = len(words) == 2 and words[0] == self.fixed(connection)[0] and words[1].isdecimal()
         return int(words[1]) if ours else 0
 
-    def _write_mark(self, identity: str) -> None:
-        """Overwrites a line of fixed length; a broken mark counts as none, an old one as fewer days."""
-        if self._mark_path is None:
-            return
+    def _write_mark(self, connection: sqlite3.Connection, mark: Path) -> None:
+        """Overwrites a line of fixed length, under the lock, so that no process writes fewer days than another.
+
+        A broken mark counts as none, an old one as fewer days.
+        """
         try:
-            handle = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o600)
+            connection.execute("BEGIN IMMEDIATE")
+            handle = os.open(mark, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                os.write(handle, f"{identity} {self._seen:>20}\n".encode())
+                os.write(handle, f"{self.fixed(connection)[0]} {self.days(connection):>20}\n".encode())
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        except OSError as reason:
+            connection.execute("ROLLBACK")
+        except (OSError, sqlite3.Error) as reason:
             raise StreamError(
-                f"{self._mark_path} could not be written ({reason.strerror}). What was released is in {self.path}: ask "
-                "for the same step again"
+                f"{mark} could not be written ({reason}). What was released is in {self.path}: ask for the same step "
+                "again"
             ) from None
+
+
+def _place(path: Path | None) -> str:
+    """The file's inode and path; a copy differs in at least one of them."""
+    if path is None:
+        return ""
+    found = path.stat()
+    return f"{found.st_dev}/{found.st_ino}/{path}"
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.mark")
 
 
 def checked_path(state: Any) -> Path | None:

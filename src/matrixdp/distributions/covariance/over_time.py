@@ -203,7 +203,7 @@ class OverTime(FullCovariance):
     def _amplification(self) -> float:
         """A bound on k: a norm is at most the root of the largest row sum times the largest column sum."""
         if self.toeplitz:
-            return float(np.sum(np.abs(self.column)) * np.sum(np.abs(self.decoder)))
+            return float(np.sum(np.abs(self.column))) * float(np.sum(np.abs(self.decoder)))
         sizes = [np.abs(self.strategy()), np.abs(self._inverse)]
         return float(np.sqrt(np.prod([side.sum(axis=axis).max() for side in sizes for axis in (0, 1)])))
 

@@ -65,10 +65,11 @@ class Strategy:
 def banded(sensitivity: Participation, workload: Array, bands: int, tolerance: float = 0.005) -> Strategy:
     """The best banded strategy, to the tolerance or as far as 300 iterations go.
 
-    L-BFGS on log p, over the directions of the columns of C and their squared norms x. Each block of `separation` steps
-    has a share u_w, and all steps together have v, where a record cannot reach every block: x = u_w + v / k within
-    block w, with sum u + v = 1, so s(x) <= 1 (see "cover"). Other windows may be better, but not by much; the bound
-    covers them too.
+    L-BFGS on log p, over the directions of the columns of C and their squared norms: a number per block of `separation`
+    steps, with blocks counted from the first step and, if the last one is shorter, also from the last step; and, if a
+    record can take part in k blocks of more, a number v for all steps. The numbers of all blocks and k v add up to 1,
+    so no pattern has more. The best norms within a block are not exactly equal, but nearly; the bound covers unequal
+    ones too.
 
     Args:
         sensitivity: when a record takes part: at least `bands` steps apart, if more than once.
@@ -80,37 +81,38 @@ def banded(sensitivity: Participation, workload: Array, bands: int, tolerance: f
 
     steps, error = len(workload), error_of(workload)
     most = sensitivity.most_times(steps)
-    block = np.arange(steps) // sensitivity.gap if most > 1 else np.zeros(steps, dtype=int)
-    blocks = int(block[-1]) + 1
-    first_shares = np.full(blocks, 1.0) if most == blocks else np.append(np.full(blocks, 0.1 / blocks), 0.9)
+    block = np.arange(steps) // (sensitivity.gap if most > 1 else steps)
+    shared = np.eye(block[-1] + 1)[block]  # what each share adds to the squared norm of each column
+    if most < shared.shape[1]:
+        shared = np.column_stack([shared, np.full(steps, 1.0 / most)])
+    if block[-1] and steps % sensitivity.gap:
+        shared = np.column_stack([shared, np.eye(block[-1] + 1)[block[::-1]]])
+    count = shared.shape[1]
     start = _columns(np.tile(_root(np.ones(bands), 0.5), (steps, 1)))
     used = start != 0
-    directions = np.count_nonzero(used)
 
     def unpacked(flat: Array) -> tuple[Array, Array, Array, Array]:
         free = np.zeros_like(start)
-        free[used] = flat[:directions]
-        shares = np.exp(flat[directions:] - np.max(flat[directions:]))
+        free[used] = flat[:-count]
+        shares = np.exp(flat[-count:] - np.max(flat[-count:]))
         shares /= np.sum(shares)
         norms = np.sqrt(np.sum(np.square(free), axis=1, keepdims=True))
-        x = shares[block] + np.sum(shares[blocks:]) / most
-        return free / norms, norms, shares, np.sqrt(x)[:, None]
+        return free / norms, norms, shares, np.sqrt(shared @ shares)[:, None]
 
     def objective(flat: Array) -> tuple[float, Array]:
         units, norms, shares, roots = unpacked(flat)
         value, gradient = error(_rows(roots * units))
         pull = roots * _columns(gradient)
         along = np.sum(pull * units, axis=1, keepdims=True)
-        by_x = (along / np.square(roots))[:, 0] / 2
-        by_share = np.append(np.bincount(block, by_x), np.sum(by_x) / most)[: len(shares)]
+        by_share = shares * (shared.T @ (along / np.square(roots))[:, 0]) / 2
         pull = (pull - units * along) / norms
-        return math.log(value), np.concatenate([pull[used], shares * (by_share - shares @ by_share)]) / value
+        return math.log(value), np.concatenate([pull[used], by_share - shares * np.sum(by_share)]) / value
 
     def found(flat: Array) -> Strategy:
         units, _, _, roots = unpacked(flat)
         return _with_bound(sensitivity, roots * units, error)
 
-    best, seen = found(x0 := np.concatenate([start[used], np.log(first_shares)])), 0
+    best, seen = found(x0 := np.concatenate([start[used], np.zeros(count)])), 0
 
     def look(intermediate_result: Any) -> None:
         nonlocal best, seen
@@ -135,6 +137,8 @@ def _better(one: Strategy, other: Strategy) -> Strategy:
 def _with_bound(sensitivity: Participation, columns: Array, error: Error) -> Strategy:
     """A strategy, its value, and the bound that follows from its gradient."""
     rows = _rows(columns)
+    rows = rows * np.where(rows[:, :1] < 0, -1.0, 1.0)  # the same X, and a diagonal above 0
+    columns = _columns(rows)
     value, gradient = error(rows)
     largest, _ = sensitivity.heaviest(np.sum(np.square(columns), axis=1))
     q = -np.sum(_columns(gradient) * columns, axis=1) / 2
@@ -204,46 +208,67 @@ def _columns(rows: Array) -> Array:
 
 
 def toeplitz(workload: Array, bands: int) -> Strategy:
-    """The best banded Toeplitz strategy for a workload with coefficients, for records that take part once.
+    """The best banded Toeplitz strategy for a workload, for records that take part once.
 
-    The error is sum_j (n - j) w_j^2 with w = a / c as power series, and its derivative in c_j is -2 times the inner
-    product of (n - t) w_t and w / c, j steps later. The search takes the norm of c for mu, as if no column were cut off
-    at the last step.
+    For a workload with coefficients the error is sum_j (n - j) w_j^2 with w = a / c as power series, and its derivative
+    in c_j is -2 times the inner product of (n - t) w_t and w / c, j steps later. The search takes the norm of c for mu,
+    as if no column were cut off at the last step. It begins at the root of the workload or, if that is worse, at one
+    band: where an answer weighs earlier steps most, the inverse of the root grows with the steps.
     """
     from scipy.optimize import minimize
     from scipy.signal import lfilter
 
-    left = np.arange(len(workload), 0.0, -1.0)
+    error, left = error_of(workload) if workload.ndim == 2 else None, np.arange(len(workload), 0.0, -1.0)
 
-    @np.errstate(over="ignore", invalid="ignore")  # of strategies whose inverse grows without bound
-    def objective(free: Array) -> tuple[float, Array]:
-        c = np.concatenate([[1.0], free])
+    def by_series(c: Array) -> tuple[float, Array]:
         w = lfilter([1.0], c, workload)
         later, weighted = lfilter([1.0], c, w), left * w
-        value, square = float(weighted @ w), float(c @ c)
         pull = np.array([weighted[j:] @ later[: len(later) - j] for j in range(1, bands)])
-        if not math.isfinite(value + np.sum(pull)):
-            return 1e300, np.zeros(bands - 1)
-        return math.log(value) + math.log(square), -2 * pull / value + 2 * free / square
+        return float(weighted @ w), -2 * pull
 
-    start = _root(workload[:bands] / workload[0], 0.5)
+    def by_rows(c: Array) -> tuple[float, Array]:
+        assert error is not None
+        value, gradient = error(_rows(_columns(np.tile(c, (len(workload), 1)))))
+        return value, np.sum(gradient, axis=0)[1:]
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def objective(free: Array) -> tuple[float, Array]:
+        c = np.concatenate([[1.0], free])
+        value, slope = by_series(c) if error is None else by_rows(c)
+        square = float(c @ c)
+        if not math.isfinite(value * square + np.sum(slope)):
+            return 1e300, np.zeros(bands - 1)
+        return math.log(value) + math.log(square), slope / value + 2 * free / square
+
+    start = min(_root(series(workload)[:bands], 0.5)[1:], np.zeros(bands - 1), key=lambda free: objective(free)[0])
     if bands > 1:
-        found = minimize(objective, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 200, "ftol": 1e-10})
-        start = np.concatenate([[1.0], found.x])
-    value, _ = objective(start[1:])
-    return Strategy(start, math.exp(value), 0.0)
+        start = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 200, "ftol": 1e-10}).x
+    value, _ = objective(start)
+    return Strategy(np.concatenate([[1.0], start]), math.exp(value), 0.0)
+
+
+def series(workload: Array) -> Array:
+    """The coefficients of a workload, the first being 1; for a matrix, the means along its diagonals."""
+    if workload.ndim == 2:
+        workload = np.array([np.mean(np.diagonal(workload, -lag)) for lag in range(len(workload))])
+    return np.asarray(workload / workload[0])
 
 
 def square_root(workload: Array, bands: int) -> Array:
-    """The first coefficients of C^-1 = A^(-1/2) for a workload with coefficients: for running sums, of sqrt(1 - x)."""
-    if np.all(workload[:bands] == 1):
+    """The first coefficients of C^-1 = A^(-1/2), by the `series` of the workload: for running sums, of sqrt(1 - x)."""
+    taken = series(workload)[:bands]
+    if np.all(taken == 1):
         place = np.arange(1.0, bands)
         return np.cumprod(np.concatenate([[1.0], (place - 1.5) / place]))
-    return _root(workload[:bands] / workload[0], -0.5)
+    return _root(taken, -0.5)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _root(series: Array, power: float) -> Array:
-    """The power of a series that begins with 1: from f' s = power f s', coefficient by coefficient."""
+    """The power of a series that begins with 1: from f' s = power f s', coefficient by coefficient.
+
+    Coefficients that grow beyond all floats become infinite or NaN.
+    """
     found = np.zeros(len(series))
     found[0] = 1.0
     for n in range(1, len(series)):

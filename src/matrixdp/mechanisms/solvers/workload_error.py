@@ -49,7 +49,7 @@ def _inverse_bands(workload: Array) -> Array | None:
     if workload.ndim == 1:
         from scipy.signal import lfilter
 
-        found = lfilter([1.0], workload, np.eye(1, min(steps, 4 * FEW_BANDS))[0])
+        found = lfilter([1.0], workload, np.eye(1, steps)[0])
         by_rows = np.tile(found[: min(FEW_BANDS, steps)], (steps, 1))
         kept, rest = by_rows, found[FEW_BANDS:]
     else:
