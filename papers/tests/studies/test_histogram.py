@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from matrixdp_papers import datasets
 from matrixdp_papers.studies import equal_guarantees, haar, histogram, uber_map
 from matrixdp_papers.studies.base import Mean, Table, silent
 
@@ -40,6 +41,18 @@ def test_the_moments_of_the_loss_are_those_of_the_paper(small_map, rng):
     assert cells["exact skewness"] == pytest.approx(5 / np.sqrt(3))
     # a mean of 2000 chi-squares with one degree of freedom lies within 16 % of the truth but one time in a million
     assert cells["mean loss"] == pytest.approx(cells["exact mean"], rel=0.16)
+
+
+def test_the_papers_map_is_that_of_one_base_but_its_borders_are_not_the_records(folder):
+    """What the report says: its times are those of the base; on the records' own range 300 cells hold up to 221."""
+    pickups = datasets.load_uber(folder)
+    private = (pickups.base == uber_map.BASE) & (pickups.time < uber_map.FIRST_DAY + uber_map.DAYS)
+    times = pickups.time[private]
+    assert [str(time) for time in (times.min(), times.max())] == ["2014-04-01T00:11:00", "2014-04-03T23:57:00"]
+    counts, *_ = np.histogram2d(pickups.latitude[private], pickups.longitude[private], bins=uber_map.CELLS)
+    assert (np.sum(counts > 0), counts.max(), np.sum(~private)) == (300, 221, 560_687)
+    numbers = ("300", "221", "560,687", "3,829", "3,479")
+    assert all(number in histogram.DIFFERENCE for number in numbers)
 
 
 def test_the_valid_cells_do_not_hang_on_the_private_records(folder):

@@ -239,9 +239,11 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     missing = [network.name for network in NETWORKS if network not in measured]
     lines = [f"- Did not run, as the data are not available: {', '.join(missing)}."] if missing else []
     lines += [
-        "- Of the training records a fifth is public here, and the rest is released: "
-        + ", ".join(f"{n.name} {_size(parts[0])[0]:,} of {n.records:,}" for n, parts in measured.items())
+        "- A fifth of the training records is public here. The rest is released: "
+        + ", ".join(f"{n.name} {_size(parts[0])[0]:,} (paper {n.records:,})" for n, parts in measured.items())
         + ". Truths at the paper's number are in tables of their own.",
+        "- The top is trained for fewer epochs: "
+        + ", ".join(f"{n.name} {n.epochs} (paper {n.paper_epochs})" for n in measured) + ".",
         *DIFFERENCE, CENTRED, MVG.format(max(ratios)),
     ]  # fmt: skip
     epochs = {f"epochs on the features, {n.name}": f"{n.epochs} of the paper's {n.paper_epochs}" for n in measured}
@@ -324,7 +326,7 @@ DIFFERENCE = (
     "- The classic formula is proven below epsilon 1 alone; where a cell is empty it was asked for more, which in the "
     "paper's accounting is epsilon/q.",
     "- The paper does not say on which records the layers before the features are trained. Here they are trained on a "
-    "public fifth, none of which is released. Labels are public, as in the paper.",
+    "public fifth, none of which is released. Labels are public here; the paper does not mention them.",
     "- The noisy features are multiplied by a constant before the top is trained on them, which costs no privacy.",
 )
 
