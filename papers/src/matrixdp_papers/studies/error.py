@@ -22,21 +22,11 @@ from matrixdp.mechanisms import calibrate
 from matrixdp.privacy.certificate import certify
 from matrixdp.privacy.spherical import scale_for
 from matrixdp.sensitivity import Counts, Entrywise, Frobenius
+from matrixdp_papers.claims import MGM_SETTINGS
 from matrixdp_papers.studies import figures
 from matrixdp_papers.studies.base import Progress, Results, Study, Table, beside
 
 BUDGET = Budget(1.0, 1e-5)
-# Name, shape of the largest gradient or of the features, and the clip value: MGM's tables 2 and 3.
-SETTINGS: tuple[tuple[str, Shape, float], ...] = (
-    ("gradient, MNIST", (120, 400), 0.01),
-    ("gradient, CIFAR-10", (4608, 512), 0.05),
-    ("gradient, IMDB", (20002, 128), 0.3),
-    ("gradient, Adult", (105, 12), 0.015),
-    ("features, Adult", (2, 10), 1.0),
-    ("features, Purchase", (100, 64), 1.0),
-    ("features, Location", (100, 128), 1.0),
-    ("features, Texas", (30, 64), 1.0),
-)
 TIMED: tuple[Shape, ...] = ((105, 12), (30, 64), (100, 64), (120, 400))
 PAPER_SECONDS = {"Gaussian": 0.00164, "MVG": 0.51146, "MM": 0.82323, "UDN": 0.00248, "IDN": 0.00224}
 # The growth that table 4 states, as powers of m and n (logarithms left out).
@@ -68,7 +58,7 @@ def _entry_by_entry(shape: Shape, clip: float) -> float:
 def errors(smoke: bool, progress: Progress) -> Table:
     """Table 4 in numbers, on the shapes of the paper's own experiments."""
     rows: list[tuple[Any, ...]] = []
-    for name, shape, clip in progress(SETTINGS[3:5] if smoke else SETTINGS, "table 4"):
+    for name, shape, clip in progress(MGM_SETTINGS[3:5] if smoke else MGM_SETTINGS, "table 4"):
         sensitivity = Entrywise(2 * clip, "replace")
         proposed = laws(shape, clip)
         least = proposed["analytic"].expected_squared_error()
@@ -177,7 +167,7 @@ def _picture(table: Table) -> Figure:
 def conditions() -> Table:
     """Section 7.2: how much more precision MGM's condition (28) allows than MVG's (27), in multiples of H_r^2."""
     rows = []
-    for name, shape, clip in SETTINGS:
+    for name, shape, clip in MGM_SETTINGS:
         given: dict[str, Any] = {"shape": shape, "sensitivity": Entrywise(2 * clip, "replace"), "budget": BUDGET}
         mgm, found = calibrate("mgm", **given).root_mean_square, laws(shape, clip)
         harmonic = float(np.sum(1 / np.arange(1, min(shape) + 1)))
