@@ -302,13 +302,13 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
 
 
 def _beside(found: Found) -> list[tuple[str, str, str, str]]:
-    first = min(next(iter(found.paper.values())))
+    first = min(next(iter(found.claimed.values())))
     names = {"gaussian, per element": "Gaussian", "idn": "IDN", "mvg": "MVG"}
-    at = {word: found.paper[name][first] for name, word in names.items()}
+    at = {word: found.claimed[name][first] for name, word in names.items()}
     scores = ", ".join(f"{word} {row['test accuracy']}" for word, row in at.items())
     loud = ", ".join(f"{word} {row['std / clip']:.2g}" for word, row in at.items())
-    needed = ", ".join(f"{word} {found.least_epsilon(found.paper[name])}" for name, word in names.items())
-    true = ", ".join(f"{name} {found.least_epsilon(rows)}" for name, rows in found.equal.items())
+    needed = ", ".join(f"{word} {found.least_epsilon(found.claimed[name])}" for name, word in names.items())
+    true = ", ".join(f"{name} {found.least_epsilon(rows)}" for name, rows in found.true.items())
     rows = [
         (f"{found.name}: accuracy, claimed {first:g}", "IDN > Gaussian > MVG", scores,
          f"std / clip: {loud}; no noise {found.without}"),

@@ -306,18 +306,18 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
 
 
 def _beside(found: Found) -> list[tuple[str, str, str, str]]:
-    last = max(next(iter(found.paper.values())))
+    last = max(next(iter(found.claimed.values())))
     names = {"idn": "IDN", ELEMENT: "Gaussian", "matrix-mechanism": "matrix mechanism", "mvg": "MVG"}
-    at = {word: found.paper[name][last] for name, word in names.items()}
+    at = {word: found.claimed[name][last] for name, word in names.items()}
     scores = ", ".join(f"{word} {row['test accuracy']}" for word, row in at.items())
     stds = ", ".join(f"{word} {row['std']:.2g}" for word, row in at.items())
     true = f"{at['Gaussian']['true participant-level epsilon']:.2g}"
     rows = [
         (f"{found.name}: accuracy, claimed {last:g}", PAPER_SAYS.get(found.name, IDN_BEST), scores,
          f"std for features within 1: {stds}"),
-        (f"{found.name}: who learns at least half", "", found.learners(found.paper),
+        (f"{found.name}: who learns at least half", "", found.learners(found.claimed),
          f"those have an epsilon for each element; the Gaussian's is {true} for a participant"),
-        (f"{found.name}: the same at a true epsilon up to {last:g}", "", found.learners(found.equal),
+        (f"{found.name}: the same at a true epsilon up to {last:g}", "", found.learners(found.true),
          "hiding a record in every batch takes too much noise for these features"),
     ]  # fmt: skip
     return rows + found.flag()
