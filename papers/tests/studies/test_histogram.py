@@ -64,17 +64,17 @@ def test_the_valid_cells_do_not_hang_on_the_private_records(folder):
     assert data.counts[~data.valid].sum() > 0
 
 
-@pytest.mark.parametrize("relation", uber_map.RELATIONS)
-def test_additive_noise_has_the_error_that_its_guarantee_needs(small_map, relation, rng):
+@pytest.mark.parametrize("adjacency", uber_map.ADJACENCIES)
+def test_additive_noise_has_the_error_that_its_guarantee_needs(small_map, adjacency, rng):
     size = small_map.counts.size
     for name in ("analytic", "laplace", "discrete"):
-        method = equal_guarantees.methods(small_map.counts.shape, relation)[name]
+        method = equal_guarantees.methods(small_map.counts.shape, adjacency)[name]
         errors = [np.sum((method.draw(small_map.counts, rng) - small_map.counts) ** 2) for _ in range(40)]
         # 12,960 squares: 10 % is 5 standard errors for Laplace noise and 8 for Gaussian, less than one in a million
         assert np.mean(errors) == pytest.approx(size * method.std**2, rel=0.1)
         assert np.mean(errors) != pytest.approx(size * (0.9 * method.std) ** 2, rel=0.1)
     # of pure Laplace noise, which needs a little more; delta and the discrete grid save 2 %
-    pure = {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[relation]
+    pure = {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[adjacency]
     assert 0.98 * pure < method.std < pure
 
 

@@ -35,11 +35,11 @@ from matrixdp_papers.studies.equal_guarantees import (
     settled,
 )
 from matrixdp_papers.studies.recalibrated import recalibrated
-from matrixdp_papers.studies.uber_map import BUDGET, CELLS, RELATIONS, Data, load, on_valid
+from matrixdp_papers.studies.uber_map import ADJACENCIES, BUDGET, CELLS, Data, load, on_valid
 
 SEED = 2014
 R1SMG_EPSILON = 1e-5
-SENSITIVITY = RELATIONS["replace"]
+SENSITIVITY = ADJACENCIES["replace"]
 FINALISTS = 3
 
 
@@ -95,8 +95,8 @@ def maps(data: Data, rng: np.random.Generator) -> Figure:
     released = {"true counts": data.counts}
     for name, (budget, law) in published_laws(data).items():
         released[f"{name}, epsilon {budget.epsilon:g}"] = data.counts + law.sample(rng)
-    released[f"DAWA, epsilon {BUDGET.epsilon:g}"] = dawa(data.counts, BUDGET.epsilon, relation="replace", rng=rng)
-    released[f"H_b, epsilon {BUDGET.epsilon:g}"] = hb(data.counts, BUDGET.epsilon, relation="replace", rng=rng)
+    released[f"DAWA, epsilon {BUDGET.epsilon:g}"] = dawa(data.counts, BUDGET.epsilon, adjacency="replace", rng=rng)
+    released[f"H_b, epsilon {BUDGET.epsilon:g}"] = hb(data.counts, BUDGET.epsilon, adjacency="replace", rng=rng)
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     for panel, (name, noisy) in zip(figure.subplots(2, 4).ravel(), released.items(), strict=True):
         top = float(data.counts.max())
@@ -128,29 +128,29 @@ class Compared(NamedTuple):
     other: tuple[Table, Table]
 
 
-# A relation, what is asked for (the map, or rectangles), a group, and what it chose.
+# An adjacency, what is asked for (the map, or rectangles), a group, and what it chose.
 Chosen = tuple[str, str, str, Choice]
 
 
 def chosen(
-    data: Data, relation: str, both: Compared, runs: tuple[int, int], rng: np.random.Generator, progress: Progress
+    data: Data, adjacency: str, both: Compared, runs: tuple[int, int], rng: np.random.Generator, progress: Progress
 ) -> list[Chosen]:
     """For the map and for rectangles, what each group chooses on other days, with its error on fresh runs.
 
     The errors of the first comparison are too noisy to decide, so the best few get more runs on each other map. `runs`
     is the number of those runs, and of the fresh ones.
     """
-    tried = methods(data.counts.shape, relation)
+    tried = methods(data.counts.shape, adjacency)
     found: list[Chosen] = []
     asked = {"map": None, "rectangles": random_rectangles(data.counts.shape, rng)}
-    for group in progress(GROUPS, f"chosen, {relation}"):
+    for group in progress(GROUPS, f"chosen, {adjacency}"):
         names = [name for name, method in tried.items() if method.group == group]
         for (what, rectangles), other in zip(asked.items(), both.other, strict=True):
             among = finalists(other, names, FINALISTS)
             choice = settled(tried, among, data.other, data.valid, rectangles, runs[0], SEED)
             method = tried[choice.method]
             choice = repeated(choice, method, data.counts, data.valid, rectangles, runs[1], rng)
-            found.append((relation, what, group, choice))
+            found.append((adjacency, what, group, choice))
     return found
 
 
@@ -162,11 +162,11 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     needed = rescaled(data)
     compared: list[Table] = []
     choices: list[Chosen] = []
-    for relation in RELATIONS:
-        other = compare_maps(data.other[:1] if smoke else data.other, data.valid, relation, other_runs, rng, progress)
-        both = Compared(compare_maps([data.counts], data.valid, relation, runs, rng, progress), other)
+    for adjacency in ADJACENCIES:
+        other = compare_maps(data.other[:1] if smoke else data.other, data.valid, adjacency, other_runs, rng, progress)
+        both = Compared(compare_maps([data.counts], data.valid, adjacency, runs, rng, progress), other)
         compared += both.tables
-        choices += chosen(data, relation, both, chosen_runs, rng, progress)
+        choices += chosen(data, adjacency, both, chosen_runs, rng, progress)
     columns = ("adjacency", "error of", "group", "method", "post-processing", "error")
     choice = Table("What each group chose on other days", columns, tuple((*where, *one) for *where, one in choices))
     setting = {"epsilon": BUDGET.epsilon, "delta": BUDGET.delta, "cells": data.counts.shape, "runs": runs,
@@ -181,7 +181,7 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
 
 # --- the report ---
 
-# By relation and by what is asked for, what each group chose.
+# By adjacency and by what is asked for, what each group chose.
 Choices = dict[tuple[str, str], dict[str, Choice]]
 
 
@@ -189,8 +189,8 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     """The report of what was measured; figures 4 and 5 show single draws, and are left as they are."""
     losses, needed, choice, *_ = tables
     choices: Choices = {}
-    for relation, what, group, *picked in choice.rows:
-        choices.setdefault((relation, what), {})[group] = Choice(*picked)
+    for adjacency, what, group, *picked in choice.rows:
+        choices.setdefault((adjacency, what), {})[group] = Choice(*picked)
     found = _beside_the_paper(losses) + "\n\n" + _found(losses, needed, choices)
     pictures = {"figure-4": None, "figure-5": None, "equal-guarantees": _picture(choices)}
     return Results(dict(setting), tables, found, DIFFERENCE, pictures)
@@ -199,13 +199,13 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
 def _picture(choices: Choices) -> Figure:
     """The error of what each group chose on other days, in units of matrixdp's."""
     figure, panels = figures.panels(len(choices))
-    for panel, ((relation, what), found) in zip(panels, choices.items(), strict=True):
+    for panel, ((adjacency, what), found) in zip(panels, choices.items(), strict=True):
         base = found[OWN].error.mean
         scores = {
             group: Mean(error.mean / base, error.half_width / base, error.runs)
             for group, (_, _, error) in found.items()
         }
-        figures.bars(panel, scores, title=f"{what}, {relation}", label="squared error, matrixdp = 1", scale="linear")
+        figures.bars(panel, scores, title=f"{what}, {adjacency}", label="squared error, matrixdp = 1", scale="linear")
     return figure
 
 
@@ -254,9 +254,9 @@ def _found(losses: Table, needed: Table, choices: Choices) -> str:
         "| adjacency, error of | matrixdp | DAWA | H_b | matrixdp against the best rival |",
         "|---|---|---|---|---|",
     ]
-    for (relation, what), found in choices.items():
+    for (adjacency, what), found in choices.items():
         own, *rivals = (found[group] for group in GROUPS)
-        lines.append(f"| {relation}, {what} | {own} | {' | '.join(map(str, rivals))} | {_verdict(own, rivals)} |")
+        lines.append(f"| {adjacency}, {what} | {own} | {' | '.join(map(str, rivals))} | {_verdict(own, rivals)} |")
     return "\n".join(lines)
 
 

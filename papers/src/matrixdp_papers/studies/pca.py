@@ -253,7 +253,7 @@ def run(data: list[Task], smoke: bool, progress: Progress) -> Results:
             tables += measure(task, Problem(task, rng, sweeps), epsilons, runs, rng, progress)
             tables.append(all_components(task, epsilons if smoke else FEW_EPSILONS, 2, rng))
         tables.append(larger_epsilons(data, runs))
-    setting = {"delta": DELTA, "norm of records": 1.0, "relation": "replace", "runs": runs, "seed": SEED,
+    setting = {"delta": DELTA, "norm of records": 1.0, "adjacency": "replace", "runs": runs, "seed": SEED,
                "sweeps of PPCA": sweeps, "smoke": smoke}  # fmt: skip
     return tell(setting, tuple(tables))
 
