@@ -1,4 +1,4 @@
-"""Where directional noise pays: three tasks on real data, with directions that are public or paid for."""
+"""Where directional noise pays: three tasks on real data, with directions that are public or found privately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = 8
 # Clip norm of a heart trace about its public center, with the diagnosis as one more number of this size.
 NORM, DIAGNOSIS = 1.0, 0.5
 # The share of mu^2 spent on directions.
-PAID = 0.2
+DIRECTION_SHARE = 0.2
 
 
 class Data(NamedTuple):
@@ -151,7 +151,7 @@ def _error(noise: Array, rows: Array | None, columns: Array | None) -> float:
     return float(np.sum(np.square(seen if columns is None else seen @ columns.T)))
 
 
-def bought(heart: Array, runs: int, rng: np.random.Generator, progress: Progress) -> Table:
+def private_direction(heart: Array, runs: int, rng: np.random.Generator, progress: Progress) -> Table:
     """The variance along the first principal direction, which is not known beforehand; adjacency replace.
 
     All ways keep the same total budget. One release gives both the direction and the variance along it; or a share of
@@ -173,7 +173,7 @@ def bought(heart: Array, runs: int, rng: np.random.Generator, progress: Progress
         return np.asarray(np.linalg.eigh((noisy + noisy.T) / 2)[1][:, -1])
 
     top = float(np.linalg.eigvalsh(truth)[-1])
-    look, rest = sized(plain, PAID), sized(plain, 1 - PAID)
+    look, rest = sized(plain, DIRECTION_SHARE), sized(plain, 1 - DIRECTION_SHARE)
     scores: dict[str, list[tuple[float, float]]] = {}
     for _ in progress(range(runs), "III"):
         once = truth + plain.sample(rng)
@@ -182,8 +182,8 @@ def bought(heart: Array, runs: int, rng: np.random.Generator, progress: Progress
         v = first(truth + look.sample(rng))
         made = calibrate("optimal", row_utility=v[None], column_utility=v[None], **given)
         for name, law in (
-            ("direction paid for, no task", rest),
-            ("direction paid for, optimal", sized(made, 1 - PAID)),
+            ("private direction, no task", rest),
+            ("private direction, optimal", sized(made, 1 - DIRECTION_SHARE)),
         ):
             found[name] = (v, float(v @ (truth + law.sample(rng)) @ v))
         for name, (direction, estimate) in found.items():
@@ -194,8 +194,13 @@ def bought(heart: Array, runs: int, rng: np.random.Generator, progress: Progress
         for name, pairs in scores.items()
     )
     columns = ("how", "squared relative error of the variance", "variance missed by the direction")
-    title = f"III. The variance along a direction that is bought, CTG ({shape[0]} x {shape[0]}), replace"
-    return Table(title, columns, rows, f"Total guarantee of each: {budget}; {PAID:.0%} of mu^2 buys the direction.")
+    title = f"III. The variance along a direction found privately, CTG ({shape[0]} x {shape[0]}), replace"
+    return Table(
+        title,
+        columns,
+        rows,
+        f"Total guarantee of each: {budget}; {DIRECTION_SHARE:.0%} of mu^2 is spent on the direction.",
+    )
 
 
 def run(data: Data, smoke: bool, progress: Progress) -> Results:
@@ -203,7 +208,10 @@ def run(data: Data, smoke: bool, progress: Progress) -> Results:
     rng = np.random.default_rng(SEED)
     runs = 5 if smoke else 400
     tasks = group_means(data.liver), cross_moments(data.heart, data.normal)
-    tables = (*(measure(task, runs, rng, progress) for task in tasks), bought(data.heart, runs, rng, progress))
+    tables = (
+        *(measure(task, runs, rng, progress) for task in tasks),
+        private_direction(data.heart, runs, rng, progress),
+    )
     setting = {"epsilon": EPSILON, "delta": "1/N", "runs": runs, "groups": GROUPS, "seed": SEED, "smoke": smoke}
     return tell(setting, tables)
 
@@ -239,9 +247,10 @@ def _found(means: Table, cross: Table, paid: Table) -> str:
         ("directions of domain knowledge (MVG)", "help", f"{symmetric:.3g} times less than symmetric i.i.d. noise",
          "a record's product of two parts is at most half its squared norm"),
         ("directions from private PCA (MVG)", "help",
-         f"{alone / third['direction paid for, optimal']:.2f} times less than one release for both",
-         f"{PAID:.0%} of mu^2 pays; without the task {alone / third['direction paid for, no task']:.2f}; the direction "
-         f"misses {missed['direction paid for, optimal']} of the variance, not {missed['one release for both']}"),
+         f"{alone / third['private direction, optimal']:.2f} times less than one release for both",
+         f"{DIRECTION_SHARE:.0%} of mu^2 is spent on it; without the task "
+         f"{alone / third['private direction, no task']:.2f}; the direction misses "
+         f"{missed['private direction, optimal']} of the variance, not {missed['one release for both']}"),
     )  # fmt: skip
     return beside(rows)
 

@@ -129,16 +129,16 @@ def component(movement: Array, rng: np.random.Generator) -> Experiment:
     # Half of epsilon (about a quarter of mu^2) is spent on directions; the recipe deducts it from the noise's budget.
     first = calibrate("optimal", **{**given, "budget": Budget(0.5, budget.delta)})
     look = Release(answer.value + first.sample(rng), certify(first, answer.sensitivity), first)
-    paid = calibrate("mvg", precision="binary", directions=look, **options)
+    private = calibrate("mvg", precision="binary", directions=look, **options)
     left = Budget(_left(budget, look.certificate.mu), budget.delta)
     laws = {
         "mvg, uniform": calibrate("mvg", **options),
         "mvg, uniform, radius": calibrate("mvg", radius="laurent-massart", **options),
         "mvg, uniform, no gamma": calibrate("mvg", **{**options, **free}),
         "mvg, uniform, radius, no gamma": calibrate("mvg", radius="laurent-massart", **{**options, **free}),
-        "mvg, binary, directions paid for": paid,
+        "mvg, binary, private directions": private,
         "mvg, uniform, rescaled": recalibrated(calibrate("mvg", **options), answer.sensitivity, budget),
-        "mvg, binary, paid for, rescaled": recalibrated(paid, answer.sensitivity, left),
+        "mvg, binary, private directions, rescaled": recalibrated(private, answer.sensitivity, left),
         "classic": calibrate("classic", beyond_proof=True, **given),
         "mgm": calibrate("mgm", **given),
         "analytic": calibrate("analytic", **given),
@@ -255,9 +255,9 @@ def _beside(first: Table, second: Table, third: Table) -> list[tuple[str, str, s
     return [
         ("Liver, RMSE", close, f"MVG {liver['mvg, uniform']}, binary {liver['mvg, binary']}; no noise "
          f"{liver['no noise']:.3f}", f"a constant 0.5 has {liver['0.5 without data']:.3f}: its noise hides all"),
-        ("Liver, directions at equal guarantee", better, f"binary {liver['mvg, binary, rescaled']}, rows and columns "
-         f"{liver['imgm, rows and columns']}, i.i.d. {liver['analytic']}, classic {liver['classic']}",
-         "directions help once the noise is sized exactly"),
+        ("Liver, directions at equal guarantee", better, f"binary {liver['mvg, binary, rescaled']}, columns "
+         f"{liver['imgm, columns']}, both {liver['imgm, rows and columns']}, i.i.d. {liver['analytic']}, "
+         f"classic {liver['classic']}", "directions help once the noise is sized exactly"),
         ("Liver, Movement, CTG: Laplace noise", "worse than MVG", f"{liver['laplace']}, {movement['laplace']}, "
          f"{heart['laplace']}", "pure epsilon-DP, and still less noise than MVG's"),
         ("Movement, exponential mechanism", "worse than MVG", f"{movement['exponential (PPCA)']}",
@@ -271,8 +271,9 @@ def _beside(first: Table, second: Table, third: Table) -> list[tuple[str, str, s
          "one record moves it little"),
         ("Movement, variance missed", close, f"MVG {movement['mvg, uniform']}; i.i.d. {movement['analytic']}",
          f"a random direction misses {movement['a random direction']:.3g}"),
-        ("Movement, directions from private PCA", better, f"{movement['mvg, binary, directions paid for']}; sized "
-         f"exactly {movement['mvg, binary, paid for, rescaled']}", "four dimensions: buying directions does not pay"),
+        ("Movement, directions from private PCA", better, f"{movement['mvg, binary, private directions']}; sized "
+         f"exactly {movement['mvg, binary, private directions, rescaled']}",
+         "in four dimensions the directions cost more than they gain"),
         *(_beside_gamma(name, table, kind) for name, table, kind in
           (("Liver", first, "binary"), ("Movement", second, "uniform"), ("CTG", third, "binary"))),
         ("CTG, squared distance", close, f"MVG {heart['mvg, uniform']}, rescaled {heart['mvg, binary, rescaled']}, "
@@ -299,8 +300,8 @@ DIFFERENCE = (
     "1e-300 where 1/N is claimed. Its noise hides the data altogether, whatever its directions.\n"
     "- At the same true guarantee directional noise can help or hurt. It moves noise from the favoured rows to the "
     "others, and the sum of precisions is what is bounded.\n"
-    "- Directions of rows and columns together are a general covariance pair (IMGM), sized exactly. Here half of the "
-    "records get more noise, which a regression can weigh: it does not.\n"
+    "- Directions of columns, and of rows and columns together, are general covariance pairs (IMGM), sized exactly. "
+    "Here half of the records get four times the variance. A regression could weigh them accordingly; it does not.\n"
     "- Ends, centers and clip norms were chosen with these public records in view. With the center 0.5 and the norm "
     "sqrt(21)/2, which clips nothing, the covariance query on CTG had 0.185, worse than no data.\n"
     "- Appendix C of R1SMG takes gamma out of MVG's proof. That helps where the value is large beside its "
