@@ -260,9 +260,10 @@ DIFFERENCE = """\
   ball i.i.d. noise is optimal for every task (docs/optimal-noise.md).
 - The papers size their noise for the whole matrix by norms, which costs far more than any direction gains. "At equal
   guarantee" is their noise scaled until its certificate says what was asked for.
-- In task I the gain is that of asking for the means instead of the records: noise for a task finds the query.
+- In task I the gain is that of asking for the means instead of the records: the best noise for the task amounts to
+  that query.
 - In task II the diagonal and the products of features get more noise, which the task does not see.
-- In task III the direction is the only private thing about the task. What it costs is part of every total.
+- In task III the direction is the only private part of the task. What it costs is part of every total.
 - Groups are public. Centers and clip norms were chosen with these public records in view, as in the study of MVG."""
 
 

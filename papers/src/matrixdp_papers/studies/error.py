@@ -256,7 +256,7 @@ def _beside(
          "depends on the shape, which the paper does not give"),
         ("time of MGM's closed form, power of the side", "3", f"{power['MGM, closed form']:.2g}", "sections 6 and 7.1"),
         ("time of the matrix mechanism, power of the side", "8, by a general solver",
-         f"{power['matrix mechanism, prefix sums']:.2g}", "a method of its own"),
+         f"{power['matrix mechanism, prefix sums']:.2g}", "a solver of our own"),
         ("figure 9: delta of R1SMG", "1e-10", f"{min(deltas):.2g} to {max(deltas):.2g}", "its theorem is false"),
         ("figure 9: R1SMG that keeps the claim", "", f"{min(enough):.2g} to {max(enough):.2g} times the analytic "
          "Gaussian's energy", "and it grows with M"),

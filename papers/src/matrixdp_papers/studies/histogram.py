@@ -285,11 +285,11 @@ DIFFERENCE = """\
   other days had chosen threshold 3 for it and threshold 2 for `discrete`, by chance. That was tested over 300
   runs on the other days, with blocks of 4. Threshold 3 has 662 ± 27 for `discrete` and 654 ± 26 for H_b; threshold 2
   has 719 ± 32 and 792 ± 41. So the best few of every group are now run again before one is chosen.
-- DAWA spends a quarter of epsilon on its partition, which does not pay on a map this empty.
+- DAWA spends a quarter of epsilon on its partition, which gains too little on a map this empty.
 - Every group had three variants, blocks of 1, 2, 4 and 8, and eight post-processings, chosen in two rounds on three
   other maps of the same days of the week. Thresholds are in units of the std of the counts that a method draws.
-- The menu itself was narrowed down on the private map, for additive noise and in an earlier version. Haar denoising and
-  blocks are what was left of about a hundred variants. All groups have it now."""
+- Which post-processings to offer was decided on the private map, for additive noise and in an earlier version. Haar
+  denoising and blocks are what was left of about a hundred variants. All groups have them now."""
 
 
 STUDY = Study(

@@ -302,7 +302,7 @@ DIFFERENCE = (
     "others, and the sum of precisions is what is bounded.\n"
     "- Directions of columns, and of rows and columns together, are general covariance pairs (IMGM), sized exactly. "
     "Here half of the records get four times the variance. A regression could weigh them accordingly; it does not.\n"
-    "- Ends, centers and clip norms were chosen with these public records in view. With the center 0.5 and the norm "
+    "- Bounds, centers and clip norms were chosen with these public records in view. With the center 0.5 and the norm "
     "sqrt(21)/2, which clips nothing, the covariance query on CTG had 0.185, worse than no data.\n"
     "- Appendix C of R1SMG takes gamma out of MVG's proof. That helps where the value is large beside its "
     "sensitivity, as on Movement. Otherwise the radius of the noise decides, times H_r and (mn)^(1/4).\n"
@@ -314,7 +314,7 @@ DIFFERENCE = (
     "- The exponential mechanism needs a set of candidates, which is clear for a principal component alone.\n"
     "- Only MVG's theorem and appendices were at hand, not the section on these experiments. So the table has no "
     "figure of the paper, and epsilon, delta and the regression could not be checked against it. Here the features are "
-    "scaled by fixed ends, and the regression is linear."
+    "scaled by fixed bounds, and the regression is linear."
 )
 
 STUDY = Study(

@@ -338,8 +338,8 @@ DIFFERENCE = """\
   to norm 1, a public bound, and the sensitivity falls accordingly. That is why plain Gaussian noise does well.
 - The paper adds up the deviations of 2,041 components, and keeps 20 for the SVM. Here most curves are of 20 components
   (5 of Cardiotocography); those of all components have three epsilons and no PPCA, which finds a subspace.
-- Analytic and optimal noise agree within error: once symmetrised they differ along the trace alone, which has no say in
-  eigenvectors.
+- Analytic and optimal noise agree within error: once symmetrised they differ along the trace alone, which does not
+  change eigenvectors.
 - MOD-SULQ as published adds about d + 1 times the std that its claim needs. PPCA is pure epsilon-DP, a stronger
   guarantee; its sampler is a Markov chain of finite length, and its vectors have no order.
 - The SVM is trained without privacy, as in the paper, on 60 % of 10,000 records of MNIST and tested on the rest."""
