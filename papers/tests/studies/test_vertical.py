@@ -81,7 +81,7 @@ def test_the_paper_s_budgets_by_hand():
     star = 0.5 + math.asinh((32_561 / 2 - 1) * math.sinh(0.5))
     assert points["idn"].each == pytest.approx(star, rel=1e-9)
     element = 2 * math.sqrt(2 * math.log(1.25e5)) / star
-    assert points[vertical.ELEMENT].std == pytest.approx(element, rel=1e-9)
+    assert points[vertical.PER_ELEMENT].std == pytest.approx(element, rel=1e-9)
     # IDN, Theorem 3: s = 2 sqrt(20), and z by Laurent and Massart
     z = math.sqrt(20 + 2 * math.sqrt(20 * math.log(1e5)) + 2 * math.log(1e5))
     assert points["idn"].std == pytest.approx(2 * math.sqrt(20) / (math.sqrt(z**2 + 2 * star) - z), rel=1e-9)
@@ -91,12 +91,12 @@ def test_the_paper_s_budgets_by_hand():
 
 def test_the_truth_by_hand():
     points = {point.series: point for point in vertical.published_points(ADULT, 32_561, 1.0)}
-    std = points[vertical.ELEMENT].std
+    std = points[vertical.PER_ELEMENT].std
     row = 2 * math.sqrt(10) / std * math.sqrt(5)
     whole = 2 * math.sqrt(20) / std * math.sqrt(5 * 16_281)
-    assert points[vertical.ELEMENT].record == pytest.approx(float(gaussian.epsilon(row, 1e-5)), rel=1e-9)
-    assert points[vertical.ELEMENT].participant == pytest.approx(float(gaussian.epsilon(whole, 1e-5)), rel=1e-9)
-    assert points[vertical.ELEMENT].record > 10
+    assert points[vertical.PER_ELEMENT].record == pytest.approx(float(gaussian.epsilon(row, 1e-5)), rel=1e-9)
+    assert points[vertical.PER_ELEMENT].participant == pytest.approx(float(gaussian.epsilon(whole, 1e-5)), rel=1e-9)
+    assert points[vertical.PER_ELEMENT].record > 10
     for name, point in points.items():
         assert point.record <= point.participant, name
 

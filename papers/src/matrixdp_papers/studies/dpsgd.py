@@ -19,7 +19,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition, datasets
 from matrixdp_papers.studies import figures, rank_one_sgd, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside, titled
 from matrixdp_papers.studies.gradients import CLIP, SEED
 from matrixdp_papers.studies.noise_per_step import DELTA
 from matrixdp_papers.studies.rank_one_sgd import (
@@ -28,7 +28,6 @@ from matrixdp_papers.studies.rank_one_sgd import (
     KINDS,
     LEARNING_RATE,
     LOT,
-    NO_NOISE,
     ON_TRAINING,
     PUBLISHED,
     Case,

@@ -21,7 +21,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, OneRow
 from matrixdp_papers import datasets
 from matrixdp_papers.studies import figures, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside, titled
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.released_features import (
     BATCH,
@@ -43,7 +43,7 @@ REPEATS = 3
 # One record is one row of features between -1 and 1. The paper lets every entry of a batch change.
 RECORD = OneRow(low=-1.0, high=1.0)
 WHOLE_BATCH = Entrywise(2.0, adjacency="replace")
-NO_NOISE, PUBLIC_ALONE = "no noise", "public fifth alone"
+PUBLIC_ALONE = "public fifth alone"
 # Of a smoke run.
 SMOKE_TRAIN, SMOKE_TEST, SMOKE_EPSILONS = 60, 24, (0.5, 50.0)
 

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 
 from matrixdp.plots import figure_of
 from matrixdp_papers.studies import figures
-from matrixdp_papers.studies.base import Mean, Table, beaten
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Table, beaten
 
-NO_NOISE, CONSTANT = "no noise", "most frequent class"
+CONSTANT = "most frequent class"
+PER_ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
 BY_RECORD = "DP-SGD, hides a record only"
 
 Series = Mapping[str, Mapping[float, Mapping[str, Any]]]

@@ -27,7 +27,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Counts, Frobenius
 from matrixdp_papers import composition, datasets
 from matrixdp_papers.studies import figures, noise_per_step, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beaten, beside, titled
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beaten, beside, titled
 from matrixdp_papers.studies.noise_per_step import DELTA, step_budget
 from matrixdp_papers.studies.splits import CENTRED, Split
 
@@ -223,7 +223,7 @@ def measure(
         plain = (training.without_noise(task, experiment.trained, seed, experiment.plain_rate) for seed in seeds)
         without = Mean.of(training.at_end(networks, task.test) for networks in plain)
     label = split.test.label
-    constant = Mean(float(np.max(np.bincount(label)) / len(label)), math.nan, 1)
+    constant = Mean(split.most_frequent, math.nan, 1)
     rows: list[tuple[Any, ...]] = [
         (*WITHOUT, 0.0, None, None, without),
         ("the most frequent class", None, None, None, None, None, constant),
@@ -346,7 +346,7 @@ def _picture(tables: list[Table]) -> Figure:
             label: [found.get((noise, accounting, epsilon)) or math.nan for epsilon in epsilons]
             for label, noise, accounting in CURVES
         }
-        series["no noise"] = [found["none", None, None]] * len(epsilons)
+        series[NO_NOISE] = [found["none", None, None]] * len(epsilons)
         title, labels = table.title.split(",")[0], ("epsilon of the whole training", "test accuracy")
         figures.curves(panel, epsilons, series, title=title, labels=labels, scales=("log", "linear"))
         figures.mark_constant(panel, found["the most frequent class", None, None].mean)

@@ -13,8 +13,8 @@ from matrixdp.budget import Budget
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import federated_report, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
-from matrixdp_papers.studies.federated_report import CONSTANT, NO_NOISE, Found
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.federated_report import ADDED_UP, CONSTANT, PER_ELEMENT, Found
 from matrixdp_papers.studies.splits import CENTRED, Split
 
 if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install can list the study
@@ -37,8 +37,8 @@ PAPER, EQUAL, RECORD = (
     ": equal true client-level guarantees",
     ": DP-SGD in the clients, ANOTHER UNIT: one record, not a client",
 )
-LARGE = ("gaussian, per element", "analytic", "mvg", "idn", "r1smg")
-ALL = (*LARGE[:1], "gaussian, added up", "classic", "analytic", "mvg", "mgm", "idn", "r1smg")
+LARGE = (PER_ELEMENT, "analytic", "mvg", "idn", "r1smg")
+ALL = (PER_ELEMENT, ADDED_UP, "classic", "analytic", "mvg", "mgm", "idn", "r1smg")
 
 
 class Experiment(NamedTuple):
@@ -224,8 +224,9 @@ def measure(experiment: Experiment, split: Split, smoke: bool, progress: Progres
             budget = Budget(epsilon, DELTA)
             found, truth = parallel_training.record_level(tasks, budget, experiment.rounds, experiment.epochs, seeds)
             singles.append((epsilon, Mean.of(found), truth))
-    least = float(np.max(np.bincount(split.test.label)) / len(split.test.label))
-    measured = Measured(experiment, least, list(zip(points, means, strict=True)), singles, len(split.test.label))
+    measured = Measured(
+        experiment, split.most_frequent, list(zip(points, means, strict=True)), singles, len(split.test.label)
+    )
     return _tables(measured, share, uploads.size)
 
 
@@ -303,7 +304,7 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
 
 def _beside(found: Found) -> list[tuple[str, str, str, str]]:
     first = min(next(iter(found.claimed.values())))
-    names = {"gaussian, per element": "Gaussian", "idn": "IDN", "mvg": "MVG"}
+    names = {PER_ELEMENT: "Gaussian", "idn": "IDN", "mvg": "MVG"}
     at = {word: found.claimed[name][first] for name, word in names.items()}
     scores = ", ".join(f"{word} {row['test accuracy']}" for word, row in at.items())
     loud = ", ".join(f"{word} {row['std / clip']:.2g}" for word, row in at.items())

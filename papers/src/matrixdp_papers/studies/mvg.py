@@ -23,7 +23,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp_papers import datasets
 from matrixdp_papers.rivals.ppca import ppca
 from matrixdp_papers.studies import figures
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.mvg_trials import Trial, gamma_free, identity_laws, laplace_trial, projected_trials
 from matrixdp_papers.studies.recalibrated import recalibrated
 
@@ -107,7 +107,7 @@ def regression(liver: Array, rng: np.random.Generator) -> Experiment:
     trials += projected_trials(moment, 2 * LIVER_NORM, budget, lambda std: partial(from_moment, std))
     fitted_to_moment = partial(from_moment, moment_law.root_mean_square)
     trials.append(Trial("second moment, optimal", moment, moment_law, fitted_to_moment))
-    references = {"no noise": fitted(answer.value), "0.5 without data": score(lambda tests: np.full(len(tests), 0.5))}
+    references = {NO_NOISE: fitted(answer.value), "0.5 without data": score(lambda tests: np.full(len(tests), 0.5))}
     title = f"I. Regression on Liver, identity query {answer.value.shape[0]} x {size}"
     return Experiment(title, "RMSE of ridge regression on the rest", budget, tuple(trials), references)
 
@@ -153,7 +153,7 @@ def component(movement: Array, rng: np.random.Generator) -> Experiment:
 
     trials.append(Trial("exponential (PPCA)", answer, None, score, exponential))
     trials += projected_trials(answer, 2 * math.sqrt(columns / size), budget, lambda _: score)
-    references = {"no noise": 0.0, "a random direction": float(captured - np.trace(answer.value) / columns)}
+    references = {NO_NOISE: 0.0, "a random direction": float(captured - np.trace(answer.value) / columns)}
     title = f"II. First principal component on Movement, second moment of {columns} x {size}"
     return Experiment(title, f"variance missed, of {captured:.3g}", budget, tuple(trials), references)
 
@@ -196,7 +196,7 @@ def covariance(heart: Array) -> Experiment:
     for name in ("analytic", "optimal"):
         law = calibrate(name, shape=direct.value.shape, sensitivity=direct.sensitivity, budget=budget)
         trials.append(Trial(f"covariance query, {name}", direct, law, from_moment))
-    references = {"no noise": 0.0, "0 without data": distance(np.zeros_like(truth))}
+    references = {NO_NOISE: 0.0, "0 without data": distance(np.zeros_like(truth))}
     title = f"III. Covariance of CTG, identity query {columns} x {size}"
     return Experiment(title, "squared distance of the covariance matrix", budget, tuple(trials), references)
 
@@ -254,7 +254,7 @@ def _beside(first: Table, second: Table, third: Table) -> list[tuple[str, str, s
     close, better = "close to no noise", "MVG notably better than i.i.d."
     return [
         ("Liver, RMSE", close, f"MVG {liver['mvg, uniform']}, binary {liver['mvg, binary']}; no noise "
-         f"{liver['no noise']:.3f}", f"a constant 0.5 has {liver['0.5 without data']:.3f}: its noise hides all"),
+         f"{liver[NO_NOISE]:.3f}", f"a constant 0.5 has {liver['0.5 without data']:.3f}: its noise hides all"),
         ("Liver, directions at equal guarantee", better, f"binary {liver['mvg, binary, rescaled']}, columns "
          f"{liver['imgm, columns']}, both {liver['imgm, rows and columns']}, i.i.d. {liver['analytic']}, "
          f"classic {liver['classic']}", "directions help once the noise is sized exactly"),

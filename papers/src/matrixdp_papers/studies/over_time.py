@@ -22,6 +22,7 @@ from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import figures, splits
 from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
 from matrixdp_papers.studies.splits import Split
+from matrixdp_papers.studies.uber_map import FIRST_DAY, LATITUDE, LONGITUDE
 
 DELTA, EPSILONS = 1e-5, [1.0, 2.0, 4.0, 8.0]
 SEED, REPEATS = 17, 3
@@ -30,8 +31,7 @@ SAMPLED, FIXED = "sampled", "fixed"
 INDEPENDENT, CORRELATED = "DP-SGD", "over time"
 WAYS = tuple((order, noise) for order in (SAMPLED, FIXED) for noise in (INDEPENDENT, CORRELATED))
 # Days and zones of the pickups.
-FIRST_DAY, DAYS, ZONES = np.datetime64("2014-04-01"), 30, 20
-LATITUDE, LONGITUDE = (40.70, 40.82), (-74.03, -73.85)
+DAYS, ZONES = 30, 20
 UNITS = {
     "one pickup": Participation(1.0, adjacency="add/remove"),
     "one pickup per week": Participation(1.0, separation=7, times=5, adjacency="add/remove"),

@@ -27,7 +27,7 @@ from matrixdp_papers.rivals.modsulq import modsulq_certificate, published_std
 from matrixdp_papers.rivals.wishart import impossible
 from matrixdp_papers.rivals.wishart import noise as wishart_noise
 from matrixdp_papers.studies import figures, mvg
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.recalibrated import recalibrated
 
 SEED = 2024
@@ -195,7 +195,7 @@ def measure(
         Table(
             f"{about}: {metric}",
             columns,
-            (("no noise", *[without[metric]] * len(epsilons)), *((n, *m) for n, m in found.items())),
+            ((NO_NOISE, *[without[metric]] * len(epsilons)), *((n, *m) for n, m in found.items())),
         )
         for metric, found in values.items()
     ]
@@ -295,7 +295,7 @@ def _beside(name: str, parts: list[Table]) -> list[tuple[str, str, str, str]]:
          "MVG and MGM are loose; they keep their claims"),
         (f"{name}: SVM accuracy, {at}", "R1SMG close to no noise (96.89 % on Swarm)",
          f"{listed(accuracy, at, 'r1smg', 'analytic', 'PPCA')}; no noise "
-         f"{accuracy[at]['no noise']:.4g}", "as Gaussian noise with a true guarantee"),
+         f"{accuracy[at][NO_NOISE]:.4g}", "as Gaussian noise with a true guarantee"),
         (f"{name}: Wishart", "epsilon-DP", f"delta at least {delta['Wishart']:.2g}", "its claim is false"),
     ]  # fmt: skip
 
@@ -320,7 +320,7 @@ def _picture(found: Mapping[str, list[Table]]) -> Figure:
         for panel, table in zip(column, (first, whole, accuracy), strict=True):
             about, metric = table.title.rsplit(": ", 1)
             epsilons = [float(name.split()[1]) for name in table.columns[1:]]
-            curves = {label: list(means) for label, *means in table.rows if metric == "accuracy" or label != "no noise"}
+            curves = {label: list(means) for label, *means in table.rows if metric == "accuracy" or label != NO_NOISE}
             scales = ("linear", "log" if metric == "total deviation" else "linear")
             labels = ("epsilon (R1SMG claims 1e-7 of it)", metric)
             which = ", ".join(about.split(", ")[:2])

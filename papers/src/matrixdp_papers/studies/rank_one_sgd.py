@@ -13,7 +13,7 @@ from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms import calibrate
 from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition
-from matrixdp_papers.studies.base import Mean, Progress, Table
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Table
 from matrixdp_papers.studies.gradients import CLIP, SEED, Truth, truth
 from matrixdp_papers.studies.noise_per_step import DELTA
 from matrixdp_papers.studies.recalibrated import recalibrated
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 
 REPEATS = 3
 LOT, LEARNING_RATE = 256, 0.15
-NO_NOISE = "no noise"
 
 
 class Case(NamedTuple):

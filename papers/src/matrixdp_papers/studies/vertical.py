@@ -18,8 +18,8 @@ from matrixdp.sensitivity import Entrywise, Frobenius, OneRow, Sensitivity
 from matrixdp_papers import datasets
 from matrixdp_papers.datasets import Labelled
 from matrixdp_papers.studies import federated_report, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
-from matrixdp_papers.studies.federated_report import CONSTANT, NO_NOISE, Found
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.federated_report import ADDED_UP, CONSTANT, PER_ELEMENT, Found
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.splits import Split
 
@@ -35,8 +35,7 @@ CLIP, UPDATE_SHARE = 0.1, 0.5
 SMOKE_TRAIN, SMOKE_TEST = 60, 40
 PAPER, EQUAL = ": the paper's accounting, matrices of", ": equal true guarantees"
 CORRECTED = ": a discriminant that is corrected for the noise"
-ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
-PUBLISHED = (ELEMENT, ADDED_UP, "classic", "analytic", "mvg", "mgm", "udn", "idn", "matrix-mechanism")
+PUBLISHED = (PER_ELEMENT, ADDED_UP, "classic", "analytic", "mvg", "mgm", "udn", "idn", "matrix-mechanism")
 COMPOSED = "idn, composed"
 
 
@@ -231,8 +230,7 @@ def measure(experiment: Experiment, task: Task, smoke: bool, progress: Progress)
         found = split_learning.accuracy(*trained, *test).T.tolist()
         scores |= {i: Mean.of(column) for i, column in zip(chosen, found, strict=True)}
     means = [scores[i] for i in range(len(points))]
-    least = float(np.max(np.bincount(split.test.label)) / len(split.test.label))
-    constant = Mean(least, math.nan, 1)
+    constant = Mean(split.most_frequent, math.nan, 1)
     return _tables(experiment, list(zip(points, means, strict=True)), constant, count, len(split.test.label))
 
 
@@ -307,7 +305,7 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
 
 def _beside(found: Found) -> list[tuple[str, str, str, str]]:
     last = max(next(iter(found.claimed.values())))
-    names = {"idn": "IDN", ELEMENT: "Gaussian", "matrix-mechanism": "matrix mechanism", "mvg": "MVG"}
+    names = {"idn": "IDN", PER_ELEMENT: "Gaussian", "matrix-mechanism": "matrix mechanism", "mvg": "MVG"}
     at = {word: found.claimed[name][last] for name, word in names.items()}
     scores = ", ".join(f"{word} {row['test accuracy']}" for word, row in at.items())
     stds = ", ".join(f"{word} {row['std']:.2g}" for word, row in at.items())
