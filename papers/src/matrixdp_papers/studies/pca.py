@@ -306,7 +306,7 @@ def _beside_large(table: Table) -> tuple[str, str, str, str]:
     ours = "; ".join(f"{name}: it misses {table[at][name]}, a random subspace {table['a random subspace'][name]}"
                      for name in table[at])  # fmt: skip
     why = f"its noise hides the data; at {most} {', '.join(map(str, table[most].values()))}"
-    return "epsilon that MVG needs", "at least 5, from the MVG paper", ours, why
+    return "epsilon that MVG needs", "at least 5, citing the MVG paper", ours, why
 
 
 def _picture(found: Mapping[str, list[Table]]) -> Figure:
