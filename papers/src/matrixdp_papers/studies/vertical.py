@@ -314,7 +314,7 @@ def _beside(found: Found) -> list[tuple[str, str, str, str]]:
         (f"{found.name}: accuracy, claimed {last:g}", PAPER_SAYS.get(found.name, IDN_BEST), scores,
          f"std for features within 1: {stds}"),
         (f"{found.name}: mechanisms that learn at least half", "", found.learners(found.claimed),
-         f"those have an epsilon for each element; the Gaussian's is {true} for a participant"),
+         f"an epsilon for each element, the Gaussian's is {true} for a participant; R1SMG's claim is false"),
         (f"{found.name}: the same at a true epsilon up to {last:g}", "", found.learners(found.true),
          "hiding a record in every batch takes too much noise for these features"),
     ]  # fmt: skip
