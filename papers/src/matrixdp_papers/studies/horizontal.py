@@ -314,10 +314,10 @@ def _beside(found: Found) -> list[tuple[str, str, str, str]]:
         (f"{found.name}: accuracy, claimed {first:g}", "IDN > Gaussian > MVG", scores,
          f"std / clip: {loud}; no noise {found.without}"),
         (f"{found.name}: least epsilon at which half is learned", "IDN's is the least", needed,
-         "the Gaussian's epsilon is on each element; in truth it is "
+         f"the Gaussian's epsilon is on each element; a claimed {first:g} is truly "
          f"{at['Gaussian']['true client-level epsilon']:.2g}"),
-        (f"{found.name}: the same at true guarantees", "", true, "five clients: hiding one takes as much noise as it "
-         "can send"),
+        (f"{found.name}: the same at true guarantees", "", true, "to hide one of five clients takes more noise than "
+         "what it sends"),
     ]  # fmt: skip
     if found.records:
         scores = ", ".join(f"{score} at {epsilon:g}" for epsilon, score in found.records.items())
