@@ -285,7 +285,7 @@ def _beside(name: str, parts: list[Table]) -> list[tuple[str, str, str, str]]:
 
     delta = claims["true delta"]
     return [
-        (f"{name}: total deviation, {at}", "R1SMG near 0, the others far above",
+        (f"{name}: total deviation, {at}", "R1SMG near 0, like the rivals; the others above",
          listed(deviation, at, "r1smg", "analytic", "PPCA", "MOD-SULQ"),
          f"R1SMG's true delta is {delta['r1smg']:.2g}; with enough noise {deviation[at]['r1smg, rescaled']}"),
         (f"{name}: over all components, {first.split()[1]} and {last.split()[1]}", "R1SMG near 0",
@@ -295,7 +295,7 @@ def _beside(name: str, parts: list[Table]) -> list[tuple[str, str, str, str]]:
          "MVG and MGM are loose; they keep their claims"),
         (f"{name}: SVM accuracy, {at}", "R1SMG close to no noise (96.89 % on Swarm)",
          f"{listed(accuracy, at, 'r1smg', 'analytic', 'PPCA')}; no noise "
-         f"{accuracy[at][NO_NOISE]:.4g}", "as Gaussian noise with a true guarantee"),
+         f"{accuracy[at][NO_NOISE]:.4g}", "the analytic Gaussian keeps its claim"),
         (f"{name}: Wishart", "epsilon-DP", f"delta at least {delta['Wishart']:.2g}", "its claim is false"),
     ]  # fmt: skip
 
