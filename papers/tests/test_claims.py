@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from matrixdp import plots
-from matrixdp_papers.claims import SETTINGS, examine
+from matrixdp_papers.claims import INTRODUCTION, SETTINGS, examine
 from matrixdp_papers.claims_chart import claims_chart
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,8 +26,10 @@ def test_every_setting_of_the_papers_is_there(claims):
         (4608, 512),
         (20002, 128),
         (105, 12),
+        (2, 10),
         (100, 64),
         (100, 128),
+        (30, 64),
         (6, 248),
         (21, 2126),
     } <= shapes
@@ -47,6 +49,11 @@ def test_verdicts(claims):
         else:
             assert row.verdict == "loose", row
             assert row.ratio > 1
+
+
+def test_the_page_says_how_much_noise_is_wasted(claims):
+    ratios = [row.ratio for row in claims if row.mechanism.split()[0] in ("mvg", "mgm", "udn", "idn")]
+    assert f"at {min(ratios):.0f} to {max(ratios):.0e} times".replace("e+", "e") in " ".join(INTRODUCTION.split())
 
 
 def test_wishart_fails_with_the_probability_of_an_impossible_output(claims):

@@ -8,6 +8,7 @@ import pytest
 from cases import orthogonal
 from matrixdp import Budget, calibrate, certify, release
 from matrixdp.errors import BudgetExceeded, InvalidInput, NotApplicable
+from matrixdp.mechanisms import expected_error
 from matrixdp.privacy import gaussian
 from matrixdp.sensitivity import Entrywise, Frobenius, OneColumn, RankOne
 
@@ -182,3 +183,16 @@ def test_known_looseness_of_idn():
     idn = calibrate("idn", shape=shape, sensitivity=box, budget=budget).expected_squared_error()
     classic = calibrate("classic", shape=shape, sensitivity=box, budget=budget).expected_squared_error()
     assert idn / classic == pytest.approx(120 * 400 / (2 * math.log(1.25e5)), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["udn", "mgm"])
+def test_directions_that_a_task_misses_but_for_rounding_get_finite_noise(name):
+    """The axes of a singular value decomposition are orthogonal to the task up to 1e-17, not exactly."""
+    task = np.array([[0.2009, 0.1652, 0.0209, 0.0978, 0.0945, 0.0]])
+    axes = np.linalg.svd(task)[2].T
+    law = calibrate(name, shape=(6, 5), sensitivity=Frobenius(1.0), budget=Budget(1.0, 1e-6),
+                    row_utility=task, row_directions=axes)  # fmt: skip
+    rows, columns = law.covariance.rows, law.covariance.columns
+    assert rows.variances.max() / rows.variances.min() < 1e8
+    by_hand = float(np.sum(rows.variances * np.square(task @ rows.directions)) * np.sum(columns.variances))
+    assert expected_error(law, {"row_utility": task}) == pytest.approx(by_hand, rel=1e-9)

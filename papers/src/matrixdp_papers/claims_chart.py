@@ -26,7 +26,8 @@ def claims_chart(claims: Claims) -> Figure:
             ]
             if points:
                 x, y = zip(*points, strict=True)
-                panel.scatter(x, y, marker=marker, c=colour, edgecolors="black", linewidths=0.6, s=42, zorder=3)
+                top = 4 if verdict == "violated" else 3  # what fails is not hidden behind what holds
+                panel.scatter(x, y, marker=marker, c=colour, edgecolors="black", linewidths=0.6, s=42, zorder=top)
         panel.scatter([], [], marker=marker, c="white", edgecolors="black", label=mechanism)
     panel.set_xscale("log")
     panel.axvline(1, color="black", linewidth=0.8)

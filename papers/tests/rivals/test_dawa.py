@@ -126,8 +126,8 @@ def test_on_spiky_data_it_is_not_much_worse():
 def test_replace_halves_epsilon():
     counts = np.arange(20)
     add, replace = (
-        dawa(counts, epsilon, relation=relation, rng=np.random.default_rng(5))
-        for epsilon, relation in ((0.5, "add/remove"), (1.0, "replace"))
+        dawa(counts, epsilon, adjacency=adjacency, rng=np.random.default_rng(5))
+        for epsilon, adjacency in ((0.5, "add/remove"), (1.0, "replace"))
     )
     assert np.array_equal(add, replace)
 
@@ -244,7 +244,7 @@ def test_the_hilbert_curve_on_other_grids(shape):
         ({"charge": np.nan}, "charge"),
         ({"workload": "ranges"}, "workload"),
         ({"workload": np.ones((2, 5))}, "workload"),
-        ({"relation": "swap"}, "adjacency"),
+        ({"adjacency": "swap"}, "adjacency"),
         ({"rng": 0}, "rng"),
     ],
 )

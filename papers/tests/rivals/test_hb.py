@@ -93,11 +93,11 @@ def test_inference_is_least_squares_and_consistent(shape, b):
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-@pytest.mark.parametrize(("shape", "b", "relation"), [((16,), 4, "add/remove"), ((5, 7), 2, "replace")])
-def test_variance_of_ranges(shape, b, relation, noise):
+@pytest.mark.parametrize(("shape", "b", "adjacency"), [((16,), 4, "add/remove"), ((5, 7), 2, "replace")])
+def test_variance_of_ranges(shape, b, adjacency, noise):
     """As least squares has it, within 5 standard errors (false alarm 6e-7); 10 % more noise is told apart."""
     levels, queries = np.vstack(tree(shape, b)), ranges(shape)
-    h, draws, changed = height(shape, b), 3000, 2 if relation == "replace" else 1
+    h, draws, changed = height(shape, b), 3000, 2 if adjacency == "replace" else 1
     epsilon, delta = 0.7, None if noise == "laplace" else 1e-5
     variance = 2 * (changed * h / epsilon) ** 2 if noise == "laplace" else changed * h / gaussian.mu(0.7, 1e-5) ** 2
     inverse = np.linalg.inv(levels.T @ levels)
@@ -106,7 +106,7 @@ def test_variance_of_ranges(shape, b, relation, noise):
     assert exact < 0.75 * before_inference
 
     rng, counts = np.random.default_rng(4), np.arange(math.prod(shape)).reshape(shape)
-    given = {"delta": delta, "noise": noise, "relation": relation, "branching": b, "rng": rng}
+    given = {"delta": delta, "noise": noise, "adjacency": adjacency, "branching": b, "rng": rng}
     errors = np.array([(hb(counts, epsilon, **given) - counts).ravel() for _ in range(draws)])
     seen = ((errors @ queries.T) ** 2).mean(axis=1)
     assert abs(seen.mean() - exact) < 5 * seen.std() / math.sqrt(draws)
@@ -149,7 +149,7 @@ def test_audit(spent, rejected):
         ({"noise": "gaussian"}, "delta"),
         ({"noise": "gaussian", "delta": 1.0}, "delta"),
         ({"noise": "uniform"}, "noise"),
-        ({"relation": "swap"}, "adjacency"),
+        ({"adjacency": "swap"}, "adjacency"),
         ({"branching": 1}, "branching"),
         ({"branching": 2.0}, "branching"),
         ({"rng": 0}, "rng"),

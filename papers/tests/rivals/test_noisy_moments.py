@@ -22,9 +22,9 @@ def test_the_published_noise_is_loose_and_never_violated():
     settings = itertools.product(
         (1, 2, 10, 784), (0.01, 0.5, 1.0, 5.0, 50.0), (0.3, 1e-5, 1e-12), ("replace", "add/remove")
     )
-    for dimension, epsilon, delta, relation in settings:
+    for dimension, epsilon, delta, adjacency in settings:
         budget = Budget(epsilon, delta)
-        certificate = modsulq_certificate(dimension, published_std(dimension, budget), RankOne(1.0, relation), budget)
+        certificate = modsulq_certificate(dimension, published_std(dimension, budget), RankOne(1.0, adjacency), budget)
         assert certificate.exact
         assert verdict(certificate, budget) == "loose"
 
@@ -44,15 +44,15 @@ def test_the_upper_triangle_has_the_frobenius_radius():
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, 3000, 3))
     x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y))
-    for relation, differences, axes in (
+    for adjacency, differences, axes in (
         ("add/remove", np.einsum("ni,nj->nij", x, x), np.diag([1.0, 0, 0])),
         ("replace", np.einsum("ni,nj->nij", x, x) - np.einsum("ni,nj->nij", y, y), np.diag([1.0, -1, 0])),
     ):
-        radius = RankOne(1.0, relation).frobenius_radius((3, 3))
+        radius = RankOne(1.0, adjacency).frobenius_radius((3, 3))
         assert np.linalg.norm(np.triu(differences), axis=(1, 2)).max() <= radius
         assert np.linalg.norm(np.triu(axes)) == pytest.approx(radius)
         # and mu of the certificate is that length over the std
-        assert modsulq_certificate(3, 2.0, RankOne(1.0, relation)).mu == pytest.approx(radius / 2)
+        assert modsulq_certificate(3, 2.0, RankOne(1.0, adjacency)).mu == pytest.approx(radius / 2)
 
 
 def test_noise_is_symmetric_with_the_certified_std_in_every_entry():
@@ -79,9 +79,9 @@ def test_components_are_the_leading_eigenvectors():
 
 def test_the_size_is_public_under_add_remove():
     with pytest.raises(InvalidInput, match="size"):
-        mod_sulq(RECORDS, 1, Budget(1.0, 1e-6), relation="add/remove")
-    answer = mod_sulq(RECORDS, 1, Budget(1.0, 1e-6), relation="add/remove", size=100)
-    assert answer.certificate.relation == "add/remove"
+        mod_sulq(RECORDS, 1, Budget(1.0, 1e-6), adjacency="add/remove")
+    answer = mod_sulq(RECORDS, 1, Budget(1.0, 1e-6), adjacency="add/remove", size=100)
+    assert answer.certificate.adjacency == "add/remove"
 
 
 def test_bad_arguments_of_mod_sulq():

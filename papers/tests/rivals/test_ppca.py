@@ -37,11 +37,11 @@ def test_density_is_von_mises():
 RECORDS = np.random.default_rng(0).uniform(-0.7, 0.7, (12, 2))
 
 
-@pytest.mark.parametrize(("relation", "rate"), [("replace", 1.0), ("add/remove", 2.0)])
-def test_one_component_in_the_plane_has_the_exact_law(relation, rate):
+@pytest.mark.parametrize(("adjacency", "rate"), [("replace", 1.0), ("add/remove", 2.0)])
+def test_one_component_in_the_plane_has_the_exact_law(adjacency, rate):
     """KS at 1e-6 against exp(rate tr V^T X^T X V); half and twice the rate are rejected."""
     rng = np.random.default_rng(1)
-    sample = [ppca(RECORDS, 1, 2.0, relation=relation, sweeps=1, rng=rng)[:, 0] for _ in range(1500)]
+    sample = [ppca(RECORDS, 1, 2.0, adjacency=adjacency, sweeps=1, rng=rng)[:, 0] for _ in range(1500)]
     angles = np.array([math.atan2(y, x) % math.pi for x, y in sample])
     moment = RECORDS.T @ RECORDS
     assert stats.kstest(angles, distribution(rate * moment)).pvalue > 1e-6
@@ -49,16 +49,16 @@ def test_one_component_in_the_plane_has_the_exact_law(relation, rate):
     assert stats.kstest(angles, distribution(rate * 2 * moment)).pvalue < 1e-6
 
 
-@pytest.mark.parametrize("relation", ["replace", "add/remove"])
-def test_density_ratios_keep_epsilon(relation):
+@pytest.mark.parametrize("adjacency", ["replace", "add/remove"])
+def test_density_ratios_keep_epsilon(adjacency):
     """The exact guarantee for one component in the plane, and that 1.1 times the rate would break it."""
     epsilon, rng = 1.0, np.random.default_rng(2)
-    rate = epsilon / 2 if relation == "replace" else epsilon
+    rate = epsilon / 2 if adjacency == "replace" else epsilon
     unit = rng.standard_normal((6, 2))
     ends = [*np.eye(2), np.zeros(2), *(unit / np.linalg.norm(unit, axis=1, keepdims=True))]
     worst = {1.0: 0.0, 1.1: 0.0}
     for base in (np.zeros((2, 2)), np.diag([60.0, 0.0]), np.diag([3.0, 1.0])):
-        for x, y in itertools.product(ends, ends if relation == "replace" else [np.zeros(2)]):
+        for x, y in itertools.product(ends, ends if adjacency == "replace" else [np.zeros(2)]):
             for factor in worst:
                 first, second = (log_density(factor * rate * (base + np.outer(v, v))) for v in (x, y))
                 worst[factor] = max(worst[factor], float(np.abs(first - second).max()))
@@ -131,7 +131,7 @@ def test_many_features_are_fast():
         ({"epsilon": np.nan}, "epsilon"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"norm": -1.0}, "norm"),
-        ({"relation": "swap"}, "adjacency"),
+        ({"adjacency": "swap"}, "adjacency"),
         ({"sweeps": 0}, "sweeps"),
         ({"rng": 1}, "rng"),
         ({"records": [[np.nan, 1.0]]}, "records"),

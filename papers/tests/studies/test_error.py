@@ -55,7 +55,7 @@ def test_figure_9_has_the_losses_of_the_paper_and_the_true_delta():
     ("mechanism", "options"),
     [("classic", {"beyond_proof": True}), ("mvg", {"gamma": 5.0}), ("mgm", {}), ("r1smg", {}), ("l2", {})],
 )
-def test_honest_noise_keeps_the_budget_and_wastes_nothing(mechanism, options):
+def test_recalibrated_noise_keeps_the_budget_and_wastes_nothing(mechanism, options):
     budget, sensitivity = Budget(1.0, 1e-6), Frobenius(2.0)
     law = calibrate(mechanism, shape=(3, 4), sensitivity=sensitivity, budget=budget, **options)
     true = recalibrated(law, sensitivity, budget)
@@ -66,7 +66,7 @@ def test_honest_noise_keeps_the_budget_and_wastes_nothing(mechanism, options):
         assert true.root_mean_square == pytest.approx(analytic.root_mean_square, rel=1e-9)
 
 
-def test_honest_keeps_the_shape_of_directional_noise():
+def test_recalibration_keeps_the_shape_of_directional_noise():
     budget, sensitivity = Budget(1.0, 1e-6), Entrywise(np.array([[1.0, 1.0], [2.0, 2.0]]))
     law = calibrate("mvg", shape=(2, 2), sensitivity=sensitivity, budget=budget, gamma=4.0, precision="binary")
     true = recalibrated(law, sensitivity, budget)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from matrixdp_papers import datasets
 from matrixdp_papers.studies import equal_guarantees, haar, histogram, uber_map
 from matrixdp_papers.studies.base import Mean, Table, silent
 
@@ -42,6 +43,18 @@ def test_the_moments_of_the_loss_are_those_of_the_paper(small_map, rng):
     assert cells["mean loss"] == pytest.approx(cells["exact mean"], rel=0.16)
 
 
+def test_the_papers_map_is_that_of_one_base_but_its_borders_are_not_the_records(folder):
+    """What the report says: its times are those of the base; on the records' own range 300 cells hold up to 221."""
+    pickups = datasets.load_uber(folder)
+    private = (pickups.base == uber_map.BASE) & (pickups.time < uber_map.FIRST_DAY + uber_map.DAYS)
+    times = pickups.time[private]
+    assert [str(time) for time in (times.min(), times.max())] == ["2014-04-01T00:11:00", "2014-04-03T23:57:00"]
+    counts, *_ = np.histogram2d(pickups.latitude[private], pickups.longitude[private], bins=uber_map.CELLS)
+    assert (np.sum(counts > 0), counts.max(), np.sum(~private)) == (300, 221, 560_687)
+    numbers = ("300", "221", "560,687", "3,829", "3,479")
+    assert all(number in histogram.DIFFERENCE for number in numbers)
+
+
 def test_the_valid_cells_do_not_hang_on_the_private_records(folder):
     data = uber_map.load(folder)
     assert data.counts.shape == (89, 89)
@@ -51,17 +64,17 @@ def test_the_valid_cells_do_not_hang_on_the_private_records(folder):
     assert data.counts[~data.valid].sum() > 0
 
 
-@pytest.mark.parametrize("relation", uber_map.RELATIONS)
-def test_additive_noise_has_the_error_that_its_guarantee_needs(small_map, relation, rng):
+@pytest.mark.parametrize("adjacency", uber_map.ADJACENCIES)
+def test_additive_noise_has_the_error_that_its_guarantee_needs(small_map, adjacency, rng):
     size = small_map.counts.size
     for name in ("analytic", "laplace", "discrete"):
-        method = equal_guarantees.methods(small_map.counts.shape, relation)[name]
+        method = equal_guarantees.methods(small_map.counts.shape, adjacency)[name]
         errors = [np.sum((method.draw(small_map.counts, rng) - small_map.counts) ** 2) for _ in range(40)]
         # 12,960 squares: 10 % is 5 standard errors for Laplace noise and 8 for Gaussian, less than one in a million
         assert np.mean(errors) == pytest.approx(size * method.std**2, rel=0.1)
         assert np.mean(errors) != pytest.approx(size * (0.9 * method.std) ** 2, rel=0.1)
     # of pure Laplace noise, which needs a little more; delta and the discrete grid save 2 %
-    pure = {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[relation]
+    pure = {"add/remove": 2 * np.sqrt(2), "replace": 4 * np.sqrt(2)}[adjacency]
     assert 0.98 * pure < method.std < pure
 
 

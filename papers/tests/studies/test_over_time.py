@@ -78,7 +78,7 @@ def test_the_report_has_the_expected_beside_the_measured(rng, tmp_path):
     stored = json.loads((tmp_path / "results.json").read_text())["tables"]
     assert over_time.STUDY.report(over_time.tell({}, tuple(map(Table.from_dict, stored)))) == text
     Console(width=80, file=io.StringIO()).print(*results.tables)  # as the command does
-    assert "| MNIST, fixed order, epsilon 1 | better | 0.83 ± 0.025 -> 0.84 ± 0.025 | a prototype of ours had" in text
+    assert "| MNIST, fixed order, epsilon 1 | better | 0.83 ± 0.025 -> 0.84 ± 0.025 | running sums have" in text
     assert "+0.010 to +0.010" in text
     assert text.index("| quantity |") < text.index("## Numbers")
 

@@ -56,6 +56,36 @@ def test_tables_fit_80_columns_with_no_cell_cut(path):
     assert not [line for line in lines if line[:1] in set("┏┃┡│└") and line[-1] not in "┓┃┩│┘"]
 
 
+NUMBER = r"(?<![\w.,/-])(\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?)"
+
+
+def not_in(text, summary):
+    """Numbers of a summary that no number of a report rounds to, in per cent where the summary is."""
+    known = [float(found.replace(",", "")) for found in re.findall(NUMBER, text)]
+    missing = []
+    for number, per_cent in re.findall(NUMBER + r"( %)?(?!\w)", summary):
+        digits, _, power = number.replace(",", "").partition("e")
+        unit = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+        value, scale = float(number.replace(",", "")), 100 if per_cent else 1
+        if not any(abs(scale * other - value) <= 0.501 * unit for other in known):
+            missing.append(number)
+    return missing
+
+
+def test_the_numbers_of_the_overview_are_in_the_reports():
+    rows = [line for line in (DOCS.parent / "papers.md").read_text("utf-8").splitlines() if line.startswith("| [")]
+    found = {re.match(r"\| \[([\w-]+)\]", row).group(1): row.split("|")[3] for row in rows}
+    assert set(found) == set(STUDIES)
+    missing = {name: not_in((DOCS / name / "report.md").read_text("utf-8"), cell) for name, cell in found.items()}
+    assert not any(missing.values()), missing
+
+
+def test_a_wrong_number_in_the_overview_would_be_seen():
+    report = "| 0.3442 ± 0.0088 | 1,173 | 0.009115 | 7.9e+05 |"
+    assert not not_in(report, "0.344, 1,173, 0.9 % and 7.9e5 on CIFAR-10")
+    assert not_in(report, "0.345, 1,174, 0.8 % and 7.8e5") == ["0.345", "1,174", "0.8", "7.8e5"]
+
+
 def test_a_long_sentence_would_be_seen():
     text = f"- One. {'word ' * 31}end.\n  More.\n| a | b |"
     assert any(len(s.split()) > MOST_WORDS for line in prose(text) for s in sentences(line))

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from matrixdp.federated import SplitPlan  # noqa: E402
 from matrixdp.learn import ClippedGradients  # noqa: E402
 from matrixdp_papers.studies import one_feature, split_learning, training  # noqa: E402
-from matrixdp_papers.studies.parallel_training import Ensemble, orders, seed_of  # noqa: E402
+from matrixdp_papers.studies.parallel_training import ParallelNetworks, orders, seed_of  # noqa: E402
 
 ADULT, LOCATION = vertical.EXPERIMENTS[0], vertical.EXPERIMENTS[2]
 
@@ -81,7 +81,7 @@ def test_the_paper_s_budgets_by_hand():
     star = 0.5 + math.asinh((32_561 / 2 - 1) * math.sinh(0.5))
     assert points["idn"].each == pytest.approx(star, rel=1e-9)
     element = 2 * math.sqrt(2 * math.log(1.25e5)) / star
-    assert points[vertical.ELEMENT].std == pytest.approx(element, rel=1e-9)
+    assert points[vertical.PER_ELEMENT].std == pytest.approx(element, rel=1e-9)
     # IDN, Theorem 3: s = 2 sqrt(20), and z by Laurent and Massart
     z = math.sqrt(20 + 2 * math.sqrt(20 * math.log(1e5)) + 2 * math.log(1e5))
     assert points["idn"].std == pytest.approx(2 * math.sqrt(20) / (math.sqrt(z**2 + 2 * star) - z), rel=1e-9)
@@ -91,12 +91,12 @@ def test_the_paper_s_budgets_by_hand():
 
 def test_the_truth_by_hand():
     points = {point.series: point for point in vertical.published_points(ADULT, 32_561, 1.0)}
-    std = points[vertical.ELEMENT].std
+    std = points[vertical.PER_ELEMENT].std
     row = 2 * math.sqrt(10) / std * math.sqrt(5)
     whole = 2 * math.sqrt(20) / std * math.sqrt(5 * 16_281)
-    assert points[vertical.ELEMENT].record == pytest.approx(float(gaussian.epsilon(row, 1e-5)), rel=1e-9)
-    assert points[vertical.ELEMENT].participant == pytest.approx(float(gaussian.epsilon(whole, 1e-5)), rel=1e-9)
-    assert points[vertical.ELEMENT].record > 10
+    assert points[vertical.PER_ELEMENT].record == pytest.approx(float(gaussian.epsilon(row, 1e-5)), rel=1e-9)
+    assert points[vertical.PER_ELEMENT].participant == pytest.approx(float(gaussian.epsilon(whole, 1e-5)), rel=1e-9)
+    assert points[vertical.PER_ELEMENT].record > 10
     for name, point in points.items():
         assert point.record <= point.participant, name
 
@@ -138,7 +138,7 @@ def _loop(seed, release_noise, scale, records, label, schedule):
     return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
-def test_the_ensemble_is_a_plain_loop(batch):
+def test_parallel_networks_are_a_plain_loop(batch):
     records, label = batch
     schedule = split_learning.Schedule(3, 5, 0.4, 1.0)
     law = Gaussian(Isotropic((12, 2), 1.5))
@@ -156,7 +156,7 @@ def test_the_ensemble_is_a_plain_loop(batch):
     torch.testing.assert_close(weights[0, 1], expected, rtol=1e-4, atol=1e-6)
     network = training.seeded_network(make, 8)
     names = [name for name, _ in network.named_parameters()]
-    named = Ensemble(network).named(weights[1, 2])
+    named = ParallelNetworks(network).named(weights[1, 2])
     stayed = [name for name in names if torch.equal(named[name], dict(network.named_parameters())[name])]
     assert stayed == [name for name in names if name.startswith("local.")]
 
@@ -164,7 +164,7 @@ def test_the_ensemble_is_a_plain_loop(batch):
 def test_clipped_gradients_are_those_of_the_learning_room(batch):
     records, label = batch
     network = make()
-    together = Ensemble(network)
+    together = ParallelNetworks(network)
     weights = torch.cat([p.detach().flatten() for p in network.parameters()])[None, None]
     noise, scale = torch.randn(1, 1, 12, 4, generator=training.generator(1)), torch.tensor([[0.7]])
     rule = split_learning.clipped_rule(together, 0.02)

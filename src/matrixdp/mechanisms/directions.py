@@ -52,6 +52,9 @@ def utility(name: str, task: Any, directions: Array | None, size: int) -> Array:
     else:
         seen = given if directions is None else given @ directions
         weights = np.sum(np.square(seen), axis=0)
+        # what rounding leaves of a direction that the task does not use
+        rounding = (size * np.finfo(np.float64).eps) ** 2 * np.sum(np.square(given))
+        weights = np.where(weights > rounding, weights, 0.0)
     if not (np.all(weights >= 0) and np.any(weights > 0)):
         raise InvalidInput(f"{name} must have weights of 0 or above, and one above 0")
     return np.square(roots_of(weights, np.ones(size)))

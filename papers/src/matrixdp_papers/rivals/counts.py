@@ -30,6 +30,6 @@ def whole_counts(value: Any) -> Array:
     return counts
 
 
-def moves(relation: str) -> int:
+def moves(adjacency: str) -> int:
     """The number of cells that a neighbour changes by 1: one under add/remove, two under replace."""
-    return 2 if checked(relation) == REPLACE else 1
+    return 2 if checked(adjacency) == REPLACE else 1

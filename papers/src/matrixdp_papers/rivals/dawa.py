@@ -35,7 +35,7 @@ def dawa(
     workload: Any = None,
     ratio: float = 0.25,
     charge: float | None = None,
-    relation: str = "add/remove",
+    adjacency: str = "add/remove",
     rng: np.random.Generator | None = None,
 ) -> Array:
     """A private histogram whose noise adapts to the data.
@@ -48,7 +48,7 @@ def dawa(
         ratio: the share of epsilon that the partition gets.
         charge: the cost of a bucket in addition to its deviation; by default 1/epsilon_2, with epsilon_2 for the
             counts, which is the mean absolute noise of a count.
-        relation: "add/remove" one record, or "replace" one.
+        adjacency: "add/remove" one record, or "replace" one.
         rng: a numpy Generator, for reproducible studies.
 
     Guarantee: pure epsilon-DP. The partition takes ratio * epsilon, see `private_partition`. Given it, a record is in
@@ -67,7 +67,7 @@ def dawa(
     true_counts = whole_counts(counts)
     if not true_counts.sum() * true_counts.size <= 2**52:
         raise InvalidInput("counts must hold at most 2^52 records times cells, or deviations are no longer exact")
-    step = _check.positive("epsilon", epsilon) / moves(relation)
+    step = _check.positive("epsilon", epsilon) / moves(adjacency)
     first = _check.probability("ratio", ratio) * step
     second = step - first
     price = 1 / second if charge is None else _check.at_least_zero("charge", charge)

@@ -30,7 +30,7 @@ def hb(
     *,
     delta: float | None = None,
     noise: str = "laplace",
-    relation: str = "add/remove",
+    adjacency: str = "add/remove",
     branching: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> Array:
@@ -41,7 +41,7 @@ def hb(
         epsilon: the guarantee to keep.
         delta: for Gaussian noise.
         noise: "laplace", or "gaussian" for a comparison at an equal (epsilon, delta).
-        relation: "add/remove" one record, or "replace" one.
+        adjacency: "add/remove" one record, or "replace" one.
         branching: children of a node along each axis; `best_branching` by default.
         rng: a numpy Generator, for reproducible studies.
 
@@ -60,7 +60,7 @@ def hb(
     true_counts = whole_counts(counts)
     b = best_branching(true_counts.shape, noise) if branching is None else _checked_branching(branching)
     h = height(true_counts.shape, b)
-    changed, randomness = moves(relation), generator(rng)
+    changed, randomness = moves(adjacency), generator(rng)
 
     levels = [true_counts]
     while len(levels) < h:

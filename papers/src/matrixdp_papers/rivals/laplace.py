@@ -24,7 +24,7 @@ def laplace(value: Any, sensitivity: Sensitivity, epsilon: float, *, rng: np.ran
         epsilon: the guarantee to keep.
         rng: a numpy Generator, for reproducible studies.
 
-    Guarantee: pure epsilon-DP, for neighbours under the set's relation whose values differ by a member of the set.
+    Guarantee: pure epsilon-DP, for neighbours under the set's adjacency whose values differ by a member of the set.
 
     Source: dwork2014algorithmic, Theorem 3.6.
     """
@@ -70,7 +70,7 @@ def exponential(scores: Any, sensitivity: float, epsilon: float, *, rng: np.rand
         epsilon: the guarantee to keep.
         rng: a numpy Generator, for reproducible studies.
 
-    Guarantee: pure epsilon-DP, under the relation that the sensitivity was derived for.
+    Guarantee: pure epsilon-DP, under the adjacency that the sensitivity was derived for.
 
     Source: dwork2014algorithmic, Theorem 3.10.
     """

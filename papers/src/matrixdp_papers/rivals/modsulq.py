@@ -36,7 +36,7 @@ def mod_sulq(
     *,
     norm: float = 1.0,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = "replace",
     size: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> NoisyComponents:
@@ -48,7 +48,7 @@ def mod_sulq(
         budget: the guarantee to keep.
         norm: the largest norm of a record; longer records are clipped to it.
         columns: which columns to use; all by default.
-        relation: "replace" one record, as published, or "add/remove" one.
+        adjacency: "replace" one record, as published, or "add/remove" one.
         size: n, the public number to divide by; the number of records by default, which only "replace" allows.
         rng: a numpy Generator, for reproducible studies.
 
@@ -61,7 +61,7 @@ def mod_sulq(
     Source: chaudhuri2013near, algorithm MOD-SULQ.
     Deviates: (1) records of any norm, by scale.
     """
-    answer = second_moment(records, norm=norm, columns=columns, adjacency=relation, average=True, size=size)
+    answer = second_moment(records, norm=norm, columns=columns, adjacency=adjacency, average=True, size=size)
     dimension = len(answer.value)
     if not _check.count("k", k) <= dimension:
         raise InvalidInput(f"k must be at most the number of columns, {dimension}, got {k}")
@@ -108,4 +108,4 @@ def modsulq_certificate(
     """
     d = _check.count("dimension", dimension)
     law = Gaussian(Isotropic((d * (d + 1) // 2,), std), source="MOD-SULQ [chaudhuri2013near]")
-    return certify(law, Frobenius(sensitivity.frobenius_radius((d, d)), adjacency=sensitivity.relation), budget)
+    return certify(law, Frobenius(sensitivity.frobenius_radius((d, d)), adjacency=sensitivity.adjacency), budget)

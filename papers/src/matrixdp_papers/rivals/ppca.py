@@ -22,7 +22,7 @@ def ppca(
     *,
     norm: float = 1.0,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = "replace",
     sweeps: int = 50,
     rng: np.random.Generator | None = None,
 ) -> Array:
@@ -38,7 +38,7 @@ def ppca(
         epsilon: the guarantee to keep.
         norm: the largest norm of a record; longer records are clipped to it.
         columns: which columns to use; all by default.
-        relation: "replace" one record, as published, or "add/remove" one.
+        adjacency: "replace" one record, as published, or "add/remove" one.
         sweeps: of the Gibbs sampler; one is enough for k = 1.
         rng: a numpy Generator, for reproducible studies.
 
@@ -58,11 +58,11 @@ def ppca(
     Source: chaudhuri2013near, algorithm PPCA; hoff2009simulation for the sampler.
     Deviates: (1) the rate under "add/remove".
     """
-    answer = second_moment(records, norm=norm, columns=columns, adjacency=relation)
+    answer = second_moment(records, norm=norm, columns=columns, adjacency=adjacency)
     dimension = len(answer.value)
     if not _check.count("k", k) < dimension:
         raise InvalidInput(f"k must be below the number of columns, {dimension}, got {k}")
     score_sensitivity = answer.sensitivity.largest_entry(answer.value.shape)
     rate = _check.positive("epsilon", epsilon) / score_sensitivity
-    rate = _check.positive("epsilon/norm^2", (rate if relation == "add/remove" else rate / 2) / HEADROOM)
+    rate = _check.positive("epsilon/norm^2", (rate if adjacency == "add/remove" else rate / 2) / HEADROOM)
     return matrix_bingham(rate * answer.value, k, _check.count("sweeps", sweeps), generator(rng))

@@ -20,7 +20,7 @@ def wishart(
     *,
     norm: float = 1.0,
     columns: Any = None,
-    relation: str = "replace",
+    adjacency: str = "replace",
     size: int | None = None,
     accept_violation: bool = False,
     rng: np.random.Generator | None = None,
@@ -32,7 +32,7 @@ def wishart(
         epsilon: the claimed epsilon, which does not hold.
         norm: r, the largest norm of a record; longer records are clipped to it.
         columns: which columns to use; all by default.
-        relation: "replace" one record, or "add/remove" one.
+        adjacency: "replace" one record, or "add/remove" one.
         size: n, the public number to divide by; the number of records by default, which only "replace" allows.
         accept_violation: draw although the guarantee does not hold, to reproduce a comparison.
         rng: a numpy Generator, for reproducible studies.
@@ -55,7 +55,7 @@ def wishart(
             f"{refuted:.3g}; nothing was released. Use mechanism='auto' of matrixdp.release, or "
             "accept_violation=True to draw without the guarantee"
         )
-    answer = second_moment(records, norm=norm, columns=columns, adjacency=relation, average=True, size=size)
+    answer = second_moment(records, norm=norm, columns=columns, adjacency=adjacency, average=True, size=size)
     unit = answer.sensitivity.largest_entry(answer.value.shape)
     scale = _check.positive("noise scale", 1.5 * unit / epsilon)
     return answer.value + noise(len(answer.value), scale, rng=rng)

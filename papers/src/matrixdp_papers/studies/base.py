@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 Item = TypeVar("Item")
+NO_NOISE = "no noise"
 # Differences of accuracies below this are not reported.
 NOTABLE = 0.005
 

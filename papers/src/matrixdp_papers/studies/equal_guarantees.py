@@ -20,7 +20,7 @@ from matrixdp_papers.rivals.hb import best_branching, hb, height
 from matrixdp_papers.studies.base import Mean, Progress, Table
 from matrixdp_papers.studies.haar import denoise
 from matrixdp_papers.studies.recalibrated import recalibrated
-from matrixdp_papers.studies.uber_map import BUDGET, RELATIONS, Mask, on_valid
+from matrixdp_papers.studies.uber_map import ADJACENCIES, BUDGET, Mask, on_valid
 
 RECTANGLES = 2000
 BLOCKS = (1, 2, 4, 8)
@@ -52,9 +52,9 @@ GROUPS = (OWN, DAWA, TREE)
 """The groups compared: each has three variants, on blocks of four sizes, with the same post-processings."""
 
 
-def methods(shape: Shape, relation: str) -> dict[str, Method]:
+def methods(shape: Shape, adjacency: str) -> dict[str, Method]:
     """All methods that truly keep the budget under an adjacency."""
-    sensitivity, epsilon = RELATIONS[relation], BUDGET.epsilon
+    sensitivity, epsilon = ADJACENCIES[adjacency], BUDGET.epsilon
     given: dict[str, Any] = {"sensitivity": sensitivity, "budget": BUDGET}
     found: dict[str, Method] = {}
     for block in BLOCKS:
@@ -67,13 +67,13 @@ def methods(shape: Shape, relation: str) -> dict[str, Method]:
         std = math.sqrt(2) * sensitivity.cells / ((1 - RATIO) * epsilon)
         for name, charge in (("", 1.0), (", charge x 4", 4.0), (", charge x 12", 12.0)):
             price = charge * sensitivity.cells / ((1 - RATIO) * epsilon)
-            buckets = partial(dawa, epsilon=epsilon, ratio=RATIO, relation=relation, charge=price)
+            buckets = partial(dawa, epsilon=epsilon, ratio=RATIO, adjacency=adjacency, charge=price)
             found["DAWA" + name + where] = Method(_calls(buckets), std, DAWA, block)
         for name, noise, branching in ((", laplace", "laplace", None), (", gaussian", "gaussian", None),
                                        (", laplace, b = 4", "laplace", 4)):  # fmt: skip
             levels = height(sides, branching or best_branching(sides, noise))
             private: dict[str, Any] = {"noise": noise, "delta": BUDGET.delta if noise == "gaussian" else None}
-            tree = partial(hb, epsilon=epsilon, relation=relation, branching=branching, **private)
+            tree = partial(hb, epsilon=epsilon, adjacency=adjacency, branching=branching, **private)
             if noise == "laplace":
                 std = math.sqrt(2) * sensitivity.cells * levels / epsilon
             else:
@@ -145,14 +145,14 @@ POSTS: Mapping[str, Post] = {
 
 
 def compare_maps(
-    maps: Sequence[Array], valid: Mask, relation: str, runs: int, rng: np.random.Generator, progress: Progress
+    maps: Sequence[Array], valid: Mask, adjacency: str, runs: int, rng: np.random.Generator, progress: Progress
 ) -> tuple[Table, Table]:
     """Squared errors of maps and of sums over rectangles, for every method and post-processing; `runs` on each map."""
     rectangles = random_rectangles(valid.shape, rng)
-    tried = methods(valid.shape, relation)
+    tried = methods(valid.shape, adjacency)
     on_cells: list[tuple[Any, ...]] = []
     on_ranges: list[tuple[Any, ...]] = []
-    for name in progress(list(tried), f"equal guarantees, {relation}"):
+    for name in progress(list(tried), f"equal guarantees, {adjacency}"):
         method = tried[name]
         noisy = [(counts, method.draw(together(counts, method.block), rng)) for counts in maps for _ in range(runs)]
         scores = [
@@ -163,8 +163,8 @@ def compare_maps(
     columns = ("mechanism", *POSTS)
     empty = [_errors(np.zeros_like(counts), counts, rectangles) for counts in maps]
     titles = (
-        f"Squared error of the map at a true {BUDGET}, {relation}",
-        f"Mean squared error of sums over {RECTANGLES:,} random rectangles at a true {BUDGET}, {relation}",
+        f"Squared error of the map at a true {BUDGET}, {adjacency}",
+        f"Mean squared error of sums over {RECTANGLES:,} random rectangles at a true {BUDGET}, {adjacency}",
     )
     cells, ranges = (
         Table(title, columns, tuple(rows), f"An empty map has {np.mean([error[index] for error in empty]):.4g}.")

@@ -21,7 +21,7 @@ from matrixdp.privacy.certificate import certify
 from matrixdp.sensitivity import Entrywise, OneRow
 from matrixdp_papers import datasets
 from matrixdp_papers.studies import figures, splits
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside, titled
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside, titled
 from matrixdp_papers.studies.recalibrated import recalibrated
 from matrixdp_papers.studies.released_features import (
     BATCH,
@@ -43,7 +43,7 @@ REPEATS = 3
 # One record is one row of features between -1 and 1. The paper lets every entry of a batch change.
 RECORD = OneRow(low=-1.0, high=1.0)
 WHOLE_BATCH = Entrywise(2.0, adjacency="replace")
-NO_NOISE, PUBLIC_ALONE = "no noise", "public fifth alone"
+PUBLIC_ALONE = "public fifth alone"
 # Of a smoke run.
 SMOKE_TRAIN, SMOKE_TEST, SMOKE_EPSILONS = 60, 24, (0.5, 50.0)
 
@@ -239,9 +239,11 @@ def tell(setting: Mapping[str, Any], tables: tuple[Table, ...]) -> Results:
     missing = [network.name for network in NETWORKS if network not in measured]
     lines = [f"- Did not run, as the data are not available: {', '.join(missing)}."] if missing else []
     lines += [
-        "- Of the training records a fifth is public here, and the rest is released: "
-        + ", ".join(f"{n.name} {_size(parts[0])[0]:,} of {n.records:,}" for n, parts in measured.items())
+        "- A fifth of the training records is public here. The rest is released: "
+        + ", ".join(f"{n.name} {_size(parts[0])[0]:,} (paper {n.records:,})" for n, parts in measured.items())
         + ". Truths at the paper's number are in tables of their own.",
+        "- The top is trained for fewer epochs: "
+        + ", ".join(f"{n.name} {n.epochs} (paper {n.paper_epochs})" for n in measured) + ".",
         *DIFFERENCE, CENTRED, MVG.format(max(ratios)),
     ]  # fmt: skip
     epochs = {f"epochs on the features, {n.name}": f"{n.epochs} of the paper's {n.paper_epochs}" for n in measured}
@@ -324,7 +326,7 @@ DIFFERENCE = (
     "- The classic formula is proven below epsilon 1 alone; where a cell is empty it was asked for more, which in the "
     "paper's accounting is epsilon/q.",
     "- The paper does not say on which records the layers before the features are trained. Here they are trained on a "
-    "public fifth, none of which is released. Labels are public, as in the paper.",
+    "public fifth, none of which is released. Labels are public here; the paper does not mention them.",
     "- The noisy features are multiplied by a constant before the top is trained on them, which costs no privacy.",
 )
 

@@ -25,9 +25,9 @@ from matrixdp.privacy.certificate import Certificate
 from matrixdp.sensitivity import Counts, Entrywise
 from matrixdp_papers import composition
 from matrixdp_papers.studies import noise_per_step
+from matrixdp_papers.studies.federated_report import ADDED_UP, PER_ELEMENT
 from matrixdp_papers.studies.recalibrated import recalibrated
 
-PER_ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
 WHOLE = ("classic", "analytic", "mvg", "mgm", "udn", "idn")
 """Mechanisms whose claim is for a matrix as a whole."""
 

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 
 from matrixdp.plots import figure_of
 from matrixdp_papers.studies import figures
-from matrixdp_papers.studies.base import Mean, Table, beaten
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Table, beaten
 
-NO_NOISE, CONSTANT = "no noise", "most frequent class"
+CONSTANT = "most frequent class"
+PER_ELEMENT, ADDED_UP = "gaussian, per element", "gaussian, added up"
 BY_RECORD = "DP-SGD, hides a record only"
 
 Series = Mapping[str, Mapping[float, Mapping[str, Any]]]
@@ -26,27 +27,27 @@ class Found(NamedTuple):
         name: of the data set.
         without: the accuracy without noise.
         least: the share of the most frequent class.
-        paper, equal: rows under the paper's accounting, and at equal true guarantees.
+        claimed, true: rows under the paper's accounting, and at equal true guarantees.
         records: the accuracy of record-level DP-SGD by epsilon, where it was run.
     """
 
     name: str
     without: Mean
     least: float
-    paper: Series
-    equal: Series
+    claimed: Series
+    true: Series
     records: Mapping[float, Mean]
 
     @classmethod
-    def read(cls, paper: Table, equal: Table, records: Mapping[float, Mean] | None = None) -> Found:
+    def read(cls, claimed: Table, true: Table, records: Mapping[float, Mean] | None = None) -> Found:
         """From the two tables; the name is the first word of a title."""
-        accuracy = paper["test accuracy"]
+        accuracy = claimed["test accuracy"]
         return cls(
-            paper.title.split(",")[0],
+            claimed.title.split(",")[0],
             accuracy[NO_NOISE],
             accuracy[CONSTANT].mean,
-            _series(paper),
-            _series(equal),
+            _series(claimed),
+            _series(true),
             records or {},
         )
 
@@ -65,7 +66,7 @@ class Found(NamedTuple):
 
     def flag(self) -> list[tuple[str, str, str, str]]:
         """A row of the report that warns if training without noise is not an upper bound."""
-        scores = ((name, row["test accuracy"]) for name, at in self.paper.items() for row in at.values())
+        scores = ((name, row["test accuracy"]) for name, at in self.claimed.items() for row in at.values())
         better = beaten(self.without, scores)
         ours, why = f"{self.without}, below {better}", "its learning rate was not tuned: no upper bound"
         return [(f"{self.name}: training without noise", "the upper bound", ours, why)] if better else []
@@ -90,10 +91,10 @@ def picture(measured: Sequence[Found], *, of: str = "", absent: Iterable[str] = 
     """
     figure = figure_of(9.6, 3.6 * len(measured) + 0.8)
     grid = figure.subplots(len(measured), 2, squeeze=False, sharey=True)
-    names = [name for found in measured for series in (found.paper, found.equal) for name in series]
+    names = [name for found in measured for series in (found.claimed, found.true) for name in series]
     style = figures.styles(dict.fromkeys((NO_NOISE, *names, BY_RECORD)))
     for row, found in zip(grid, measured, strict=True):
-        for panel, series, word in zip(row, (found.paper, found.equal), ("claimed", "true"), strict=True):
+        for panel, series, word in zip(row, (found.claimed, found.true), ("claimed", "true"), strict=True):
             x = sorted({epsilon for at in series.values() for epsilon in at} | set(found.records))
             curves: dict[str, list[float | Mean]] = {NO_NOISE: [found.without] * len(x)}
             for name, at in series.items():

@@ -113,6 +113,8 @@ def bars(panel: Axes, values: Mapping[str, Mean], *, title: str, label: str, sca
     start = 10.0 ** math.floor(math.log10(least / 2)) if scale == "log" else 0.0
     panel.set(xscale=scale, xlabel=label)
     panel.set_xlim(start, most * (most / start) ** 0.6 if scale == "log" else 1.6 * most)
+    panel.minorticks_off()
+    panel.set_xticks([tick for tick in panel.get_xticks() if 0.99 * start <= tick <= 1.1 * most])
     panel.set_title(title, fontsize=10)
 
 

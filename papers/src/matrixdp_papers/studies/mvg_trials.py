@@ -89,6 +89,8 @@ def identity_laws(answer: Answer, budget: Budget, important: list[int]) -> dict[
     binary = {**uniform, "precision": "binary", "important": len(important), "directions": np.eye(m)[:, order]}
     free = {"gamma": gamma_free((m, n), answer.sensitivity.frobenius_radius((m, n)))}
     directional = calibrate("mvg", **binary)
+    assert isinstance(directional, Gaussian)
+    assert isinstance(directional.covariance, Kronecker)
     return {
         "mvg, uniform": calibrate("mvg", **uniform),
         "mvg, binary": directional,
@@ -96,7 +98,8 @@ def identity_laws(answer: Answer, budget: Budget, important: list[int]) -> dict[
         "mvg, binary, no gamma": calibrate("mvg", **{**binary, **free}),
         "mvg, binary, radius, no gamma": calibrate("mvg", radius="laurent-massart", **{**binary, **free}),
         "mvg, binary, rescaled": recalibrated(directional, answer.sensitivity, budget),
-        "imgm, rows and columns": recalibrated(_both(directional, n), answer.sensitivity, budget),
+        "imgm, columns": recalibrated(_pair(np.ones(m), n), answer.sensitivity, budget),
+        "imgm, rows and columns": recalibrated(_pair(directional.covariance.rows, n), answer.sensitivity, budget),
         "classic": calibrate("classic", beyond_proof=True, **given),
         "mgm": calibrate("mgm", **given),
         "analytic": calibrate("analytic", **given),
@@ -119,8 +122,6 @@ def gamma_free(shape: Shape, sensitivity: float) -> float:
     return sensitivity * (math.sqrt(harmonic**2 + both * harmonic) - harmonic) / both
 
 
-def _both(directional: NoiseLaw, columns: int) -> Gaussian:
-    """The rows' directions, and four times the variance for every other record: a general pair of covariances."""
-    assert isinstance(directional, Gaussian)
-    assert isinstance(directional.covariance, Kronecker)
-    return Gaussian(Kronecker(directional.covariance.rows, np.where(np.arange(columns) % 2, 4.0, 1.0)))
+def _pair(rows: Any, columns: int) -> Gaussian:
+    """A covariance of rows, with four times the variance for every other record: a general pair of covariances."""
+    return Gaussian(Kronecker(rows, np.where(np.arange(columns) % 2, 4.0, 1.0)))

@@ -70,22 +70,22 @@ def fixed_top(label: Any, plan: SplitPlan) -> nn.Linear:
     return top
 
 
-def measured(train: Labelled, test: Labelled, halves: Sequence[slice], budget: Budget) -> Outcome:
+def measured(train: Labelled, test: Labelled, parts: Sequence[slice], budget: Budget) -> Outcome:
     """One run on two classes, without Flower."""
     plan = plan_for(len(train.label), budget)
     server = SplitServer(fixed_top(train.label, plan), train.label, plan=plan, learning_rate=0.0)
-    features, gradients = {}, list[Any]([None] * len(halves))
+    features, gradients = {}, list[Any]([None] * len(parts))
     with tempfile.TemporaryDirectory() as folder:
         clients = [
             SplitClient(own_network(own.shape[1]), own, plan=plan, folder=f"{folder}/{number}")
-            for number, own in enumerate(train.records[:, half] for half in halves)
+            for number, own in enumerate(train.records[:, part] for part in parts)
         ]
         for step in range(plan.steps):
             given = [c.answer("a", step, g)["features"] for c, g in zip(clients, gradients, strict=True)]
             gradients, features[step] = list(server.learn(step, given)), given
         for client, gradient in zip(clients, gradients, strict=True):
             client.answer("a", plan.steps, gradient)
-        new = [client.evaluate("a", test.records[:, half]) for client, half in zip(clients, halves, strict=True)]
+        new = [client.evaluate("a", test.records[:, part]) for client, part in zip(clients, parts, strict=True)]
     decides = server.discriminant({step: features[step] for step in list(features)[-plan.batches :]})
     right = server.outputs(new, decides).argmax(dim=1).numpy() == test.label
     epsilon = clients[0].guarantees.record

@@ -23,7 +23,7 @@ from matrixdp_papers.studies import training
 _JUDGED = 2**16
 
 
-class Ensemble:
+class ParallelNetworks:
     """Networks of one architecture with different weights, evaluated in parallel.
 
     Weights are a tensor, groups x configurations x parameters. Each group has its own records; the configurations of a
@@ -141,7 +141,7 @@ class SideBySide(Clients):
     def __init__(
         self, network: nn.Module, records: Tensor, label: Tensor, epochs: int, lot: int, learning_rate: float
     ) -> None:
-        self.ensemble, self.records, self.label = Ensemble(network), records, label
+        self.networks, self.records, self.label = ParallelNetworks(network), records, label
         self.epochs, self.lot, self.learning_rate = epochs, lot, learning_rate
 
     def updates(self, weights: Tensor, turn: int) -> Tensor:
@@ -151,12 +151,12 @@ class SideBySide(Clients):
         for epoch in range(self.epochs):
             seeds = [seed_of(group, turn, epoch) for group in range(repeats * clients)]
             for batch in torch.split(orders(count, seeds, self.label.device), self.lot, dim=1):
-                found = self.ensemble.gradients(trained, self.records[place, batch], self.label[place, batch])
-                self.ensemble.step_(trained, found, self.learning_rate)
+                found = self.networks.gradients(trained, self.records[place, batch], self.label[place, batch])
+                self.networks.step_(trained, found, self.learning_rate)
         return trained.view(repeats, clients, *weights.shape[1:]).transpose(1, 2) - weights[:, :, None]
 
     def accuracy(self, weights: Tensor, records: Tensor, label: Tensor) -> Tensor:
-        return self.ensemble.accuracy(weights, records, label)
+        return self.networks.accuracy(weights, records, label)
 
 
 class OneByOne(Clients):

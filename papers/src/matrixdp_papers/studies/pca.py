@@ -27,7 +27,7 @@ from matrixdp_papers.rivals.modsulq import modsulq_certificate, published_std
 from matrixdp_papers.rivals.wishart import impossible
 from matrixdp_papers.rivals.wishart import noise as wishart_noise
 from matrixdp_papers.studies import figures, mvg
-from matrixdp_papers.studies.base import Mean, Progress, Results, Study, Table, beside
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Results, Study, Table, beside
 from matrixdp_papers.studies.recalibrated import recalibrated
 
 SEED = 2024
@@ -195,7 +195,7 @@ def measure(
         Table(
             f"{about}: {metric}",
             columns,
-            (("no noise", *[without[metric]] * len(epsilons)), *((n, *m) for n, m in found.items())),
+            ((NO_NOISE, *[without[metric]] * len(epsilons)), *((n, *m) for n, m in found.items())),
         )
         for metric, found in values.items()
     ]
@@ -253,7 +253,7 @@ def run(data: list[Task], smoke: bool, progress: Progress) -> Results:
             tables += measure(task, Problem(task, rng, sweeps), epsilons, runs, rng, progress)
             tables.append(all_components(task, epsilons if smoke else FEW_EPSILONS, 2, rng))
         tables.append(larger_epsilons(data, runs))
-    setting = {"delta": DELTA, "norm of records": 1.0, "relation": "replace", "runs": runs, "seed": SEED,
+    setting = {"delta": DELTA, "norm of records": 1.0, "adjacency": "replace", "runs": runs, "seed": SEED,
                "sweeps of PPCA": sweeps, "smoke": smoke}  # fmt: skip
     return tell(setting, tuple(tables))
 
@@ -285,7 +285,7 @@ def _beside(name: str, parts: list[Table]) -> list[tuple[str, str, str, str]]:
 
     delta = claims["true delta"]
     return [
-        (f"{name}: total deviation, {at}", "R1SMG near 0, the others far above",
+        (f"{name}: total deviation, {at}", "R1SMG near 0, like the rivals; the others above",
          listed(deviation, at, "r1smg", "analytic", "PPCA", "MOD-SULQ"),
          f"R1SMG's true delta is {delta['r1smg']:.2g}; with enough noise {deviation[at]['r1smg, rescaled']}"),
         (f"{name}: over all components, {first.split()[1]} and {last.split()[1]}", "R1SMG near 0",
@@ -295,7 +295,7 @@ def _beside(name: str, parts: list[Table]) -> list[tuple[str, str, str, str]]:
          "MVG and MGM are loose; they keep their claims"),
         (f"{name}: SVM accuracy, {at}", "R1SMG close to no noise (96.89 % on Swarm)",
          f"{listed(accuracy, at, 'r1smg', 'analytic', 'PPCA')}; no noise "
-         f"{accuracy[at]['no noise']:.4g}", "as Gaussian noise with a true guarantee"),
+         f"{accuracy[at][NO_NOISE]:.4g}", "the analytic Gaussian keeps its claim"),
         (f"{name}: Wishart", "epsilon-DP", f"delta at least {delta['Wishart']:.2g}", "its claim is false"),
     ]  # fmt: skip
 
@@ -306,7 +306,7 @@ def _beside_large(table: Table) -> tuple[str, str, str, str]:
     ours = "; ".join(f"{name}: it misses {table[at][name]}, a random subspace {table['a random subspace'][name]}"
                      for name in table[at])  # fmt: skip
     why = f"its noise hides the data; at {most} {', '.join(map(str, table[most].values()))}"
-    return "epsilon that MVG needs", "at least 5, from the MVG paper", ours, why
+    return "epsilon that MVG needs", "at least 5, citing the MVG paper", ours, why
 
 
 def _picture(found: Mapping[str, list[Table]]) -> Figure:
@@ -320,7 +320,7 @@ def _picture(found: Mapping[str, list[Table]]) -> Figure:
         for panel, table in zip(column, (first, whole, accuracy), strict=True):
             about, metric = table.title.rsplit(": ", 1)
             epsilons = [float(name.split()[1]) for name in table.columns[1:]]
-            curves = {label: list(means) for label, *means in table.rows if metric == "accuracy" or label != "no noise"}
+            curves = {label: list(means) for label, *means in table.rows if metric == "accuracy" or label != NO_NOISE}
             scales = ("linear", "log" if metric == "total deviation" else "linear")
             labels = ("epsilon (R1SMG claims 1e-7 of it)", metric)
             which = ", ".join(about.split(", ")[:2])
@@ -338,8 +338,8 @@ DIFFERENCE = """\
   to norm 1, a public bound, and the sensitivity falls accordingly. That is why plain Gaussian noise does well.
 - The paper adds up the deviations of 2,041 components, and keeps 20 for the SVM. Here most curves are of 20 components
   (5 of Cardiotocography); those of all components have three epsilons and no PPCA, which finds a subspace.
-- Analytic and optimal noise agree within error: once symmetrised they differ along the trace alone, which has no say in
-  eigenvectors.
+- Analytic and optimal noise agree within error: once symmetrised they differ along the trace alone, which does not
+  change eigenvectors.
 - MOD-SULQ as published adds about d + 1 times the std that its claim needs. PPCA is pure epsilon-DP, a stronger
   guarantee; its sampler is a Markov chain of finite length, and its vectors have no order.
 - The SVM is trained without privacy, as in the paper, on 60 % of 10,000 records of MNIST and tested on the rest."""

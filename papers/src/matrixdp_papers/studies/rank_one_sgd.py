@@ -13,7 +13,7 @@ from matrixdp.distributions.covariance import Isotropic
 from matrixdp.mechanisms import calibrate
 from matrixdp.sensitivity import Frobenius
 from matrixdp_papers import composition
-from matrixdp_papers.studies.base import Mean, Progress, Table
+from matrixdp_papers.studies.base import NO_NOISE, Mean, Progress, Table
 from matrixdp_papers.studies.gradients import CLIP, SEED, Truth, truth
 from matrixdp_papers.studies.noise_per_step import DELTA
 from matrixdp_papers.studies.recalibrated import recalibrated
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # PyTorch is imported by a run alone, so that every install c
 
 REPEATS = 3
 LOT, LEARNING_RATE = 256, 0.15
-NO_NOISE = "no noise"
 
 
 class Case(NamedTuple):
@@ -43,7 +42,9 @@ class Published(NamedTuple):
     Attributes:
         name: of the data set.
         model: the network in matrixdp_papers.networks.
-        records: the paper's number of records.
+        records: of the whole training set.
+        sampled_from: the paper's q is 256 over this. It states 60,000 for MNIST, and "the same parameter setups" for
+            CIFAR-10, which has 50,000.
         epochs: the paper's number of epochs, for which the noise is calibrated.
         goal: an accuracy; the first epoch that reaches it is reported.
         cases: its settings.
@@ -52,6 +53,7 @@ class Published(NamedTuple):
     name: str
     model: str
     records: int
+    sampled_from: int
     epochs: int
     goal: float
     cases: tuple[Case, ...]
@@ -59,11 +61,11 @@ class Published(NamedTuple):
 
 PUBLISHED = (
     Published(
-        "MNIST", "TutorialCNN", 60_000, 30, 0.95,
+        "MNIST", "TutorialCNN", 60_000, 60_000, 30, 0.95,
         (Case(1.1, 1.795, Budget(0.71, 3.33e-7)), Case(0.5, 16.983, Budget(5.42, 3.33e-7))),
     ),
     Published(
-        "CIFAR-10", "TutorialCIFAR", 50_000, 100, 0.45,
+        "CIFAR-10", "TutorialCIFAR", 50_000, 60_000, 100, 0.45,
         (Case(1.1, 2.673, Budget(0.54, 1e-7)), Case(0.5, 20.713, Budget(3.52, 1e-7))),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 from matrixdp.distributions import Gaussian, NoiseLaw, Spherical
 from matrixdp.distributions.covariance import Isotropic, Kronecker
 from matrixdp_papers.studies import training
-from matrixdp_papers.studies.parallel_training import Ensemble, orders, seed_of
+from matrixdp_papers.studies.parallel_training import ParallelNetworks, orders, seed_of
 
 PARTICIPANTS = 2
 
@@ -48,8 +48,8 @@ class Joined(nn.Module):
 
     def forward(self, records: Tensor, noise: Tensor, scale: Tensor) -> Tensor:
         """The classes, from features with noise, which the server scales to about 1."""
-        halves = torch.split(records, self.widths, dim=-1)
-        features = torch.cat([local(half) for local, half in zip(self.local, halves, strict=True)], dim=-1)
+        parts = torch.split(records, self.widths, dim=-1)
+        features = torch.cat([local(part) for local, part in zip(self.local, parts, strict=True)], dim=-1)
         answers: Tensor = self.top((features + noise) * scale)
         return answers
 
@@ -111,7 +111,7 @@ def train(
     label: Tensor,
     schedule: Schedule,
     seeds: Sequence[int],
-) -> tuple[Ensemble, Tensor, Tensor]:
+) -> tuple[ParallelNetworks, Tensor, Tensor]:
     """Trains with every release at once; all of one seed share their batches and first weights.
 
     Releases either all have noise in the local training, or none has.
@@ -120,7 +120,7 @@ def train(
         The networks, their weights (seeds x releases x parameters), and the scale of each release.
     """
     networks: list[Any] = [training.seeded_network(make, seed) for seed in seeds]
-    ensemble, device = Ensemble(networks[0]), records.device
+    parallel, device = ParallelNetworks(networks[0]), records.device
     first = torch.stack([torch.cat([p.detach().flatten() for p in network.parameters()]) for network in networks])
     weights = first[:, None].repeat(1, len(releases), 1)
     stds = torch.tensor(
@@ -130,7 +130,7 @@ def train(
     moving = torch.tensor([float(release.learns) for release in releases], device=device)
     update_stds = torch.tensor([release.update_std or 0.0 for release in releases], device=device)
     private = any(release.update_std is not None for release in releases)
-    rule = clipped_rule(ensemble, schedule.clip) if private else None
+    rule = clipped_rule(parallel, schedule.clip) if private else None
     random = training.generator(seeds[0])
     shape = len(seeds), len(label), networks[0].features
     kept = [_noise(release.law, shape, random) if release.once else None for release in releases]
@@ -147,19 +147,19 @@ def train(
         for batch, drawn in zip(
             torch.split(order, schedule.lot, dim=1), torch.split(noise, schedule.lot, dim=2), strict=True
         ):
-            found = ensemble.gradients(weights, records[batch], label[batch], drawn, scales, rule=rule)
-            for name in ensemble.shapes:
+            found = parallel.gradients(weights, records[batch], label[batch], drawn, scales, rule=rule)
+            for name in parallel.shapes:
                 if name.startswith("local."):
-                    sides = (1, -1) + (1,) * len(ensemble.shapes[name])
+                    sides = (1, -1) + (1,) * len(parallel.shapes[name])
                     if private:
                         normal = torch.randn(found[name].shape, generator=random, device=device)
                         found[name] = (found[name] + normal * update_stds.view(sides)) / schedule.lot
                     found[name] = found[name] * moving.view(sides)
-            ensemble.step_(weights, found, schedule.learning_rate)
-    return ensemble, weights, scale
+            parallel.step_(weights, found, schedule.learning_rate)
+    return parallel, weights, scale
 
 
-def clipped_rule(ensemble: Ensemble, clip: float) -> Callable[..., dict[str, Tensor]]:
+def clipped_rule(parallel: ParallelNetworks, clip: float) -> Callable[..., dict[str, Tensor]]:
     """Gradients of one network whose participants train privately.
 
     The server's are those of the mean loss; a participant's are summed over the records, each with a norm of at most
@@ -167,7 +167,7 @@ def clipped_rule(ensemble: Ensemble, clip: float) -> Callable[..., dict[str, Ten
     """
 
     def of_record(parameters: dict[str, Tensor], record: Tensor, label: Tensor, noise: Tensor, scale: Tensor) -> Tensor:
-        return ensemble.loss(parameters, record[None], label[None], noise[None], scale)
+        return parallel.loss(parameters, record[None], label[None], noise[None], scale)
 
     each = vmap(grad(of_record), in_dims=(None, 0, 0, 0, None))
 
@@ -209,8 +209,8 @@ def _in_order(noise: Tensor, order: Tensor) -> Tensor:
     return torch.gather(noise, 1, order[:, :, None].expand(-1, -1, noise.shape[2]))
 
 
-def accuracy(ensemble: Ensemble, weights: Tensor, scale: Tensor, records: Tensor, label: Tensor) -> Tensor:
+def accuracy(parallel: ParallelNetworks, weights: Tensor, scale: Tensor, records: Tensor, label: Tensor) -> Tensor:
     """The share of new records classified right, seeds x releases; their features have no noise."""
     networks = weights.flatten(0, 1)
     scales = scale.repeat(len(weights))[:, None]
-    return ensemble.accuracy(networks, records, label, torch.zeros_like(scales), scales).view(weights.shape[:2])
+    return parallel.accuracy(networks, records, label, torch.zeros_like(scales), scales).view(weights.shape[:2])

@@ -26,6 +26,11 @@ class Split(NamedTuple):
     test: Labelled
     graph: Graph | None = None
 
+    @property
+    def most_frequent(self) -> float:
+        """The share of the most frequent class among the test records: the accuracy of a constant answer."""
+        return float(np.max(np.bincount(self.test.label)) / len(self.test.label))
+
     def some(self, train: int, test: int, rng: np.random.Generator) -> Split:
         """A few records of each."""
         return self._replace(train=_some(self.train, train, rng), test=_some(self.test, test, rng))

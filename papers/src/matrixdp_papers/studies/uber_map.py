@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 BUDGET = Budget(0.5, 1e-7)
 """The budget of the paper's comparison."""
 
-RELATIONS = {"add/remove": Counts(1), "replace": Counts(2, adjacency="replace")}
+ADJACENCIES = {"add/remove": Counts(1), "replace": Counts(2, adjacency="replace")}
 """The sensitivity sets by adjacency; the paper's squared sensitivity of 2 is that of replace."""
 
 CELLS = 89
