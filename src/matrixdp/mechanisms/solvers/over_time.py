@@ -140,7 +140,8 @@ def _with_bound(sensitivity: Participation, columns: Array, error: Error) -> Str
     weights = np.square(q) / dual_diagonal(rows, -gradient / 2)
     t = 1 / _balanced(sensitivity, weights)  # without the factor q_i / y_i, which is in `weights`
     bound = float(np.sum(weights * t)) ** 2 / cover(sensitivity, weights * np.square(t))
-    return Strategy(rows, value * largest, bound * (1 - 1e-9))  # for rounding
+    upright = rows * np.where(rows[:, :1] < 0, -1.0, 1.0)  # the signs of rows change neither X nor the error
+    return Strategy(upright, value * largest, bound * (1 - 1e-9))  # for rounding
 
 
 def cover(sensitivity: Participation, z: Array) -> float:
