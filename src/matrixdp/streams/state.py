@@ -175,12 +175,13 @@ class State:
         """
         try:
             connection.execute("BEGIN IMMEDIATE")
-            handle = os.open(mark, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.write(handle, f"{self.fixed(connection)[0]} {self.days(connection):>20}\n".encode())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            if self._marked(connection, mark) != (days := self.days(connection)):
+                handle = os.open(mark, os.O_WRONLY | os.O_CREAT, 0o600)
+                try:
+                    os.write(handle, f"{self.fixed(connection)[0]} {days:>20}\n".encode())
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
             connection.execute("ROLLBACK")
         except (OSError, sqlite3.Error) as reason:
             raise StreamError(
