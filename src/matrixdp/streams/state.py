@@ -107,6 +107,10 @@ class State:
         if self._memory is not None:
             try:
                 yield self._memory
+            except sqlite3.ProgrammingError:
+                raise StreamError(
+                    f"a {self.kind} in memory is used by the thread that made it; give state= for others"
+                ) from None
             finally:
                 if self._memory.in_transaction:
                     self._memory.execute("ROLLBACK")
