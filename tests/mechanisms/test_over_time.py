@@ -137,6 +137,16 @@ def test_records_that_take_part_in_few_of_the_blocks(workload):
     assert found.value <= over_time.toeplitz(task, 8).value * 4 * (1 + 1e-3)  # its columns have equal norms
 
 
+def test_the_diagonal_of_a_strategy_is_positive():
+    """The search may cross 0 on it, as here; the sign of a row of C does not matter, and is chosen afterwards."""
+    workload = time_workloads.schedule(np.linspace(1, 0.05, 200), 0.9)
+    law = calibrate("banded", shape=(200, 1), sensitivity=Participation(1.0), budget=BUDGET, bands=8, workload=workload)
+    assert certify(law, Participation(1.0)).meets(BUDGET)
+    found = over_time.banded(Participation(1.0), workload, 8)
+    assert np.all(found.coefficients[:, 0] > 0)
+    assert found.value == pytest.approx(np.sum((workload @ np.linalg.inv(dense(found.coefficients))) ** 2))
+
+
 @pytest.mark.parametrize("steps", [31, 32, 40, 60])
 def test_the_error_of_a_long_window(steps):
     """Its inverse has entries far from the diagonal, and is not that of running sums."""

@@ -278,6 +278,13 @@ def test_a_mark_never_goes_back(tmp_path):
     assert (tmp_path / "stream.mark").read_text().split()[1] == "2"
 
 
+def test_a_stream_in_memory_is_not_used_by_two_threads():
+    stream = begun(shape=(1,))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(StreamError, match="give state="):
+        pool.submit(stream.add, 1.0).result()
+    assert stream.add(1.0).step == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_stream_in_memory_is_not_used_by_two_processes():
     """Each would release a day of its own, with noise of its own."""

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chi2
 
 from matrixdp import Budget, Participation
-from matrixdp.errors import InvalidInput, StreamError
+from matrixdp.errors import InvalidInput, NumericalFailure, StreamError
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key
 from matrixdp.streams import Stream, blocks, noise, rows, state
@@ -68,6 +68,15 @@ def test_a_part_that_begins_with_a_refused_day_is_in_the_state(tmp_path):
     stream.add([1.0])
     with stream._state.transaction() as connection:
         assert connection.execute("SELECT number FROM parts ORDER BY number").fetchall() == [(0,), (1,)]
+
+
+def test_a_first_day_with_too_many_cells_leaves_no_shape(tmp_path):
+    stream = endless(state=tmp_path / "stream", budget=Budget(0.001, 1e-9))
+    with pytest.raises(NumericalFailure):
+        stream.add(np.zeros(10**6))
+    assert stream.shape is None
+    assert Stream.resume(tmp_path / "stream").shape is None
+    assert stream.add([1.0, 2.0]).value.shape == (2,)
 
 
 def test_parts_of_other_lengths_are_refused(tmp_path, monkeypatch):

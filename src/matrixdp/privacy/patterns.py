@@ -47,7 +47,7 @@ def worst_pattern(sensitivity: Participation, gram: Array) -> tuple[float, Steps
         square, pattern = sensitivity.heaviest(np.diagonal(sizes))
         return square * rounding, pattern
     if sensitivity.cyclic:
-        patterns = [np.arange(first, steps, gap) for first in range(min(gap, steps))]
+        patterns = sensitivity.cycles(steps)
         bounds = [_bound(gram[np.ix_(each, each)]) for each in patterns]
         worst = int(np.argmax(bounds))
         return bounds[worst] * rounding, patterns[worst]

@@ -122,6 +122,10 @@ class Participation(Sensitivity):
         """The steps 0, b, 2b, ...: the earliest and closest pattern, b the separation."""
         return np.arange(self.most_times(steps)) * self.gap
 
+    def cycles(self, steps: int) -> list[Steps]:
+        """All cyclic patterns: every b-th step, from each of the first b steps on."""
+        return [np.arange(first, steps, self.gap) for first in range(min(self.gap, steps))]
+
     def heaviest(self, weights: Array) -> tuple[float, Steps]:
         """The largest sum of weights, 0 or above, over the steps of a pattern, and that pattern.
 
@@ -131,7 +135,7 @@ class Participation(Sensitivity):
         if np.all(np.diff(weights) <= 0):  # moving all steps earlier and closer together never lowers the sum
             pattern = self.first_pattern(steps)
         elif self.cyclic:
-            pattern = max((np.arange(r, steps, gap) for r in range(min(gap, steps))), key=lambda p: weights[p].sum())
+            pattern = max(self.cycles(steps), key=lambda cycle: weights[cycle].sum())
         else:
             ending = [weights]  # the best pattern of at most j + 1 steps whose last step is t
             for _ in range(1, most):

@@ -107,6 +107,10 @@ class State:
         if self._memory is not None:
             try:
                 yield self._memory
+            except sqlite3.ProgrammingError:
+                raise StreamError(
+                    f"a {self.kind} in memory is used by the thread that made it; give state= for others"
+                ) from None
             finally:
                 if self._memory.in_transaction:
                     self._memory.execute("ROLLBACK")
@@ -175,12 +179,13 @@ class State:
         """
         try:
             connection.execute("BEGIN IMMEDIATE")
-            handle = os.open(mark, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.write(handle, f"{self.fixed(connection)[0]} {self.days(connection):>20}\n".encode())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            if self._marked(connection, mark) != (days := self.days(connection)):
+                handle = os.open(mark, os.O_WRONLY | os.O_CREAT, 0o600)
+                try:
+                    os.write(handle, f"{self.fixed(connection)[0]} {days:>20}\n".encode())
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
             connection.execute("ROLLBACK")
         except (OSError, sqlite3.Error) as reason:
             raise StreamError(

@@ -31,7 +31,7 @@ from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.budget import Budget, checked_budget
 from matrixdp.distributions import time_workloads
-from matrixdp.errors import InvalidInput, StreamError
+from matrixdp.errors import InvalidInput, MatrixDPError, StreamError
 from matrixdp.privacy.certificate import Certificate
 from matrixdp.privacy.guarantee import Guarantee
 from matrixdp.privacy.records import decode, encode
@@ -240,13 +240,19 @@ class Stream:
         return answer
 
     def _fix_shape(self, shape: Shape) -> None:
-        with self._state.transaction() as connection:
-            _, _, text, _, _ = self._state.fixed(connection)
-            settings = json.loads(text)
-            if settings["shape"] is None:
-                settings["shape"] = list(shape)
-                connection.execute("UPDATE stream SET settings = ?", (json.dumps(settings, sort_keys=True),))
-        self._settings = settings
+        """Writes the shape of all days with the first certificate, or neither if that many cells have no room."""
+        before = self._settings
+        try:
+            with self._state.transaction() as connection:
+                self._settings = json.loads(self._state.fixed(connection)[2])
+                if self.shape is None:
+                    self._settings["shape"] = list(shape)
+                    text = json.dumps(self._settings, sort_keys=True)
+                    connection.execute("UPDATE stream SET settings = ?", (text,))
+                self._part(connection, 0)
+        except MatrixDPError:
+            self._settings = before
+            raise
         if self.shape != shape:
             raise InvalidInput(f"value must have the shape {self.shape} of the days before, got {shape}")
 

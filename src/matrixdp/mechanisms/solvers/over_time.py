@@ -137,15 +137,14 @@ def _better(one: Strategy, other: Strategy) -> Strategy:
 def _with_bound(sensitivity: Participation, columns: Array, error: Error) -> Strategy:
     """A strategy, its value, and the bound that follows from its gradient."""
     rows = _rows(columns)
-    rows = rows * np.where(rows[:, :1] < 0, -1.0, 1.0)  # the same X, and a diagonal above 0
-    columns = _columns(rows)
     value, gradient = error(rows)
     largest, _ = sensitivity.heaviest(np.sum(np.square(columns), axis=1))
     q = -np.sum(_columns(gradient) * columns, axis=1) / 2
     weights = np.square(q) / dual_diagonal(rows, -gradient / 2)
     t = 1 / _balanced(sensitivity, weights)  # without the factor q_i / y_i, which is in `weights`
     bound = float(np.sum(weights * t)) ** 2 / cover(sensitivity, weights * np.square(t))
-    return Strategy(rows, value * largest, bound * (1 - 1e-9))  # for rounding
+    upright = rows * np.where(rows[:, :1] < 0, -1.0, 1.0)  # the signs of rows change neither X nor the error
+    return Strategy(upright, value * largest, bound * (1 - 1e-9))  # for rounding
 
 
 def cover(sensitivity: Participation, z: Array) -> float:
