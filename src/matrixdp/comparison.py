@@ -137,7 +137,8 @@ class Comparison:
         reasons: dict[str, list[str]] = {}
         for row in self.rows:
             if row.note:
-                reasons.setdefault(row.note, []).append(row.mechanism)
+                reason = row.note.removeprefix(f"{row.mechanism} ").removeprefix("is ")  # the name stands before it
+                reasons.setdefault(reason, []).append(row.mechanism)
         notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
         if unsafe:

@@ -197,8 +197,8 @@ def test_a_statement_says_what_the_certificate_says(out, tmp_path):
         for words in (
             "What was released",
             "About whom",
-            "What is promised",
-            "What is not promised",
+            "What is guaranteed",
+            "What is not guaranteed",
             "region",
             "smoker",
         ):

@@ -211,7 +211,7 @@ def verify(
     """
     with show.working("verifying"):
         found = opened_at(place, dataset).verify(head)
-    show.text(f"The chain is whole. Head: {found}")
+    show.text(f"The chain of hashes is intact. Head: {found}")
 
 
 @ledger.command()

@@ -70,7 +70,7 @@ def init(
         )
     if begun.shape is not None:
         show.text(begun.certificate)
-    show.text(f"Begun: {state}, {begun.budget}")
+    show.text(f"Created: {state}, {begun.budget}")
 
 
 @stream.command()

@@ -41,19 +41,19 @@ def statement(out: Labelled, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
     hashed = digest(saved(out.certificate)[0].encode())
     closing = (
-        "The certificate holds every number that the promise follows from. Anybody can check it without the data: "
+        "The certificate holds every number that the guarantee follows from. Anybody can check it without the data: "
         f"matrixdp verify FILE. SHA-256 of the certificate as saved: {hashed}"
     )
     picture = guess_picture(_best_guess(out), "with this release, at most")
-    return page("What was released, and what is promised", _parts(out, level), closing, kind, picture)
+    return page("What was released, and what is guaranteed", _parts(out, level), closing, kind, picture)
 
 
 def _parts(out: Labelled, level: float) -> list[Part]:
     return [
         ("What was released", list(_released(out, level))),
         ("About whom", list(_about(out))),
-        ("What is promised", list(_promised(out))),
-        ("What is not promised", list(_not_promised())),
+        ("What is guaranteed", list(_guaranteed(out))),
+        ("What is not guaranteed", list(_not_guaranteed())),
     ]
 
 
@@ -170,7 +170,7 @@ def _about(out: Labelled) -> Iterator[str]:
         )
 
 
-def _promised(out: Labelled) -> Iterator[str]:
+def _guaranteed(out: Labelled) -> Iterator[str]:
     certificate = out.certificate
     delta = certificate.budget.delta if certificate.budget else 1e-6
     epsilon, who = certificate.epsilon(delta), _who(out)
@@ -187,7 +187,7 @@ def _promised(out: Labelled) -> Iterator[str]:
         yield f"It covers {certificate.covers}."
 
 
-def _not_promised() -> Iterator[str]:
+def _not_guaranteed() -> Iterator[str]:
     yield NOT_ABOUT_GROUPS
     yield "Anything about other releases from the same data. Their losses add up; a ledger keeps the sum."
     yield "That the data are right or complete. The error bars are for the noise alone."
