@@ -18,6 +18,7 @@ from matrixdp._pages import (
     NOT_FOR_SEVERAL,
     NOT_SIGNED,
     Part,
+    covered,
     guess,
     guess_picture,
     in_numbers,
@@ -77,14 +78,14 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
         whole = all(float(value).is_integer() for _, numbers in parts for value in numbers["value"])
         yield (
             f"Random noise was added to every number, with a standard error of {_range(errors)}. A number is within "
-            f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be "
+            f"{rounded_up(widest)} of what the data say in {covered(level)} of cases. So numbers can be "
             f"negative{'' if whole else ' or not whole'}."
         )
     else:
         about = " about" if out.query["name"] in FITTED else " at least"
         yield (
             "Random noise was added before they were computed. Each number has an interval, which contains what "
-            f"the data say in{about} {level:.0%} of cases."
+            f"the data say in{about} {covered(level)} of cases."
         )
         if not are_reliable(parts):
             yield NOT_RELIABLE

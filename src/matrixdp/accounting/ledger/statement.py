@@ -102,9 +102,9 @@ def statement(facts: Facts, kind: str) -> str:
 
 
 def _released(facts: Facts) -> Iterator[str]:
-    yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} entries of the ledger."
+    yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} spends of the ledger."
     for entry in facts.entries:
-        words = [f"{entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
+        words = [f"Entry {entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
         words += [f"{entry.count} releases"] * (entry.count > 1) + [entry.in_words]
         words += [f"for {entry.purpose}"] * (entry.purpose is not None)
         words += ["stated, not computed here"] * entry.stated
@@ -113,8 +113,7 @@ def _released(facts: Facts) -> Iterator[str]:
 
 def _about(facts: Facts) -> Iterator[str]:
     for unit in facts.units:
-        one = "record" if unit == "record" else f"{unit}, with all that is known of it"
-        yield f"Every {one} of the data set is protected."
+        yield f"Every {unit} of the data set is protected{'' if unit == 'record' else ', with all of its records'}."
     if facts.units == ["record"]:
         yield "A person with several records is protected less."
 
