@@ -166,7 +166,7 @@ class Comparison:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=120).print(self)
+        Console(file=text, width=80).print(self)  # the width of most terminals
         return text.getvalue()
 
 
