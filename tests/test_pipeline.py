@@ -18,7 +18,7 @@ from matrixdp._compiled import compiled
 from matrixdp.distributions import Gaussian
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, MatrixDPError, NumericalFailure
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, RankOne
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, Participation, RankOne
 
 BUDGET = Budget(1.0, 1e-6)
 
@@ -362,6 +362,18 @@ def test_compare_on_chosen_mechanisms_and_with_options():
         compare((3,), Entrywise(1.0), BUDGET, mechanisms=["magic"])
     with pytest.raises(InvalidInput, match="option"):
         compare((3,), Entrywise(1.0), BUDGET, magic=1)
+
+
+def test_an_error_of_a_task_is_called_that():
+    names = ["analytic", "matrix-mechanism"]
+    plain = compare((8, 1), Counts(1), BUDGET, mechanisms=names[:1])
+    of_task = compare((8, 1), Counts(1), BUDGET, mechanisms=names, workload="prefix")
+    over_time = compare((8, 1), Participation(1.0), BUDGET, mechanisms=["analytic"])  # running sums by default
+    assert plain.rows[0].expected_squared_error < of_task.rows[0].expected_squared_error
+    assert "E||Z||^2" in str(plain)
+    for table in (of_task, over_time):
+        assert "task error" in str(table)
+        assert "E||Z||^2" not in str(table)
 
 
 def test_compare_ranks_rows_that_do_not_apply_last():

@@ -128,6 +128,14 @@ def test_calibrate_prints_noise_and_certificate(call):
     assert f"95 % of the noise lies within +-{law.half_width()[0, 0]:.6g} in every entry" in result.stdout
 
 
+def test_calibrate_prints_the_error_of_a_task(call):
+    asked = ("--shape", "8", "--sensitivity", "counts:1", "--epsilon", "1", "--delta", "1e-6")
+    least = compare((8,), Counts(1), Budget(1.0, 1e-6), workload="prefix").least_error
+    told = call("calibrate", "auto", *asked, "--option", "workload=prefix").stdout
+    assert f"expected squared error of the task: {least:.6g}" in told
+    assert "of the task" not in call("calibrate", "auto", *asked).stdout
+
+
 def test_calibrate_as_json(call):
     result = call("calibrate", "auto", *HISTOGRAM, "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
