@@ -372,7 +372,7 @@ def test_an_error_of_a_task_is_called_that():
     assert plain.rows[0].expected_squared_error < of_task.rows[0].expected_squared_error
     assert "E||Z||^2" in str(plain)
     for table in (of_task, over_time):
-        assert "task error" in str(table)
+        assert "error: expected squared error of the task" in str(table)
         assert "E||Z||^2" not in str(table)
 
 

@@ -121,7 +121,7 @@ class Comparison:
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
-        error = "task error" if self.of_task else "E||Z||^2"
+        error = "error" if self.of_task else "E||Z||^2"
         for heading in (error, "x best", "true delta", f"{self.copies} plan", "adapt"):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in self.applicable:
@@ -143,6 +143,8 @@ class Comparison:
                 reason = row.note.removeprefix(f"{row.mechanism} ").removeprefix("is ")  # the name stands before it
                 reasons.setdefault(reason, []).append(row.mechanism)
         notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        if self.of_task:
+            notes.append("error: expected squared error of the task in the options; over time running sums by default.")
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
         if unsafe:
             notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it: {_WHY}.")
