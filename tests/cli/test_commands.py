@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -24,6 +25,17 @@ def test_help(call, command):
     result = call(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+
+
+def test_the_help_of_release_groups_its_options(call):
+    """Those of tables are refused with --query, and those of matrices with --domain: so they have headings."""
+    parts = re.split("╭─ ", call("release", "--help").stdout)
+    (matrix,) = (part for part in parts if part.startswith("A matrix of numbers, by --query"))
+    (table,) = (part for part in parts if part.startswith("A table of people's data, by --domain"))
+    assert "--norm" in matrix
+    assert "--norm" not in table
+    assert "--contributions" in table
+    assert "--contributions" not in matrix
 
 
 def test_version(call):
