@@ -109,7 +109,7 @@ def display(
 
 
 @ledger.command(name="record")
-@ledger.command(short_help="Another name of record.")
+@ledger.command(short_help="The same as record.")
 def spend(
     place: Place,
     mu: Annotated[float | None, typer.Option(help="The mu of a Gaussian release made outside matrixdp.")] = None,
