@@ -42,6 +42,8 @@ def test_version(call):
     result = call("--version")
     assert result.exit_code == 0
     assert result.stdout.startswith("matrixdp ")
+    as_a_module = subprocess.run([sys.executable, "-m", "matrixdp", "--version"], capture_output=True, text=True)
+    assert as_a_module.stdout == result.stdout
 
 
 def test_unknown_options_commands_and_missing_ones_are_refused(call):
