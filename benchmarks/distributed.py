@@ -6,7 +6,7 @@
 2. An identity release of the same records, and of a matrix that exists block by block only, streamed through the
    workers into a sink that drops each block. *Bare* is the same graph without clipping and noise, *numpy* the bare
    graph with numpy's normal numbers added, which are fast and keep nothing secret. The source of a virtual matrix is
-   zeros (nothing to compute, so all of the time is noise) or normal numbers (about as dear as the noise).
+   zeros (nothing to compute, so all of the time is noise) or normal numbers (about as costly as the noise).
 
 Memory is the peak resident size of each worker process, which is new for each row; a worker that has only imported
 everything is the first row. Times are the least of --repeats; CPU time is that of both workers, and the one to trust on
@@ -44,7 +44,7 @@ from matrixdp.sensitivity import OneRow
 
 BUDGET = Budget(1.0, 1e-6)
 COLUMNS = 100
-GROUP = 100_000  # records in a row group, one a file: 40 MB, and 80 MB as a block of float64
+GROUP = 100_000  # records in a row group, one per file: 40 MB, and 80 MB as a block of float64
 BLOCK = 1 << 22  # entries in a block of a virtual matrix: 32 MiB
 
 # Dask's own setting of the first has glibc map every array of more than 128 KiB anew, and page faults become half of

@@ -1,4 +1,4 @@
-"""How fast noise is drawn: million entries a second, and memory beyond the output. `python benchmarks/noise.py`.
+"""How fast noise is drawn: million entries per second, and memory beyond the output. `python benchmarks/noise.py`.
 
 Every row draws a new 4096 x 4096 matrix of float64; ours also puts values on the grid and adds the noise to them. Rows
 take turns, and each shows its median. Memory is what Python and numpy allocate at most beyond the output; compiling is

@@ -5,7 +5,8 @@ The other libraries need an environment of their own; give its interpreter, and 
     python -m venv peer && peer/bin/pip install 'opendp[polars]==0.16.0' diffprivlib==0.6.6 'scikit-learn<1.8' pandas
     MATRIXDP_DATA=... python benchmarks/tables.py --peer peer/bin/python --figure docs/tables-benchmark.png
 
-The data is Adult (adult_train.csv.gz), and a made hospital file with missing and misspelt cells (tests/hospital.py).
+The data are Adult (adult_train.csv.gz), and a generated hospital file with missing and misspelt cells
+(tests/hospital.py).
 Their lists of values and bounds are taken as public. The others get categories as codes and cells without messes. An
 error is the root of the mean squared error over entries and repeats, against the answer without noise; for PCA, the
 mean share of the variance that the best components explain and these do not. A ratio above 1 says that matrixdp has the

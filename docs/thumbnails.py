@@ -34,14 +34,6 @@ def daily_counts(panel, rng):
     panel.plot(true + 6 * rng.normal(size=30), color=BLUE)
 
 
-def dask_moments(panel, rng):
-    for block in range(4):
-        panel.imshow(rng.normal(size=(4, 9)), extent=(0, 9, 5 * block, 5 * block + 4), cmap="Blues")
-    panel.annotate("", (14, 9.5), (10, 9.5), arrowprops={"arrowstyle": "->", "linewidth": 2})
-    panel.imshow(np.cov(rng.normal(size=(9, 30))), extent=(15, 24, 5, 14), cmap="Blues")
-    panel.set(xlim=(-1, 25), ylim=(-1, 20))
-
-
 def federated(panel, points, asked, noisy):
     angles = np.linspace(0, 2 * np.pi, points, endpoint=False)
     for angle, chosen in zip(angles, asked, strict=True):
@@ -99,6 +91,6 @@ def verify_certificate(panel, rng):
 
 
 PICTURES = (
-    *(audit_other_libraries, daily_counts, dask_moments, federated_adult, federated_clients, hospital_table),
+    *(audit_other_libraries, daily_counts, federated_adult, federated_clients, hospital_table),
     *(huggingface_trainer, second_moments, train_mnist, train_recipes, verify_certificate),
 )

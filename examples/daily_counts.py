@@ -1,7 +1,7 @@
 """Daily counts by region for a year, as private running totals
 ============================================================
 
-Made visits in ten regions on 365 days; a person comes at most once a week. All running totals together keep epsilon 1.
+Generated visits in ten regions on 365 days; a person comes at most once a week. All running totals keep epsilon 1.
 The figure has the standard error of each day's total: this stream, the binary tree, and independent noise per day
 ("analytic"). Its points are the errors of one run, root mean square over the regions.
 ``python examples/daily_counts.py [FIGURE]``

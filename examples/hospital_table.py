@@ -1,7 +1,7 @@
 """A hospital's table, from a CSV file to a page for readers
 =========================================================
 
-Made visits of 3,000 patients. Some cells are missing or misspelt, and a patient may come several times. The domain
+Generated visits of 3,000 patients. Some cells are missing or misspelt, and a patient may come several times. The domain
 comes from the hospital's forms, never from the file. ``python examples/hospital_table.py``
 """
 

@@ -45,6 +45,7 @@ ROOMS = [
     "demo",
     "explorer",
     "cli",
+    "__main__",
 ]
 # Another distribution, which imports this one.
 ABOVE = "matrixdp_papers"

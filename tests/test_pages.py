@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 SECTIONS = ("tutorials", "how-to", "explanations")
 SLOW = {
     *("network", "federated", "dask", "daily-stream", "verify", "come-from-another-library"),  # pages
-    *("daily_counts", "dask_moments", "second_moments"),  # examples
+    *("daily_counts", "second_moments"),  # examples
 }
 PAGES = [
     page
@@ -68,7 +68,6 @@ EXAMPLES = {
     "verify_certificate": ((), "Certificate NOT verified"),
     "second_moments": ((), "share of the first two components"),
     "daily_counts": ((), "this stream"),
-    "dask_moments": (("20000",), "dask.array<released"),
 }
 
 

@@ -18,7 +18,7 @@ from matrixdp._compiled import compiled
 from matrixdp.distributions import Gaussian
 from matrixdp.errors import BudgetExceeded, GuaranteeViolated, InvalidInput, MatrixDPError, NumericalFailure
 from matrixdp.privacy import gaussian
-from matrixdp.sensitivity import Counts, Entrywise, Frobenius, RankOne
+from matrixdp.sensitivity import Counts, Entrywise, Frobenius, Participation, RankOne
 
 BUDGET = Budget(1.0, 1e-6)
 
@@ -330,10 +330,12 @@ def test_the_verdicts_can_be_read_on_a_narrow_terminal(wide):
     lines = text.getvalue().splitlines()
     assert "…" not in text.getvalue()
     for row in table:
-        if row.note:  # once for all mechanisms that have the same reason
-            assert re.search(rf"{row.mechanism}[a-z, -]*: {re.escape(row.note)}", " ".join(text.getvalue().split()))
+        if row.note:  # once for all mechanisms that have the same reason, and without their names in it
+            reason = re.sub(f"^{row.mechanism} (is )?", "", row.note)
+            assert re.search(rf"{row.mechanism}[a-z, -]*: {re.escape(reason)}", " ".join(text.getvalue().split()))
         else:
             assert row.verdict in next(line for line in lines if row.mechanism in line.split())
+    assert "banded, toeplitz, inverse-banded, binary-tree: for Participation" in " ".join(text.getvalue().split())
 
 
 @pytest.mark.parametrize(
@@ -360,6 +362,18 @@ def test_compare_on_chosen_mechanisms_and_with_options():
         compare((3,), Entrywise(1.0), BUDGET, mechanisms=["magic"])
     with pytest.raises(InvalidInput, match="option"):
         compare((3,), Entrywise(1.0), BUDGET, magic=1)
+
+
+def test_an_error_of_a_task_is_called_that():
+    names = ["analytic", "matrix-mechanism"]
+    plain = compare((8, 1), Counts(1), BUDGET, mechanisms=names[:1])
+    of_task = compare((8, 1), Counts(1), BUDGET, mechanisms=names, workload="prefix")
+    over_time = compare((8, 1), Participation(1.0), BUDGET, mechanisms=["analytic"])  # running sums by default
+    assert plain.rows[0].expected_squared_error < of_task.rows[0].expected_squared_error
+    assert "E||Z||^2" in str(plain)
+    for table in (of_task, over_time):
+        assert "error: expected squared error of the task" in str(table)
+        assert "E||Z||^2" not in str(table)
 
 
 def test_compare_ranks_rows_that_do_not_apply_last():

@@ -6,6 +6,7 @@ first use, so that `import matrixdp` stays quick.
 
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from matrixdp import errors
@@ -56,7 +57,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    rooms = (name for name, value in globals().items() if isinstance(value, ModuleType) and not name.startswith("_"))
+    return sorted({*__all__, *_ROOMS, *rooms})
 
 
 def _planner(name: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import base64
 import html
 import math
 import textwrap
+from decimal import Decimal
 
 from matrixdp._rounding import rounded_up
 
@@ -61,9 +62,11 @@ def page(title: str, parts: list[Part], closing: str, kind: str, picture: str) -
 def in_numbers(epsilon: float, delta: float) -> str:
     """What an epsilon and a delta mean, in a sentence."""
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "infinitely many"
+    plain = f"{Decimal(repr(delta)):f}" if delta >= 1e-12 else f"{delta:g}"
     return (
         f"In numbers, this is differential privacy: the probability of any outcome is at most {factor} times what it "
-        f"would be then, plus {delta:g}, and the other way round (epsilon {rounded_up(epsilon)}, delta {delta:g})."
+        f"would be then{f', plus {plain}' if delta > 0 else ''}, and the other way round "
+        f"(epsilon {rounded_up(epsilon)}, delta {delta:g})."
     )
 
 
@@ -98,6 +101,11 @@ def guess_picture(share: float, label: str) -> str:
 def percent(share: float) -> str:
     """A share in percent, rounded up to a tenth."""
     return f"{math.ceil(share * 1000 - 1e-9) / 10:g} %"
+
+
+def covered(level: float) -> str:
+    """The level of an interval in percent, with all its digits."""
+    return f"{100 * level:.10g} %"
 
 
 def listed(names: list[str]) -> str:

@@ -17,6 +17,7 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import NotApplicable, NotCertifiable
 from matrixdp.mechanisms import RECIPES, expected_error, proposals
+from matrixdp.mechanisms.choice import has_task
 from matrixdp.privacy import records
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.drawing import has_safe_sampler
@@ -67,13 +68,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison, the least error first."""
+    """The rows of a comparison, the least error first; `of_task` says whether errors are those of a task."""
 
     shape: Shape
     sensitivity: Sensitivity
     budget: Budget
     rows: tuple[Row, ...]
     copies: int
+    of_task: bool = False
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -119,7 +121,8 @@ class Comparison:
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns are enough
         table.add_column("mechanism", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
-        for heading in ("E||Z||^2", "x best", "true delta", f"{self.copies} plan", "adapt"):
+        error = "error" if self.of_task else "E||Z||^2"
+        for heading in (error, "x best", "true delta", f"{self.copies} plan", "adapt"):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in self.applicable:
             table.add_row(
@@ -137,8 +140,11 @@ class Comparison:
         reasons: dict[str, list[str]] = {}
         for row in self.rows:
             if row.note:
-                reasons.setdefault(row.note, []).append(row.mechanism)
+                reason = row.note.removeprefix(f"{row.mechanism} ").removeprefix("is ")  # the name stands before it
+                reasons.setdefault(reason, []).append(row.mechanism)
         notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        if self.of_task:
+            notes.append("error: expected squared error of the task in the options; over time running sums by default.")
         unsafe = [row.mechanism for row in self.rows if row.verdict == UNSAFE]
         if unsafe:
             notes.append(f"{', '.join(unsafe)}: the ideal law keeps the claim, but release refuses it: {_WHY}.")
@@ -165,7 +171,7 @@ class Comparison:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=80).print(self)
+        Console(file=text, width=80).print(self)  # the width of most terminals
         return text.getvalue()
 
 
@@ -213,7 +219,8 @@ def compare(
         for recipe, law in proposals(shape, sensitivity, budget, options, names):
             rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options, copies))
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
-    return Comparison(_check.any_shape(shape), sensitivity, budget, tuple(rows), copies)
+    of_task = has_task(options, sensitivity)
+    return Comparison(_check.any_shape(shape), sensitivity, budget, tuple(rows), copies, of_task)
 
 
 def _name(law: NoiseLaw) -> str:

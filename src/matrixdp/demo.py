@@ -48,7 +48,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     except OSError as reason:
         raise InvalidInput(f"out must be a folder that can be written, got {str(out)!r} ({reason})") from None
 
-    console.rule("1. The records")
+    _heading(console, "1. The records")
     pixels, ink = _digits()
     console.print(
         f"{len(pixels)} pictures of handwritten digits, 8 x 8 pixels each, that come with scikit-learn. They are "
@@ -59,7 +59,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     moment = queries.second_moment(pixels, norm=1.0)
     histogram = queries.histogram(ink, edges=[INK, INK])
 
-    console.rule("2. One budget for both")
+    _heading(console, "2. One budget for both")
     shapes = [answer.value.shape for answer in (moment, histogram)]
     with console.status("planning"):
         plan = TOTAL.plan(
@@ -69,20 +69,20 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         f"In all we guarantee {TOTAL}. The noise of both is fixed at once, for the least error of an average entry of "
         "each, and what they guarantee together is certified before anything is released:"
     )
-    console.print(wrapped(str(plan), console.width) + "\n", markup=False, soft_wrap=True)
+    console.print(wrapped(str(plan), console.width), markup=False, soft_wrap=True)
 
-    console.rule("3. Which mechanism?")
+    _heading(console, "3. Which mechanism?")
     console.print(
-        "Alone, each release keeps less than the whole. What would the mechanisms add for that, and what does each "
-        "really give?"
+        "Each release has its part of the budget. How much noise would each mechanism add for that part, and what "
+        "does this noise really guarantee?\n"
     )
     answers = zip((moment, histogram), plan, strict=True)
     with console.status("comparing"):
         comparisons = [compare(answer.value.shape, answer.sensitivity, part.alone) for answer, part in answers]
     for comparison in comparisons:
-        console.print(comparison)
+        console.print(replace(comparison, rows=comparison.applicable))  # without why others propose no noise
 
-    console.rule("4. Two releases")
+    _heading(console, "4. Two releases")
     console.print("Each has the noise that was planned for it:")
     truths = {"second-moment": moment.value, "histogram": histogram.value}
     released = {
@@ -94,7 +94,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         certificate = wrapped(str(noisy.certificate), console.width)
         console.print(f"\n{name}.csv\n{certificate}", markup=False, soft_wrap=True)
 
-    console.rule("5. Better, for free")
+    _heading(console, "5. Better, for free")
     better = {
         "second-moment": postprocess.low_rank(postprocess.nearest_psd(released["second-moment"].value), DIRECTIONS),
         "histogram": postprocess.nonnegative(released["histogram"].value),
@@ -108,7 +108,7 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
         console.print(f"  {name:<13}  {before:.2f} as released, {after:.2f} after post-processing")
         (out / f"{name}-postprocessed.csv").write_bytes(_csv(better[name]))
 
-    console.rule("6. What was spent")
+    _heading(console, "6. What was spent")
     spent = Composition(tuple(Part(noisy.certificate) for noisy in released.values()), TOTAL)
     if not spent.meets(TOTAL):
         raise BudgetExceeded(f"the releases spent more than {TOTAL}")
@@ -126,10 +126,15 @@ def run(out: Path, console: Console, rng: np.random.Generator | None = None) -> 
     )
     plots.save(pictures, out / "demo.png")
     plots.save(plots.comparison_chart(*comparisons), out / "comparison.png")
-    console.rule("Files")
+    _heading(console, "Files")
     names = [f"{name}{end}" for name in truths for end in (".csv", ".certificate.json", "-postprocessed.csv")]
     for name in ["demo.png", "comparison.png", PLAN, *names]:
         console.print(f"  {out / name}", markup=False, soft_wrap=True)
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.rule(text)
 
 
 def _digits() -> tuple[Array, Array]:

@@ -127,7 +127,8 @@ def comparison_chart(*comparisons: Comparison) -> Figure:
     panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, comparison in zip(panels, comparisons, strict=True):
         _bars(panel, comparison)
-    panels[-1].set_xlabel("expected squared error of the whole matrix (log scale)")
+    whole = "the task" if any(comparison.of_task for comparison in comparisons) else "the whole matrix"
+    panels[-1].set_xlabel(f"expected squared error of {whole} (log scale)")
     present = {row.verdict for rows in shown for row in rows}
     keys = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="black", label=meaning)

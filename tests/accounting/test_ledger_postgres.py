@@ -162,10 +162,10 @@ def addresses(locked):
     host = "/nowhere"
     yield locked, "password is wrong"
     yield locked.replace(f":wrong-{CANARY}@", "@"), "password"
-    yield f"postgresql://user:{CANARY}@localhost:1/db?connect_timeout=2", "server is away"
-    yield f"postgresql://user:{CANARY}@/db?host={host}", "server is away"
-    yield f"postgresql://user:{CANARY}@localhost:{CANARY}/db", "cannot be read|server is away"
-    yield f"postgresql://user:{CANARY}@[localhost/db", "cannot be read|server is away"
+    yield f"postgresql://user:{CANARY}@localhost:1/db?connect_timeout=2", "server cannot be reached"
+    yield f"postgresql://user:{CANARY}@/db?host={host}", "server cannot be reached"
+    yield f"postgresql://user:{CANARY}@localhost:{CANARY}/db", "cannot be read|server cannot be reached"
+    yield f"postgresql://user:{CANARY}@[localhost/db", "cannot be read|server cannot be reached"
     yield locked.replace("/postgres?", f"/{CANARY}?").replace("ledger_keeper:wrong-", "postgres:"), "no such database"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -26,10 +27,23 @@ def test_help(call, command):
     assert "Usage:" in result.stdout
 
 
+def test_the_help_of_release_groups_its_options(call):
+    """Those of tables are refused with --query, and those of matrices with --domain: so they have headings."""
+    parts = re.split("╭─ ", call("release", "--help").stdout)
+    (matrix,) = (part for part in parts if part.startswith("A matrix of numbers, by --query"))
+    (table,) = (part for part in parts if part.startswith("A table of people's data, by --domain"))
+    assert "--norm" in matrix
+    assert "--norm" not in table
+    assert "--contributions" in table
+    assert "--contributions" not in matrix
+
+
 def test_version(call):
     result = call("--version")
     assert result.exit_code == 0
     assert result.stdout.startswith("matrixdp ")
+    as_a_module = subprocess.run([sys.executable, "-m", "matrixdp", "--version"], capture_output=True, text=True)
+    assert as_a_module.stdout == result.stdout
 
 
 def test_unknown_options_commands_and_missing_ones_are_refused(call):
@@ -126,6 +140,14 @@ def test_calibrate_prints_noise_and_certificate(call):
     assert str(certify(law, Frobenius(2.449), budget)) in result.stdout
     assert f"std error  {law.standard_error[0, 0]:.6g} in every entry" in result.stdout
     assert f"95 % of the noise lies within +-{law.half_width()[0, 0]:.6g} in every entry" in result.stdout
+
+
+def test_calibrate_prints_the_error_of_a_task(call):
+    asked = ("--shape", "8", "--sensitivity", "counts:1", "--epsilon", "1", "--delta", "1e-6")
+    least = compare((8,), Counts(1), Budget(1.0, 1e-6), workload="prefix").least_error
+    told = call("calibrate", "auto", *asked, "--option", "workload=prefix").stdout
+    assert f"expected squared error of the task: {least:.6g}" in told
+    assert "of the task" not in call("calibrate", "auto", *asked).stdout
 
 
 def test_calibrate_as_json(call):

@@ -166,7 +166,7 @@ def test_a_series_is_shown_with_its_plan(call, file):
         Ledger(file).spend(certificate, "epoch", count=3, sampling_rate=0.1, series="plan", planned=7)
     assert call("ledger", "show", file).stdout.count("3 of 7") == 2
     assert [entry["planned"] for entry in shown(call, file)["entries"]] == [7, 7]
-    assert "whole" in call("ledger", "verify", file).stdout
+    assert "intact" in call("ledger", "verify", file).stdout
 
 
 def test_bad_spends_are_refused(refused, file, tmp_path):
@@ -189,7 +189,7 @@ def test_export_and_verify(call, refused, file, tmp_path):
     assert verify_export(out.read_text().splitlines(), head)
     assert "exists already" in refused("ledger", "export", file, "--out", out)
     call("ledger", "spend", file, "--mu", "0.1")
-    assert "whole" in call("ledger", "verify", file, "--head", head).stdout
+    assert "intact" in call("ledger", "verify", file, "--head", head).stdout
     assert "does not contain" in refused("ledger", "verify", file, "--head", "0" * 64)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE documents SET content = replace(content, '0.1', '0.01')")

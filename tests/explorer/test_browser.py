@@ -195,7 +195,7 @@ def test_release_and_ledger(page, home, tmp_path):
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert "What is promised" in (tmp_path / "statement.html").read_text()
+    assert "What is guaranteed" in (tmp_path / "statement.html").read_text()
 
     go(page, "Ledger")
     page.click("#ledger_open")

@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pandas
@@ -144,7 +145,7 @@ def test_a_day_is_flushed_to_the_disk_before_it_is_answered(tmp_path, monkeypatc
 
     def flushed(handle):
         fsync(handle)
-        with sqlite3.connect(tmp_path / "stream") as connection:
+        with closing(sqlite3.connect(tmp_path / "stream")) as connection:
             released = connection.execute("SELECT count(*) FROM days").fetchone()[0]
         done.append((released, int((tmp_path / "stream.mark").read_text().split()[1])))
 

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from contextlib import closing
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -152,10 +153,10 @@ def test_a_level_with_all_of_mu_is_found(small, planted, level):
 
 
 def summed(values, estimate, largest):
-    connection = state.sqlite3.connect(":memory:")
-    for day, value in enumerate(values):
-        blocks.add_day(connection, np.array([value]), first=day == 0)
-    return float(blocks.remainder(connection, np.array([estimate]), largest)[0])
+    with closing(state.sqlite3.connect(":memory:")) as connection:
+        for day, value in enumerate(values):
+            blocks.add_day(connection, np.array([value]), first=day == 0)
+        return float(blocks.remainder(connection, np.array([estimate]), largest)[0])
 
 
 def test_sums_of_blocks_are_exact_to_second_order():

@@ -112,7 +112,7 @@ def test_figures_are_drawn(out, tmp_path):
         texts = [text.get_text() for text in chart.findobj(lambda part: hasattr(part, "get_text"))]
         for name in by:
             assert any(label in text for label in domain()[name].labels for text in texts)
-        assert any("95% for the noise that protects every row" in text for text in texts)
+        assert any("95 % for the noise that protects every row" in text for text in texts)
         chart.savefig(tmp_path / "chart.png")
     (panel, _) = out.plot().axes
     assert len(panel.texts) == out.value.size
@@ -197,8 +197,8 @@ def test_a_statement_says_what_the_certificate_says(out, tmp_path):
         for words in (
             "What was released",
             "About whom",
-            "What is promised",
-            "What is not promised",
+            "What is guaranteed",
+            "What is not guaranteed",
             "region",
             "smoker",
         ):
@@ -207,6 +207,12 @@ def test_a_statement_says_what_the_certificate_says(out, tmp_path):
     assert "data:image/svg+xml;base64," in out.statement("markdown")
     with pytest.raises(InvalidInput, match="kind"):
         out.statement("pdf")
+
+
+def test_a_statement_never_says_that_an_interval_always_holds(out):
+    assert "in 99.9 % of cases" in out.statement(level=0.999)
+    assert "in 95 % of cases" in out.statement()
+    assert "plus 0.000001," in out.statement()  # no exponents for readers who are not specialists
 
 
 def test_statements_escape_names_and_name_other_settings():

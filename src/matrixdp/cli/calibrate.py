@@ -26,6 +26,8 @@ def calibrate(
     """
     from matrixdp._rounding import rounded_up
     from matrixdp.budget import Budget
+    from matrixdp.mechanisms import expected_error
+    from matrixdp.mechanisms.choice import has_task
     from matrixdp.privacy.certificate import between
     from matrixdp.privacy.drawing import has_safe_sampler
 
@@ -50,6 +52,10 @@ def calibrate(
         )
         return
     show.text(f"Noise: {noise.describe()}; E||Z||^2 = {error:.6g}")
+    options = specs.mechanism_options(option or [])
+    if has_task(options, certificate.sensitivity):
+        of_task = expected_error(noise, options, certificate.sensitivity)
+        show.text(f"expected squared error of the task: {of_task:.6g}")
     if half is not None:
         show.text(f"95 % of the noise lies within +-{between(*half)}")
     show.text(certificate)

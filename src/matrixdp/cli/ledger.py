@@ -109,7 +109,7 @@ def display(
 
 
 @ledger.command(name="record")
-@ledger.command(short_help="Another name of record.")
+@ledger.command(short_help="The same as record.")
 def spend(
     place: Place,
     mu: Annotated[float | None, typer.Option(help="The mu of a Gaussian release made outside matrixdp.")] = None,
@@ -211,7 +211,7 @@ def verify(
     """
     with show.working("verifying"):
         found = opened_at(place, dataset).verify(head)
-    show.text(f"The chain is whole. Head: {found}")
+    show.text(f"The chain of hashes is intact. Head: {found}")
 
 
 @ledger.command()

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 # From this delta on, a warning says what delta means: it may have been mistaken for a significance level.
 LARGE_DELTA = 1e-3
 QUERIES = ("second-moment", "covariance", "mean", "sum", "histogram", "identity")
+# Options under headings of their own in the help.
+OfMatrix = partial(typer.Option, rich_help_panel="A matrix of numbers, by --query")
+OfTable = partial(typer.Option, rich_help_panel="A table of people's data, by --domain")
+OfBudget = partial(typer.Option, rich_help_panel="Budget and ledger")
 
 
 def release(
@@ -41,95 +46,93 @@ def release(
         ),
     ],
     query: Annotated[
-        str | None, typer.Option(help=f"What to release: {', '.join(QUERIES)}.", show_default="with --domain, counts")
+        str | None, OfMatrix(help=f"What to release: {', '.join(QUERIES)}.", show_default="with --domain, counts")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The epsilon to keep, above 0.", show_default=False)] = None,
+    epsilon: Annotated[float | None, OfBudget(help="The epsilon to keep, above 0.", show_default=False)] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="The delta to keep: 0, or well below 1/records.", show_default=False),
+        OfBudget(help="The delta to keep: 0, or well below 1/records.", show_default=False),
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
+        OfBudget(
             help="In place of --epsilon and --delta: a plan that `matrixdp ledger plan` wrote; needs --ledger.",
             show_default="none",
         ),
     ] = None,
     shared: Annotated[
         int | None,
-        typer.Option(help="Share --epsilon and --delta among this many releases; needs --ledger.", show_default="none"),
+        OfBudget(help="Share --epsilon and --delta among this many releases; needs --ledger.", show_default="none"),
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option(help=f"With --shared: a typical change, {FORMS}.", show_default="Gaussian noise"),
+        OfBudget(help=f"With --shared: a typical change, {FORMS}.", show_default="Gaussian noise"),
     ] = None,
-    norm: Annotated[float | None, typer.Option(help="Clip every record to this norm.")] = None,
-    low: Annotated[str | None, typer.Option(help="Clip entries from below: a number, or one per column.")] = None,
-    high: Annotated[str | None, typer.Option(help="Clip entries from above: a number, or one per column.")] = None,
+    norm: Annotated[float | None, OfMatrix(help="Clip every record to this norm.")] = None,
+    low: Annotated[str | None, OfMatrix(help="Clip entries from below: a number, or one per column.")] = None,
+    high: Annotated[str | None, OfMatrix(help="Clip entries from above: a number, or one per column.")] = None,
     edges: Annotated[
         list[str] | None,
-        typer.Option(help="Bin edges: start:stop:count, or a comma list. Give it twice for two columns."),
+        OfMatrix(help="Bin edges: start:stop:count, or a comma list. Give it twice for two columns."),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Use only these columns: names, or positions from 0, separated by commas.")
+        str | None, OfMatrix(help="Use only these columns: names, or positions from 0, separated by commas.")
     ] = None,
     adjacency: arguments.Adjacency = None,
-    average: Annotated[bool, typer.Option("--average", help="Divide by --size, or by the number of records.")] = False,
-    size: Annotated[int | None, typer.Option(help="A public number to divide by; add/remove needs it.")] = None,
-    center: Annotated[str | None, typer.Option(help="A public center for the covariance, per column.")] = None,
-    records_are: Annotated[str | None, typer.Option(help="For identity: rows or columns.")] = None,
+    average: Annotated[bool, OfMatrix("--average", help="Divide by --size, or by the number of records.")] = False,
+    size: Annotated[int | None, OfMatrix(help="A public number to divide by; add/remove needs it.")] = None,
+    center: Annotated[str | None, OfMatrix(help="A public center for the covariance, per column.")] = None,
+    records_are: Annotated[str | None, OfMatrix(help="For identity: rows or columns.")] = None,
     mechanism: Annotated[str, typer.Option(help="A mechanism's name, or auto for the least error.")] = "auto",
     option: arguments.Options = None,
     ledger: Annotated[
-        str | None, typer.Option(help="Charge the release to this ledger, or release nothing.", show_default="none")
+        str | None, OfBudget(help="Charge the release to this ledger, or release nothing.", show_default="none")
     ] = None,
     dataset: arguments.Dataset = None,
     analyst: arguments.Analyst = None,
     purpose: arguments.Purpose = None,
-    reservation: Annotated[str | None, typer.Option(help="The reservation it uses.", show_default="none")] = None,
+    reservation: Annotated[str | None, OfBudget(help="The reservation it uses.", show_default="none")] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Read Parquet on the workers of this Dask scheduler.", show_default="none")
+        str | None, OfMatrix(help="Read Parquet on the workers of this Dask scheduler.", show_default="none")
     ] = None,
     domain: Annotated[
         Path | None,
-        typer.Option(help="A table of people's data: what its columns can say (TOML).", show_default="none"),
+        OfTable(help="A TOML file with what each column can hold; `matrixdp domain` drafts it.", show_default="none"),
     ] = None,
-    by: Annotated[str | None, typer.Option(help="Count rows by these columns, separated by commas.")] = None,
+    by: Annotated[str | None, OfTable(help="Count rows by these columns, separated by commas.")] = None,
     cell_states: Annotated[
-        bool, typer.Option("--cell-states", help="Instead of counts: how many cells were clipped, unexpected, missing.")
+        bool, OfTable("--cell-states", help="Instead of counts: how many cells were clipped, unexpected, missing.")
     ] = False,
     marginals: Annotated[
         str | None,
-        typer.Option(
+        OfTable(
             help="Tables of counts together: a,b;c,d for tables by a and b and by c and d, or a number for all tables "
             "of up to that many columns."
         ),
     ] = None,
-    mean: Annotated[str | None, typer.Option(help="The mean of this column, in groups with --by.")] = None,
-    total: Annotated[str | None, typer.Option("--sum", help="The sum of this column, in groups with --by.")] = None,
+    mean: Annotated[str | None, OfTable(help="The mean of this column, in groups with --by.")] = None,
+    total: Annotated[str | None, OfTable("--sum", help="The sum of this column, in groups with --by.")] = None,
     weights: Annotated[
-        str | None, typer.Option(help="With --marginals: weights of the tables' errors, such as region,sex=2;age=0.5.")
+        str | None, OfTable(help="With --marginals: weights of the tables' errors, such as region,sex=2;age=0.5.")
     ] = None,
-    quantiles: Annotated[str | None, typer.Option(help="Quantiles of a column: age:0.25,0.5,0.75.")] = None,
+    quantiles: Annotated[str | None, OfTable(help="Quantiles of a column: age:0.25,0.5,0.75.")] = None,
     bins: Annotated[
         str | None,
-        typer.Option(
-            help="With --quantiles: a number of bins, whole for whole numbers, or edges.", show_default="65536"
-        ),
+        OfTable(help="With --quantiles: a number of bins, whole for whole numbers, or edges.", show_default="65536"),
     ] = None,
-    regress: Annotated[str | None, typer.Option(help="Least squares of a column on others: cost~age+sex.")] = None,
+    regress: Annotated[str | None, OfTable(help="Least squares of a column on others: cost~age+sex.")] = None,
     classify: Annotated[
-        str | None, typer.Option(help="Logistic regression of a column of two values: smoker~age+sex.")
+        str | None, OfTable(help="Logistic regression of a column of two values: smoker~age+sex.")
     ] = None,
     ridge: Annotated[
-        float | None, typer.Option(help="With --regress or --classify: the penalty on squared coefficients.")
+        float | None, OfTable(help="With --regress or --classify: the penalty on squared coefficients.")
     ] = None,
-    unit: Annotated[str | None, typer.Option(help="The column of ids whose owners are protected.")] = None,
-    contributions: Annotated[int | None, typer.Option(help="How many rows of a unit count.")] = None,
-    sql: Annotated[str | None, typer.Option(help="The SELECT whose rows are used, for a database.")] = None,
-    separator: Annotated[str | None, typer.Option(help="The separator of cells, for text.", show_default=",")] = None,
-    statement: Annotated[Path | None, typer.Option(help="Also write one page in plain language (.html, .md).")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Also draw the table (.png).")] = None,
+    unit: Annotated[str | None, OfTable(help="The column of ids whose owners are protected.")] = None,
+    contributions: Annotated[int | None, OfTable(help="How many rows of a unit count.")] = None,
+    sql: Annotated[str | None, OfTable(help="The SELECT whose rows are used, for a database.")] = None,
+    separator: Annotated[str | None, OfTable(help="The separator of cells, for text.", show_default=",")] = None,
+    statement: Annotated[Path | None, OfTable(help="Also write one page in plain language (.html, .md).")] = None,
+    figure: Annotated[Path | None, OfTable(help="Also draw the table (.png).")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Release a query on records, and next to it the certificate of what it guarantees.

@@ -73,7 +73,7 @@ def init(
             **specs.mechanism_options(option or []),
         )
     _show_guarantee(begun)
-    show.text(f"Begun: {state}, {begun.budget}")
+    show.text(f"Created: {state}, {begun.budget}")
 
 
 @stream.command()

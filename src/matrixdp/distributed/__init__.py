@@ -6,7 +6,7 @@
     distributed.release(*answer, Budget(1.0, 1e-6), ledger=ledger)      # a small matrix, noise drawn here
 
     answer = distributed.identity(features, norm=1.0)                   # a Dask array in, a Dask array out
-    out = distributed.release(*answer, Budget(1.0, 1e-6), ledger=ledger)
+    out = distributed.release(*answer, Budget(1.0, 1e-6), ledger=rows)  # another ledger: here a record is replaced
     dask.array.to_zarr(out.value, "released.zarr")                      # noise drawn on the workers
 
 Queries run immediately (`identity` when its result is computed), on the active `distributed.Client` or, without one, on

@@ -2,7 +2,7 @@
 
 There are two units of privacy, each with its own kind of uploads:
 
-- `ClientLevel`: neighbours differ in the whole dataset of a client. The update of the local epochs is clipped to a
+- `ClientLevel`: neighbours differ in the whole data set of a client. The update of the local epochs is clipped to a
   known box or ball. Noise calibrated to that set hides the client as a whole, and with it each of its records.
 - `RecordLevel`: neighbours differ in one record of a client. The client trains by DP-SGD and sends the result without
   further noise; there is no guarantee for the client as a whole. Noise may be correlated over the client's own steps.

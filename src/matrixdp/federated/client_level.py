@@ -27,12 +27,12 @@ from matrixdp.sensitivity import Sensitivity
 class ClientLevel(UploadPrivacy):
     """Uploads that hide the client as a whole; the settings are those of `UploadPrivacy`, and `size`.
 
-    Guarantee: client-level, adjacency replace: all uploads of a client together keep the budget, for any two datasets
-    of that client. It holds at record-level with the same numbers, as replacing a record replaces the dataset.
+    Guarantee: client-level, adjacency replace: all uploads of a client together keep the budget, for any two data sets
+    of that client. It holds at record-level with the same numbers, as replacing a record replaces the data set.
     Copies of its records at other clients are covered only by the guarantees of those clients.
     Source: yang2023matrix, section 8.2, type I: clipping of the accumulated update by its l-infinity norm.
     Deviates: (1) exact composition over the rounds instead of a theorem for any mechanism, and no amplification by
-        sampling, as sampling local batches does not hide a whole dataset; (2) noise of any law in the registry.
+        sampling, as sampling local batches does not hide a whole data set; (2) noise of any law in the registry.
 
     Args:
         size: "exact" sizes Gaussian noise by its certificate; "published" as the mechanism's theorem states, which may
@@ -64,12 +64,12 @@ class ClientLevel(UploadPrivacy):
 
     @property
     def adjacency(self) -> str:
-        """Replace: the whole dataset of a client is replaced."""
+        """Replace: the whole data set of a client is replaced."""
         return REPLACE
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """The differences between the clipped updates of two datasets."""
+        """The differences between the clipped updates of two data sets."""
         return self._ball(2 * self.clip)
 
     def noise(self, model: nn.Module) -> ParameterNoise:

@@ -107,7 +107,10 @@ def make_private(
             "augment and trust_loop exclude each other: augment records in the data set, or leave one out"
         )
     if not trust_loop and loss is None:
-        raise InvalidInput('loss must be given, such as nn.CrossEntropyLoss(reduction="none")')
+        raise InvalidInput(
+            'loss must be given, such as nn.CrossEntropyLoss(reduction="none"); or trust_loop=True, for a loop that '
+            "calls backward() itself"
+        )
     default = loader.collate_fn is torch.utils.data.default_collate
     collate = None if default else loader.collate_fn
     warnings.warn(_SAID + _BATCHES.get(options.get("order", "sampled"), "others"), stacklevel=2)

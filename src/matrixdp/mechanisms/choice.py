@@ -158,6 +158,11 @@ def expected_error(law: NoiseLaw, options: Mapping[str, Any], sensitivity: Sensi
     return task_error(task_of(shape, None, *utilities), law)
 
 
+def has_task(options: Mapping[str, Any], sensitivity: Sensitivity) -> bool:
+    """Whether `expected_error` is that of a task, and not of all entries alike."""
+    return isinstance(sensitivity, Participation) or any(options.get(name) is not None for name in ("workload", *_TASK))
+
+
 def _with_task(shape: Shape, sensitivity: Sensitivity, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with the workload built once, as that is slow; also checks weights and utilities."""
     task_of(shape, *map(options.get, _TASK))

@@ -51,7 +51,7 @@ def mvg(
     """Directional noise whose precisions share the budget of Theorem 3.
 
     Args:
-        gamma: the largest Frobenius norm that the value can have on any dataset, a public bound.
+        gamma: the largest Frobenius norm that the value can have on any data set, a public bound.
         radius: "published" uses the squared Laurent-Massart radius where the proof needs the radius (valid, looser);
             "laurent-massart" uses the radius itself.
         modes: "unimodal" gives the rows directions and leaves columns independent; "equimodal", for square symmetric

@@ -232,7 +232,7 @@ class Certificate(Guarantee):
 def between(least: float, largest: float) -> str:
     """A range of standard errors in words, or one number if all entries have the same."""
     low, high = f"{least:.6g}", f"{largest:.6g}"
-    return f"{low} in every entry" if low == high else f"{low} to {high}, as the entry"
+    return f"{low} in every entry" if low == high else f"{low} to {high}, by entry"
 
 
 def certify(

@@ -184,7 +184,7 @@ def stream(
     """`add_noise` chunk by chunk, for values that need not fit into memory.
 
     Args:
-        values: Anything with a shape that gives arrays of floats for slices of rows: an array, a memory map, a dataset
+        values: Anything with a shape that gives arrays of floats for slices of rows: an array, a memory map, a data set
             on disk. `numpy.broadcast_to(0.0, shape)` gives noise alone, and takes no memory.
         rows: Rows in a chunk, about a million entries by default.
         std, grid, key, threads: As for `add_noise`. Chunk i is drawn with `key.derive(i)`.

@@ -1,4 +1,4 @@
-"""Sensitivity sets: the differences V = f(X) - f(X') of a query's values on neighbouring datasets.
+"""Sensitivity sets: the differences V = f(X) - f(X') of a query's values on neighbouring data sets.
 
 A set carries the adjacency that it was derived for. All sets are symmetric (V and -V together) and contain every
 shorter multiple of their members, so only their extreme points matter.

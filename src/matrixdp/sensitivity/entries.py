@@ -18,10 +18,10 @@ from matrixdp.errors import InvalidInput
 
 
 class Sensitivity(ABC):
-    """A set of differences between the query's values on neighbouring datasets."""
+    """A set of differences between the query's values on neighbouring data sets."""
 
     adjacency: str
-    """Which datasets are neighbours."""
+    """Which data sets are neighbours."""
 
     @property
     def relation(self) -> str:
@@ -202,7 +202,7 @@ class L1(Sensitivity):
     Attributes:
         radius: the largest l1 norm of a difference.
         bound: the largest change of one entry, the argument `largest_entry`; None for the radius.
-        step: a power of two of which the query's values are whole multiples on every dataset, such as 1 for counts;
+        step: a power of two of which the query's values are whole multiples on every data set, such as 1 for counts;
             None for arbitrary values. Discrete noise is drawn on a grid. Arbitrary values are floored to it, which can
             lengthen the difference by up to two steps per entry, and so costs more noise.
 

@@ -31,11 +31,9 @@ class Relation:
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Source`."""
         return list(self.relation.columns)
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
-        """See `Source`."""
         with _check.withheld("reading the DuckDB relation"):
             chosen = [(_quoted(self.names[place]), str(self.relation.types[place])) for place in wanted]
             texts = [name if kind in ("FLOAT", "DOUBLE") else f"CAST({name} AS VARCHAR)" for name, kind in chosen]
@@ -52,7 +50,6 @@ class Sql:
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Source`."""
         with self._connected() as connection:
             if _is_duckdb(connection):
                 return Relation(connection.sql(self.query)).names
@@ -61,7 +58,6 @@ class Sql:
                 return [str(column[0]) for column in cursor.description]
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
-        """See `Source`."""
         names = self.names
         with self._connected() as connection:
             if _is_duckdb(connection):

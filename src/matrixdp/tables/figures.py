@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from matrixdp._check import Array
+from matrixdp._pages import covered
 from matrixdp.errors import InvalidInput
 from matrixdp.plots import figure_of
 from matrixdp.tables.statement import COUNTED, are_reliable
@@ -37,7 +38,7 @@ def figure(out: Labelled, level: float) -> Figure:
             _heat_map(place, axes, numbers, measure(out))
         else:
             _lines(place, axes, numbers, measure(out), bars=out.query["name"] in COUNTED)
-    note = f"Intervals of {level:.0%} for the noise that protects {_who(out)}"
+    note = f"Intervals of {covered(level)} for the noise that protects {_who(out)}"
     if not are_reliable(parts):
         note += "\nThe noise is large here: these intervals may hold less often"
     chart.supxlabel(note, fontsize=8, color="dimgray")

@@ -71,11 +71,9 @@ class Parquet:
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Source`."""
         return list(self.schema.names)
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
-        """See `Source`."""
         names = self.names
         with self._opened() as file:
             for batch in file.iter_batches(batch_size=ROWS, columns=[names[place] for place in wanted]):
@@ -138,14 +136,12 @@ class CsvFile:
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Source`."""
         if self._columns is None:
             with self._opened() as rows:
                 self._columns = [cell.strip() for cell in next(rows, [])]
         return self._columns
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
-        """See `Source`."""
         width = len(self.names)
         with self._opened() as rows:
             if self._rest is not None:  # a stream, whose header was read with the names

@@ -23,7 +23,6 @@ class Frame:
     read: Callable[[Sequence[int]], Iterator[Batch]]
 
     def batches(self, wanted: Sequence[int]) -> Iterator[Batch]:
-        """See `Source`."""
         with _check.withheld("reading the frame"):
             yield from self.read(wanted)
 

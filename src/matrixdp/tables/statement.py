@@ -18,6 +18,7 @@ from matrixdp._pages import (
     NOT_FOR_SEVERAL,
     NOT_SIGNED,
     Part,
+    covered,
     guess,
     guess_picture,
     in_numbers,
@@ -41,19 +42,19 @@ def statement(out: Labelled, kind: str, level: float) -> str:
     """The page, as Markdown or HTML."""
     hashed = digest(saved(out.certificate)[0].encode())
     closing = (
-        "The certificate holds every number that the promise follows from. Anybody can check it without the data: "
+        "The certificate holds every number that the guarantee follows from. Anybody can check it without the data: "
         f"matrixdp verify FILE. SHA-256 of the certificate as saved: {hashed}"
     )
     picture = guess_picture(_best_guess(out), "with this release, at most")
-    return page("What was released, and what is promised", _parts(out, level), closing, kind, picture)
+    return page("What was released, and what is guaranteed", _parts(out, level), closing, kind, picture)
 
 
 def _parts(out: Labelled, level: float) -> list[Part]:
     return [
         ("What was released", list(_released(out, level))),
         ("About whom", list(_about(out))),
-        ("What is promised", list(_promised(out))),
-        ("What is not promised", list(_not_promised())),
+        ("What is guaranteed", list(_guaranteed(out))),
+        ("What is not guaranteed", list(_not_guaranteed())),
     ]
 
 
@@ -77,14 +78,14 @@ def _released(out: Labelled, level: float) -> Iterator[str]:
         whole = all(float(value).is_integer() for _, numbers in parts for value in numbers["value"])
         yield (
             f"Random noise was added to every number, with a standard error of {_range(errors)}. A number is within "
-            f"{rounded_up(widest)} of what the data say in {level:.0%} of cases. So numbers can be "
+            f"{rounded_up(widest)} of what the data say in {covered(level)} of cases. So numbers can be "
             f"negative{'' if whole else ' or not whole'}."
         )
     else:
         about = " about" if out.query["name"] in FITTED else " at least"
         yield (
             "Random noise was added before they were computed. Each number has an interval, which contains what "
-            f"the data say in{about} {level:.0%} of cases."
+            f"the data say in{about} {covered(level)} of cases."
         )
         if not are_reliable(parts):
             yield NOT_RELIABLE
@@ -170,7 +171,7 @@ def _about(out: Labelled) -> Iterator[str]:
         )
 
 
-def _promised(out: Labelled) -> Iterator[str]:
+def _guaranteed(out: Labelled) -> Iterator[str]:
     certificate = out.certificate
     delta = certificate.budget.delta if certificate.budget else 1e-6
     epsilon, who = certificate.epsilon(delta), _who(out)
@@ -187,7 +188,7 @@ def _promised(out: Labelled) -> Iterator[str]:
         yield f"It covers {certificate.covers}."
 
 
-def _not_promised() -> Iterator[str]:
+def _not_guaranteed() -> Iterator[str]:
     yield NOT_ABOUT_GROUPS
     yield "Anything about other releases from the same data. Their losses add up; a ledger keeps the sum."
     yield "That the data are right or complete. The error bars are for the noise alone."

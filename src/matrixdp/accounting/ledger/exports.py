@@ -72,8 +72,8 @@ class LedgerVerification(Verification):
     def __str__(self) -> str:
         verdict = "verified" if self else "NOT verified"
         lines = [
-            f"Ledger {verdict}: {self.entries} entries, {self.compared} numbers compared, "
-            f"{len(self.findings)} disagree",
+            f"Ledger {verdict}: {self.entries} entr{'y' if self.entries == 1 else 'ies'}, "
+            f"{self.compared} numbers compared, {len(self.findings)} disagree",
             *([f"  spent: epsilon {rounded_up(self.spent)} of {self.budget}"] if self.spent is not None else []),
             f"  head: {self.head}",
         ]

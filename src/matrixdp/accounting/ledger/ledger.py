@@ -53,7 +53,7 @@ class Ledger(Account):
         adjacency: which data sets are neighbours; if it is not given at creation, the first spend fixes it.
         adaptive: False, at creation, states that the noise, counts and sampling rates of all releases are fixed
             before the first answer. Then no share of delta is held back, and the total is that of an Accountant.
-        timeout: how many seconds to wait for other processes that are writing, or for a server that is away.
+        timeout: how many seconds to wait for other processes that are writing, or for a server that cannot be reached.
         dataset: which data set the releases are made from; a database has one ledger for each.
         analyst: who asks for the releases; like the data set, the default of every spend.
         purpose: the default of what spends are for.

@@ -133,7 +133,7 @@ _UNREADABLE = (
     "the address cannot be read: write it as postgresql://user@host/database, with characters such as @ / : % "
     "percent-encoded"
 )
-_LOST = "the server is away or the connection was lost; check that it runs, and the host and the port"
+_LOST = "the server cannot be reached, or the connection was lost; check that it runs, and the host and the port"
 
 
 class PostgresSession:
@@ -216,7 +216,7 @@ class Postgres:
     Args:
         address: the address of the database, as psycopg takes it.
         dataset: which of its ledgers.
-        timeout: how many seconds to wait for other writers, and for a server that is away.
+        timeout: how many seconds to wait for other writers, and for a server that cannot be reached.
     """
 
     path, loses_answers = None, True

@@ -92,19 +92,19 @@ def statement(facts: Facts, kind: str) -> str:
     parts = [
         ("What was released", list(_released(facts))),
         ("About whom", list(_about(facts))),
-        ("What is promised", list(_promised(facts))),
+        ("What is guaranteed", list(_guaranteed(facts))),
         ("Who asked for it", list(_who_asked(facts))),
-        ("What is not promised", list(_not_promised(facts))),
+        ("What is not guaranteed", list(_not_guaranteed(facts))),
     ]
     share = _share(facts.spent, facts.budget.delta) if len(facts.units) == 1 else 1.0
     picture = guess_picture(share, "with all releases, at most")
-    return page(f"{facts.dataset}: what was released {time}, and what is promised", parts, closing, kind, picture)
+    return page(f"{facts.dataset}: what was released {time}, and what is guaranteed", parts, closing, kind, picture)
 
 
 def _released(facts: Facts) -> Iterator[str]:
-    yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} entries of the ledger."
+    yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} spends of the ledger."
     for entry in facts.entries:
-        words = [f"{entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
+        words = [f"Entry {entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
         words += [f"{entry.count} releases"] * (entry.count > 1) + [entry.in_words]
         words += [f"for {entry.purpose}"] * (entry.purpose is not None)
         words += ["stated, not computed here"] * entry.stated
@@ -113,13 +113,12 @@ def _released(facts: Facts) -> Iterator[str]:
 
 def _about(facts: Facts) -> Iterator[str]:
     for unit in facts.units:
-        one = "record" if unit == "record" else f"{unit}, with all that is known of it"
-        yield f"Every {one} of the data set is protected."
+        yield f"Every {unit} of the data set is protected{'' if unit == 'record' else ', with all of its records'}."
     if facts.units == ["record"]:
         yield "A person with several records is protected less."
 
 
-def _promised(facts: Facts) -> Iterator[str]:
+def _guaranteed(facts: Facts) -> Iterator[str]:
     who = f"any one {listed(facts.units)}"
     words: dict[str, str] = {ADD_REMOVE: "left out", REPLACE: "replaced by another"}
     changed = words.get(facts.adjacency or "", "counted as nothing")
@@ -134,7 +133,7 @@ def _promised(facts: Facts) -> Iterator[str]:
         return
     yield (
         f"All releases together, of all years, would look nearly the same if {who} were {changed}. So whatever happens "
-        "to somebody because of them would have been nearly as likely without."
+        "to somebody because of them would have been nearly as likely without that person in the data."
     )
     yield in_numbers(facts.spent, facts.budget.delta)
     yield guess(f"the data of {who}", _share(facts.spent, facts.budget.delta), "all releases so far")
@@ -163,7 +162,7 @@ def _who_asked(facts: Facts) -> Iterator[str]:
         yield "Nobody yet."
 
 
-def _not_promised(facts: Facts) -> Iterator[str]:
+def _not_guaranteed(facts: Facts) -> Iterator[str]:
     yield NOT_ABOUT_GROUPS
     yield "Anything about releases from the same data that were not charged to this ledger."
     stated = sum(entry.stated for entry in facts.entries)

@@ -113,7 +113,7 @@ def _claim(claim: Claim) -> Tag:
     epsilon = rounded_up(claim.true_epsilon, 3) if claim.true_epsilon < math.inf else "none"
     return card(
         "R1SMG beside its claim",
-        tags.p(tags.strong(verdict), " Its noise has rank one, and leaves other directions bare."),
+        tags.p(tags.strong(verdict), " Its noise has rank one, so all other directions have none."),
         tags.div(
             facts(("Claimed (epsilon, delta)", f"({claim.claimed.epsilon:g}, {claim.claimed.delta:g})")),
             facts(("True delta at that epsilon", rounded_up(claim.true_delta, 3))),

@@ -33,7 +33,7 @@ def page(ledger: str) -> Tag:
         ui.output_ui("ledger_code"),
         ui.output_ui("ledger_hint"),
     )
-    lead = "What was spent, by whom, what is left, and whether the record is whole."
+    lead = "What was spent, by whom, what is left, and whether its chain of hashes is intact."
     return view("Ledger", lead, controls, results)
 
 
@@ -70,7 +70,7 @@ def _left(found: Shown) -> Tag:
             facts(("Adjacency", found.adjacency or "not fixed yet")),
             class_="mdp-tiles",
         ),
-        tags.p("The chain of entries is whole.", tags.span(kept), " Head: ", tags.code(found.head), class_="mdp-hash"),
+        tags.p("The chain of hashes is intact.", tags.span(kept), " Head: ", tags.code(found.head), class_="mdp-hash"),
     )
 
 

@@ -107,8 +107,8 @@ def _table(found: Planned) -> Tag:
         f" at delta {budget.delta:g}, of {budget.epsilon:g}.",
     )
     caption = (
-        "Errors are half the width of a 95 % interval. Those of means, quantiles and regressions are for made rows, "
-        f"{found.request.rows:,} of them, spread evenly over the domain."
+        "Errors are half the width of a 95 % interval. Those of means, quantiles and regressions are for "
+        f"{found.request.rows:,} synthetic rows, spread evenly over the domain."
     )
     return card("Error bars", total, columns_of(heads, rows, caption, text=2))
 
