@@ -48,7 +48,7 @@ def test_an_export_verifies_without_the_ledger(ledger, lines):
     assert found.budget == BUDGET
     text = str(found)
     assert text.startswith("Ledger verified: 5 entries, ")
-    assert "1 entries (2)" in text
+    assert "1 entry (2)" in text
     assert "nothing is signed" in text
     assert verify_export(rehashed(copy.deepcopy(lines)))  # so that the changes below are found by what they change
 

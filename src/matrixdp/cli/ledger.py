@@ -96,11 +96,12 @@ def display(
             }
         )
         return
+    from matrixdp._pages import counted
     from matrixdp._rounding import rounded_up
 
     show.text(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}")
     # rounded to the private side: what was spent up, what is left down
-    number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
+    number = counted(len(entries), "entry")
     show.text(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}")
     show.text(f"Left for one release: {room(remaining, opened.budget)}")
     for entry in entries:

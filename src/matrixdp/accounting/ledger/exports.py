@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from matrixdp import _check
+from matrixdp._pages import counted
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.accountant import check_secret
 from matrixdp.accounting.composition import Composition
@@ -70,7 +71,7 @@ class LedgerVerification(Verification):
     def __str__(self) -> str:
         verdict = "verified" if self else "NOT verified"
         lines = [
-            f"Ledger {verdict}: {self.entries} entries, {self.compared} numbers compared, "
+            f"Ledger {verdict}: {counted(self.entries, 'entry')}, {self.compared} numbers compared, "
             f"{len(self.findings)} disagree",
             *([f"  spent: epsilon {rounded_up(self.spent)} of {self.budget}"] if self.spent is not None else []),
             f"  head: {self.head}",
@@ -325,7 +326,9 @@ class _Check:
             self.found("head", "the chain does not contain the head that was kept: entries were removed or rewritten")
         if self.stated:
             some = ", ".join(map(str, self.stated[:8])) + (", ..." if len(self.stated) > 8 else "")
-            self.remarks.append(f"Merely stated, and not computed again: {len(self.stated)} entries ({some}).")
+            self.remarks.append(
+                f"Merely stated, and not computed again: {counted(len(self.stated), 'entry')} ({some})."
+            )
         if kept is None:
             self.remarks.append(_NOT_COMPUTED)
         return LedgerVerification(
