@@ -246,9 +246,11 @@ def event_of(record: Mapping[str, Any], found: str, read: Callable[[str], Docume
 def _check_fields(fields: Mapping[str, Any]) -> None:
     """Raises InvalidInput unless the fields of an entry are of the right kind, and the time is one in UTC."""
     for name in ("number", "count", "planned"):
-        if not _check.count(name, fields.get(name, 1)) < 2**63:
-            raise InvalidInput(f"{name} must be below 2^63")
-    check_sampling_rate(fields.get("sampling_rate", 1.0))
+        value = fields.get(name, 1)
+        if not (type(value) is int and 0 < value < 2**63):
+            raise InvalidInput(f"{name} must be a whole number from 1 to below 2^63")
+    if "sampling_rate" in fields:
+        check_sampling_rate(fields["sampling_rate"])
     for name in ("time", "note", "series", "dataset", "analyst", "purpose", "unit", "key", "kind", "reservation"):
         if not isinstance(fields.get(name, ""), str):
             raise InvalidInput(f"{name} must be a text")
