@@ -108,6 +108,12 @@ def covered(level: float) -> str:
     return f"{100 * level:.10g} %"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things, in the singular or the plural: 1 entry, 2 entries."""
+    several = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number} {thing if number == 1 else several}"
+
+
 def listed(names: list[str]) -> str:
     """Names joined as in a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

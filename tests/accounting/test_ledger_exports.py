@@ -48,7 +48,7 @@ def test_an_export_verifies_without_the_ledger(ledger, lines):
     assert found.budget == BUDGET
     text = str(found)
     assert text.startswith("Ledger verified: 5 entries, ")
-    assert "1 entries (2)" in text
+    assert "1 entry (2)" in text
     assert "nothing is signed" in text
     assert verify_export(rehashed(copy.deepcopy(lines)))  # so that the changes below are found by what they change
 
@@ -143,7 +143,7 @@ def test_words_are_bound_by_a_head_that_was_kept(ledger, lines):
         for path, value in changes(line):
             if is_word("entry" if number else "header", path):
                 changed = changed_at(lines, number, path, value)
-                if path != ("epsilon",):  # less of it may be too little
+                if path not in (("epsilon",), ("time",)):  # less may be too little, and another text is no time
                     assert verify_export(rehashed(copy.deepcopy(changed))), path
                 found = verify_export(rehashed(changed), kept)
                 assert not found
@@ -186,9 +186,9 @@ def test_an_entry_that_claims_to_be_older_is_found(tmp_path):
     for line in changed[1:-1]:
         for field in ("planned", "charged_mu", "charged_delta"):
             del line[field]
-    changed[-1]["spent"] = verify_export(rehashed(changed)).spent
     found = verify_export(rehashed(changed))
-    assert {finding.entry for finding in found.findings} == {"entry 1, planned", "entry 2, planned"}
+    assert [finding.entry for finding in found.findings] == ["entry 1"]
+    assert "before schema 3" in str(found)
 
 
 @pytest.mark.parametrize(

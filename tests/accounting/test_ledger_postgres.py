@@ -129,7 +129,7 @@ def test_what_the_owner_changes_is_found(place, admin, statement):
     with pytest.raises(LedgerError, match="changed by other means"):
         opened.verify()
     with pytest.raises(LedgerError, match="changed by other means"):
-        Ledger(**place)
+        Ledger(**place).verify()
 
 
 def test_one_database_has_many_ledgers(place):

@@ -67,6 +67,17 @@ def test_quotas_and_reservations_of_pure_releases(new):
     tenth(new(analyst="ben"))
 
 
+def test_a_stated_pure_guarantee_is_reserved_as_it_is(new):
+    """A release that keeps delta = 0 is drawn exactly, so no error of a sampler is reserved with it."""
+    ledger = new(PURE)
+    profile = release([3, 4], Counts(1), TENTH).certificate.profile
+    ledger.reserve("later", Guarantee(profile, "add/remove"), count=2)
+    assert ledger.spent() == pytest.approx(0.2)
+    tenth(new(reservation="later"))
+    assert ledger.spent() == pytest.approx(0.2)
+    assert ledger.give_back("later") == 1
+
+
 def test_a_law_that_was_not_drawn_is_refused(new):
     """Its own delta is 0; that of what `law.sample()` draws from tables is not."""
     ledger, drawn = new(PURE), tenth(None)

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import dp_event as dp
 
 from ledgers import BUDGET, MU, SHARED, guarantee
-from matrixdp import Accountant, Budget
+from matrixdp import Accountant, Budget, Ledger
 from matrixdp.accounting.composition import Composition, Part
 from matrixdp.accounting.ledger import file as file_store
 from matrixdp.accounting.ledger.elsewhere import parts_of
@@ -371,6 +371,18 @@ def test_an_event_of_several_releases_is_one_block(new):
     assert [(entry.count, entry.charged_mu == 0.0) for entry in entries] == [(1, False), (3, True), (1, True)]
     assert ledger.record(event, "elsewhere", key="5eed") != []
     assert verify_export(ledger.export())
+
+
+def test_a_record_needs_an_adjacency_unless_its_certificate_has_one(path):
+    ledger = Ledger(path, BUDGET)
+    with pytest.raises(InvalidInput, match="adjacency is missing"):
+        ledger.record({"mu": 0.1})
+    ledger.record(guarantee(0.1, "replace"))
+    assert ledger.adjacency == "replace"
+    ledger.record({"mu": 0.1})
+    with pytest.raises(InvalidInput, match="adjacency must be that of the certificate, replace, got add/remove"):
+        ledger.record(guarantee(0.1, "replace"), adjacency="add/remove")
+    assert len(ledger.history()) == 2
 
 
 @pytest.mark.parametrize(

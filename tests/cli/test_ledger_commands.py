@@ -81,7 +81,9 @@ def test_a_spend_from_a_certificate(call, refused, file, tmp_path):
     assert (entry.profile, entry.total_variation) == (certificate.profile, certificate.total_variation)
     assert entry.certificate.to_json() == certificate.to_json()
     assert entry.certificate.verify()
-    assert "does not agree" in refused("ledger", "spend", file, "--certificate", written, "--relation", "replace")
+    assert "must be that of the certificate" in refused(
+        "ledger", "spend", file, "--certificate", written, "--relation", "replace"
+    )
 
 
 def test_a_spend_from_a_certificate_of_noise_that_is_not_gaussian(call, file, tmp_path):
@@ -171,7 +173,7 @@ def test_a_series_is_shown_with_its_plan(call, file):
 
 def test_bad_spends_are_refused(refused, file, tmp_path):
     assert "one of --mu, --rho, --epsilon" in refused("ledger", "spend", file)
-    assert "--adjacency must be" in refused("ledger", "spend", file, "--mu", "0.1")
+    assert "adjacency is missing" in refused("ledger", "spend", file, "--mu", "0.1")
     assert "--mu must be" in refused("ledger", "spend", file, "--mu", "nan", "--adjacency", "replace")
     assert "cannot be read" in refused("ledger", "spend", file, "--certificate", tmp_path / "missing.json")
     for command in ("show", "verify", "export"):

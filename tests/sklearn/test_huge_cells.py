@@ -71,3 +71,17 @@ def test_a_center_far_off_is_refused_whatever_the_records_are(budget):
     for cell in (0.5, 1.7e308):
         with pytest.raises(InvalidInput, match="center must lie within"):
             PrivateCovariance(norm=1.0, center=-1e307, budget=budget).fit(np.full((60, 2), cell))
+
+
+def test_a_label_that_cannot_be_compared_is_not_quoted():
+    class Label:
+        def __eq__(self, other):
+            raise RuntimeError("Canary-7")
+
+        __hash__ = None
+
+    labels = np.array([Label()] * 20, dtype=object)
+    model = PrivateLogisticRegression(low=-1, high=1, classes=[0, 1], epsilon=1.0, delta=1e-6)
+    with pytest.raises(InvalidInput, match="comparing y with the classes") as refused:
+        model.fit(np.zeros((20, 2)), labels)
+    assert "Canary-7" not in str(refused.value)

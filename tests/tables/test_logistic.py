@@ -13,7 +13,7 @@ from hospital import domain, hospital
 from matrixdp import Budget, Counts, Ledger
 from matrixdp.accounting.composition import Composition
 from matrixdp.errors import InvalidInput, NotApplicable
-from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Table
+from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Table, logistic
 from matrixdp.tables.logistic import GRADIENT, HESSIAN, MOMENT, _statistic
 
 BUDGET = Budget(1.0, 1e-6)
@@ -99,6 +99,33 @@ def test_one_row_changes_no_more_than_the_sets_say():
             assert answer.sensitivity.contains(answer.value)
     widest = _statistic(HESSIAN, np.ones((1, 4)) / 2, "add/remove", None)
     assert not widest.sensitivity.contains(1.001 * widest.value)
+
+
+def test_what_a_row_contributes_depends_on_that_row_alone(monkeypatch):
+    """Whoever else is in the table, to the last bit: all others would otherwise change with a neighbour."""
+    rng = np.random.default_rng(5)
+    features, positive = rng.uniform(-1, 1, (1000, 63)), np.zeros(1000, dtype=bool)
+    directions = rng.normal(size=(20, 64))
+
+    def contributions(chosen):
+        """The rows that are added up, with the same answers for all data."""
+        seen = []
+
+        def noisy(self, of, rows, rng):
+            seen.append(np.array(rows))
+            return 300 * directions[len(seen) % 20] if of == GRADIENT else 4 * np.eye(64)
+
+        monkeypatch.setattr(logistic.LogisticRegression, "_noisy", noisy)
+        ends = -np.ones(63), np.ones(63)
+        fit = logistic.LogisticRegression(features[chosen], positive[chosen], *ends, BUDGET, penalty=1.0, steps=20)
+        fit.release()
+        return seen
+
+    everybody = contributions(np.arange(1000))
+    for left_out in (0, 1, 500, 999):
+        others = np.delete(np.arange(1000), left_out)
+        for whole, part in zip(everybody, contributions(others), strict=True):
+            assert np.array_equal(whole[others], part)
 
 
 def test_no_rows_are_no_error():

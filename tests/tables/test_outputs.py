@@ -10,11 +10,13 @@ import pandas
 import polars
 import pyarrow.parquet
 import pytest
+from matplotlib.cbook import is_math_text
+from matplotlib.text import Text
 
 from hospital import domain, hospital
 from matrixdp import REPLACE, Budget, plots
 from matrixdp.errors import InvalidInput
-from matrixdp.tables import Categorical, Domain, Numeric, Table, figures
+from matrixdp.tables import Boolean, Categorical, Domain, Numeric, Table, figures
 from matrixdp.tables.statement import COUNTED
 
 BUDGET = Budget(1.0, 1e-6)
@@ -229,3 +231,16 @@ def test_statements_escape_names_and_name_other_settings():
     assert "How many cells of each column" in report
     assert "from 0 to 9; values outside are moved to the nearer end; missing values are not counted" in report
     assert "How many rows there are. 1 number in all" in table.counts().release(BUDGET).statement()
+
+
+def test_a_label_with_dollars_is_drawn_as_it_is():
+    """matplotlib would set "$50-$100" as a formula without dollars, and fail on some labels after the charge."""
+    labels, name = ["$50-$100", r"$\x$", "none"], "paid $a$"
+    frame = pandas.DataFrame({name: labels, "unit $u$": ["a", "b", "c"], "late": [True, False, True]})
+    table = Table(frame, Domain({name: Categorical(labels), "late": Boolean()}), unit="unit $u$", contributions=1)
+    for by in ((name,), (name, "late"), ("late", name)):
+        chart = table.counts(*by).release(Budget(1.0, 1e-6)).plot()
+        chart.savefig(io.BytesIO(), format="png")
+        texts = [text.get_text() for text in chart.findobj(Text)]
+        assert any("50-" in text for text in texts)
+        assert not any(is_math_text(text) for text in texts)

@@ -242,6 +242,39 @@ def test_days_of_any_range_and_zone():
     assert Table(frame, column).counts("t").value[-2:].tolist() == [1, 1]
 
 
+def _on_arrow(cells, kind):
+    return pandas.arrays.ArrowExtensionArray(pyarrow.array([*cells, None]).view(kind))
+
+
+def _in_zone(day, zone):
+    return pandas.Series([day, day, None]).dt.tz_localize("UTC").dt.tz_convert(zone)
+
+
+FAR, FAR_DAYS = (2**62, -(2**62)), np.array([2**30, -(2**30)], dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        _on_arrow(FAR, pyarrow.timestamp("s", "Asia/Tokyo")),
+        _on_arrow(FAR, pyarrow.timestamp("us", "America/New_York")),
+        _on_arrow(FAR, pyarrow.date64()),
+        _on_arrow(FAR, pyarrow.time64("ns")),
+        _on_arrow(FAR_DAYS, pyarrow.date32()),
+        _on_arrow([b"\xff", b"\xfe"], pyarrow.string()),
+        _in_zone(pandas.Timestamp.max, "Asia/Tokyo"),
+        _in_zone(pandas.Timestamp.min, "EST"),
+    ],
+    ids=lambda column: str(column.dtype),
+)
+def test_no_cell_of_a_pandas_column_makes_reading_fail(column):
+    """Python has no object for such days, and no text for such bytes."""
+    frame = pandas.DataFrame({"t": column})
+    for kind in (Date("2026-01-01", "2026-12-31"), Categorical(["a"]), Numeric(0, 1, bins=2), Boolean()):
+        assert Table(frame, Domain({"t": kind})).counts("t").value[-2:].tolist() == [2, 1]
+        assert Table(frame, Domain({"t": kind}), unit="t", contributions=1).counts("t").value.sum() <= 2
+
+
 @pytest.mark.parametrize(
     "cell",
     [

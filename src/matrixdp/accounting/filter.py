@@ -282,15 +282,14 @@ def charge(block: Block, k: float, adjacency: str) -> Charge:
 
 
 def is_enough(block: Block, charged: Charge) -> bool:
-    """Whether a charge that was read is large enough; for blocks that are not Gaussian, only whether mu is above 0.
+    """Whether a charge that was read is large enough; for blocks that are not Gaussian, mu need only be above 0.
 
-    Recomputing their charges takes long; `ledger.exports` does so.
+    Recomputing their mu takes long; `ledger.exports` does so.
     """
-    if not _is_gaussian(block):
-        return charged.mu > 0.0
     least = charge(block, 0.0, "")
-    enough = charged.mu >= least.mu * (1.0 - 1e-9) and charged.delta >= least.delta * (1.0 - 1e-9)
-    return enough or charged.mu == math.inf  # which no budget allows
+    revealed = charged.delta >= least.delta * (1.0 - 1e-9)
+    enough = charged.mu >= least.mu * (1.0 - 1e-9) if _is_gaussian(block) else charged.mu > 0.0
+    return (enough and revealed) or charged.mu == math.inf  # which no budget allows
 
 
 def _mu_without_sampling(block: Block) -> float:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matrixdp import _check
-from matrixdp.adjacency import checked
 from matrixdp.cli import arguments, files, show, specs
 from matrixdp.cli.specs import FORMS
 from matrixdp.errors import InvalidInput
@@ -97,11 +96,12 @@ def display(
             }
         )
         return
+    from matrixdp._pages import counted
     from matrixdp._rounding import rounded_up
 
     show.text(f"Budget: {opened.budget}, adjacency {opened.adjacency or 'not fixed yet'}")
     # rounded to the private side: what was spent up, what is left down
-    number = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
+    number = counted(len(entries), "entry")
     show.text(f"Spent: epsilon {rounded_up(spent)} at delta {opened.budget.delta:g}, in {number}")
     show.text(f"Left for one release: {room(remaining, opened.budget)}")
     for entry in entries:
@@ -147,9 +147,6 @@ def spend(
         raise InvalidInput("give one of --mu, --rho, --epsilon (with --delta) or --certificate")
     opened = opened_at(place, dataset)
     found = {**given, "delta": delta} if epsilon is not None else given or _read(certificate)
-    stated = adjacency or opened.adjacency if given else getattr(found, "adjacency", None)
-    if adjacency not in (None, stated):
-        raise InvalidInput(f"--adjacency {adjacency} does not agree with the certificate, which says {stated}")
     for name, value in given.items():
         _check.positive(f"--{name}", value)
     (entry,) = opened.record(
@@ -158,7 +155,7 @@ def spend(
         made=made,
         count=count,
         sampling_rate=sampling_rate,
-        adjacency=checked(stated, "--adjacency"),
+        adjacency=adjacency,
         analyst=analyst,
         purpose=purpose,
         unit=unit,

@@ -67,6 +67,7 @@ def reserve(
     Example: matrixdp ledger reserve budget.db weekly --mu 0.05 --count 52 --analyst ada
     """
     from matrixdp import _check
+    from matrixdp._pages import counted
     from matrixdp.adjacency import checked
     from matrixdp.privacy.guarantee import GaussianProfile, Guarantee
 
@@ -74,7 +75,7 @@ def reserve(
     relation = checked(adjacency or opened.adjacency, "--adjacency")
     asked = Guarantee(GaussianProfile(_check.positive("--mu", mu)), relation)
     found = opened.reserve(name, asked, count=count, note=note, analyst=analyst, purpose=purpose)
-    show.text(f"Reserved: {name}, {found.count} release{'s' * (found.count != 1)}")
+    show.text(f"Reserved: {name}, {counted(found.count, 'release')}")
 
 
 @ledger.command(name="give-back")

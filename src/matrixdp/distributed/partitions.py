@@ -7,22 +7,32 @@ A row group is read in batches, so that a worker's memory does not depend on the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dask
 import dask.array
 import numpy as np
 
+from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import load
-from matrixdp.queries.records import FIRST, is_file, name_of
+from matrixdp.queries.records import FIRST, Rows, is_file, name_of, read
 from matrixdp.secure.kernels import Floats
 
 if TYPE_CHECKING:
     import pyarrow
+
+FAN_IN = 8
+"""The number of partial sums that one task adds up."""
+
+Part = tuple[int, Any]
+"""How many records, and the sum over them; None without records."""
+
+NO_RECORDS = "records: every partition is empty"
 
 BATCH_ENTRIES = 1 << 22
 """Entries of a row group that are read at a time: 16 MiB of float32."""
@@ -91,7 +101,7 @@ class Partition:
 
 
 @dataclass(frozen=True, eq=False)
-class Partitions:
+class Partitions(Rows):
     """All records, and the names or positions of the columns that were chosen."""
 
     parts: list[Partition]
@@ -100,6 +110,46 @@ class Partitions:
     def zeros(self) -> Array:
         """One record of zeros, on which a query gives the same sensitivity as on any records."""
         return np.zeros((1, len(self.columns)))
+
+    @property
+    def width(self) -> int:
+        """See `Rows`."""
+        return len(self.columns)
+
+    def total(self, add_up: Callable[[Array], Any]) -> tuple[Any, int]:
+        """See `Rows`; partial sums are added up in a tree."""
+        partial_sum, sum_up = dask.delayed(_partial, pure=False), dask.delayed(_sum_up, pure=False)
+        tree = [partial_sum(part.content, part.place, self.columns, add_up) for part in self.parts]
+        while len(tree) > 1:
+            tree = [sum_up(tree[first : first + FAN_IN]) for first in range(0, len(tree), FAN_IN)]
+        with _check.withheld("computing the partitions"):
+            count, total = tree[0].compute()
+        if total is None:
+            raise InvalidInput(NO_RECORDS)
+        return total, count
+
+
+def _partial(content: Any, place: str, columns: tuple[Any, ...], add_up: Callable[[Array], Any]) -> Part:
+    """The sum over one partition; runs on a worker."""
+    found = pieces(content, place, columns)
+    return _sum_up((len(piece), named(place, lambda records: add_up(read(records)), piece)) for piece in found)
+
+
+def _sum_up(parts: Iterable[Part]) -> Part:
+    """The sum of parts, with the total number of records."""
+    count, total = 0, None
+    for more, part in parts:
+        count += more
+        total = part if total is None else total if part is None else total + part
+    return count, total
+
+
+def named(place: str, function: Callable[[Any], Any], piece: Any) -> Any:
+    """Applies the function to a piece; its errors name the partition, and like those of `load` never quote a cell."""
+    try:
+        return function(piece)
+    except InvalidInput as error:
+        raise InvalidInput(f"{place}: {error}") from None
 
 
 def pieces(content: Any, place: str, columns: tuple[Any, ...]) -> Iterator[Any]:

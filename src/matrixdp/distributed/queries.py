@@ -1,15 +1,13 @@
 """Queries on partitioned records: one pass, on the workers.
 
-Each query but `identity` is computed from sums over the records. A worker clips the records of its partition and adds
-them up as integers, with the code of `matrixdp.queries`, and the partial sums are added up in a tree. Integer sums are
-exact, so the answer equals that of one machine to the last bit, whatever the partitions (see
-`matrixdp.queries.exact_sums`). The sensitivity depends on the arguments alone (under replace also on the number of
-records, which is public), so it is computed from one record of zeros.
+Each query but `identity` is that of `matrixdp.queries`, on `partitions`. A worker clips the records of its partition
+and adds them up as integers, and the partial sums are added up in a tree. Integer sums are exact, so the answer equals
+that of one machine to the last bit, whatever the partitions (see `matrixdp.queries.exact_sums`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,23 +17,19 @@ import numpy as np
 
 from matrixdp import _check, queries
 from matrixdp._check import Array
-from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
-from matrixdp.distributed.partitions import Partitions, partitions, pieces
+from matrixdp.adjacency import ADD_REMOVE, REPLACE, takes_relation
+from matrixdp.distributed.partitions import NO_RECORDS, Partitions, named, partitions, pieces
 from matrixdp.errors import InvalidInput
-from matrixdp.queries import Answer, clipping, exact_sums
+from matrixdp.queries import Answer
 from matrixdp.queries.answer import with_columns
-from matrixdp.queries.clipping import Ball, Box
-from matrixdp.queries.exact_sums import Integers
-from matrixdp.queries.moments import change_in_covariance, covariance_query
-from matrixdp.queries.records import read
-
-FAN_IN = 8
-"""The number of partial sums that one task adds up."""
 
 Query = Callable[..., Answer]
-Part = tuple[int, Any]  # how many records, and the sum over them: Integers, an array of counts, or None without records
 
-NO_RECORDS = "records: every partition is empty"
+
+def _asked(query: Query, records: Any, columns: Any, **options: Any) -> Answer:
+    """A query on partitions, with the columns that were chosen."""
+    answer = query(partitions(records, columns), **options)
+    return Answer(answer.value, answer.sensitivity, with_columns(answer.query, columns))
 
 
 @takes_relation
@@ -57,12 +51,7 @@ def sum(
         >>> distributed.sum(records, norm=1.0).sensitivity
         Frobenius(radius=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
-    query = partial(queries.sum, norm=norm, low=low, high=high, adjacency=adjacency)
-    found = partitions(records, columns)
-    known = query(found.zeros())  # also refuses wrong arguments before anything is read
-    bounds = clipping.region(norm, low, high, len(found.columns))
-    total, _ = _total(found, partial(_vector, bounds=bounds))
-    return Answer(exact_sums.vector_value(total, bounds, 1), known.sensitivity, with_columns(known.query, columns))
+    return _asked(queries.sum, records, columns, norm=norm, low=low, high=high, adjacency=adjacency)
 
 
 @takes_relation
@@ -85,16 +74,7 @@ def mean(
         >>> distributed.mean(records, norm=1.0, size=1000).sensitivity
         Frobenius(radius=0.001, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
-    query = partial(queries.mean, norm=norm, low=low, high=high, adjacency=adjacency)
-    found = partitions(records, columns)
-    query(found.zeros(), size=size)
-    bounds = clipping.region(norm, low, high, len(found.columns))
-    total, count = _total(found, partial(_vector, bounds=bounds))
-    divisor = clipping.divisor(size, count, adjacency)
-    known = query(found.zeros(), size=divisor)
-    return Answer(
-        exact_sums.vector_value(total, bounds, divisor), known.sensitivity, with_columns(known.query, columns)
-    )
+    return _asked(queries.mean, records, columns, norm=norm, low=low, high=high, adjacency=adjacency, size=size)
 
 
 @takes_relation
@@ -116,14 +96,8 @@ def second_moment(
         >>> distributed.second_moment(records, norm=1.0).sensitivity
         RankOne(radius=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
-    query = partial(queries.second_moment, norm=norm, adjacency=adjacency, average=average)
-    found = partitions(records, columns)
-    query(found.zeros(), size=size)
-    ball = Ball(norm)
-    total, count = _total(found, partial(_moments, ball=ball))
-    divisor = clipping.divisor(size, count, adjacency) if average else 1
-    known = query(found.zeros(), size=divisor if average else None)
-    return Answer(exact_sums.moment_value(total, ball, divisor), known.sensitivity, with_columns(known.query, columns))
+    options = {"norm": norm, "adjacency": adjacency, "average": average, "size": size}
+    return _asked(queries.second_moment, records, columns, **options)
 
 
 @takes_relation
@@ -145,28 +119,8 @@ def covariance(
         >>> distributed.covariance(records, norm=1.0, size=1000).sensitivity
         RankOne(radius=0.0632455532033676, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
-    query = partial(queries.covariance, norm=norm, adjacency=adjacency, center=center)
-    found = partitions(records, columns)
-    query(np.zeros((2, len(found.columns))), size=size)
-    ball = Ball(norm)
-    middle = None if center is None else _check.broadcast("center", center, (len(found.columns),))
-    total, count = _total(found, partial(_moments, ball=ball, center=middle))
-    divisor = clipping.divisor(size, count, adjacency)
-    if center is not None:
-        value = exact_sums.moment_value(total, ball, divisor)
-    else:
-        value = exact_sums.scatter_value(total, ball, count, divisor)
-    asked = covariance_query(columns, norm, checked(adjacency), center, divisor, count)
-    return Answer(value, change_in_covariance(value.shape, **asked["parameters"]), asked)
-
-
-def _vector(records: Any, bounds: Ball | Box) -> Integers:
-    return exact_sums.vector(read(records), bounds)
-
-
-def _moments(records: Any, ball: Ball, center: Array | None = None) -> Integers:
-    rows = read(records)
-    return exact_sums.moments(rows if center is None else rows - center, ball)
+    options = {"norm": norm, "adjacency": adjacency, "center": center, "size": size}
+    return _asked(queries.covariance, records, columns, **options)
 
 
 @takes_relation
@@ -180,15 +134,7 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
         >>> distributed.histogram(records[:, 0], edges=[-2, -1, 0, 1, 2]).sensitivity
         Counts(cells=1, bound=1.0, adjacency=<Adjacency.ADD_REMOVE: 'add/remove'>)
     """
-    query = partial(queries.histogram, edges=edges, adjacency=adjacency)
-    found = partitions(records, columns)
-    known = query(found.zeros())
-    total, _ = _total(found, partial(_counts, query=query))
-    return Answer(total, known.sensitivity, with_columns(known.query, columns))
-
-
-def _counts(records: Any, query: Query) -> Array:
-    return query(records).value  # whole numbers, whose sums are exact in floats
+    return _asked(queries.histogram, records, columns, edges=edges, adjacency=adjacency)
 
 
 @takes_relation
@@ -253,43 +199,8 @@ def _clipped(content: Any, place: str, columns: tuple[Any, ...], query: Query, r
     for piece in pieces(content, place, columns):
         last = first + len(piece)
         if last <= rows:
-            value[first:last] = _at(place, query, piece).value
+            value[first:last] = named(place, query, piece).value
         first = last
     if first != rows:
         raise InvalidInput(f"{place}: has {first} records where it had {rows}; the data were changed")
     return value
-
-
-def _total(found: Partitions, add_up: Callable[[Any], Any]) -> tuple[Any, int]:
-    """The sum over all partitions, and the number of records."""
-    partial_sum, sum_up = dask.delayed(_partial, pure=False), dask.delayed(_sum_up, pure=False)
-    tree = [partial_sum(part.content, part.place, found.columns, add_up) for part in found.parts]
-    while len(tree) > 1:
-        tree = [sum_up(tree[first : first + FAN_IN]) for first in range(0, len(tree), FAN_IN)]
-    with _check.withheld("computing the partitions"):
-        count, total = tree[0].compute()
-    if total is None:
-        raise InvalidInput(NO_RECORDS)
-    return total, count
-
-
-def _partial(content: Any, place: str, columns: tuple[Any, ...], add_up: Callable[[Any], Any]) -> Part:
-    """The sum over one partition; runs on a worker."""
-    return _sum_up((len(piece), _at(place, add_up, piece)) for piece in pieces(content, place, columns))
-
-
-def _sum_up(parts: Iterable[Part]) -> Part:
-    """The sum of parts, with the total number of records."""
-    count, total = 0, None
-    for more, part in parts:
-        count += more
-        total = part if total is None else total if part is None else total + part
-    return count, total
-
-
-def _at(place: str, function: Callable[[Any], Any], piece: Any) -> Any:
-    """Applies the function to a piece; its errors name the partition, and like those of `load` never quote a cell."""
-    try:
-        return function(piece)
-    except InvalidInput as error:
-        raise InvalidInput(f"{place}: {error}") from None

@@ -128,15 +128,15 @@ def region(norm: Any, low: Any, high: Any, columns: int) -> Ball | Box:
     return Box(ends[0], ends[1])
 
 
-def divisor(size: Any, count: int, adjacency: str) -> int:
-    """The public number that a mean divides by: `size`, or the number of records where that is public.
+def divisor(size: Any, adjacency: str) -> int | None:
+    """The public number that a mean divides by; None for the number of records, where that is public.
 
     Raises:
         InvalidInput: under ADD_REMOVE without a size, since there the number of records is itself private.
     """
     if size is None:
         if adjacency != ADD_REMOVE:
-            return count
+            return None
         raise InvalidInput(
             "size is missing: a public constant to divide by, known without the data. Under add/remove the number of "
             "records is private, and dividing by it is not covered by the guarantee. If that number is public, use "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
 from matrixdp.errors import InvalidInput
 from matrixdp.queries.answer import Answer, changes, query
-from matrixdp.queries.records import load
+from matrixdp.queries.records import rows_of
 from matrixdp.sensitivity import Counts
 
 Cells = npt.NDArray[np.intp]
@@ -38,19 +39,24 @@ def histogram(records: Any, *, edges: Any, columns: Any = None, adjacency: str =
         Answer(value: private, shape (3,); add/remove: one cell changes, by at most 1)
     """
     asked = query("histogram", columns=columns, edges=edges, adjacency=checked(adjacency))
-    rows = load(records, columns)
-    dimensions = rows.shape[1]
+    rows = rows_of(records, columns)
+    dimensions = rows.width
     if dimensions > 2:
         raise InvalidInput(
             f"histogram counts in 1 or 2 dimensions, got {dimensions} columns; choose one or two (columns)"
         )
     borders = [_borders("edges", edges)] if dimensions == 1 else _pair(edges)
+    counts, _ = rows.total(partial(_counts, borders=borders))
+    asked["parameters"]["edges"] = borders
+    return Answer.of(counts, asked)
+
+
+def _counts(rows: Array, borders: list[Array]) -> Array:
+    """How many records each cell has: whole numbers, whose sums are exact in floats."""
     shape = tuple(len(border) - 1 for border in borders)
     places, inside = cells_of(rows, borders)
     cells = np.ravel_multi_index(tuple(place[inside] for place in places), shape)
-    counts = np.bincount(cells, minlength=int(np.prod(shape))).reshape(shape)
-    asked["parameters"]["edges"] = borders
-    return Answer.of(counts.astype(np.float64), asked)
+    return np.bincount(cells, minlength=int(np.prod(shape))).reshape(shape).astype(np.float64)
 
 
 def cells_of(rows: Array, borders: list[Array]) -> tuple[list[Cells], npt.NDArray[np.bool_]]:

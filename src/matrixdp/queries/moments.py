@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, checked, takes_rel
 from matrixdp.errors import InvalidInput
 from matrixdp.queries import clipping, exact_sums
 from matrixdp.queries.answer import Answer, changes, query
-from matrixdp.queries.records import load, read
+from matrixdp.queries.exact_sums import Integers
+from matrixdp.queries.records import load, rows_of
 from matrixdp.queries.sparse import sparse_sum
 from matrixdp.sensitivity import L1, RankOne
 
@@ -57,12 +59,12 @@ def second_moment(
     adjacency = checked(adjacency)
     if size is not None and not average:
         raise InvalidInput(f"size={_check.shown(size)} divides only when average=True; set it, or leave size out")
-    rows = read(records, columns)
-    ball = clipping.Ball(norm)
-    divisor = clipping.divisor(size, len(rows), adjacency) if average else 1
+    rows, ball = rows_of(records, columns), clipping.Ball(norm)
+    divisor = clipping.divisor(size, adjacency) if average else 1
     asked = query("second-moment", columns=columns, norm=norm, adjacency=adjacency, size=divisor)
-    value = exact_sums.moment_value(exact_sums.moments(rows, ball), ball, divisor)
-    return Answer.of(value, asked)
+    total, count = rows.total(partial(exact_sums.moments, ball=ball))
+    divisor = asked["parameters"].setdefault("size", count)
+    return Answer.of(exact_sums.moment_value(total, ball, divisor), asked)
 
 
 @changes("second-moment")
@@ -116,24 +118,23 @@ def covariance(
         (2, 2)
     """
     adjacency = checked(adjacency)
-    rows = read(records, columns)
-    ball = clipping.Ball(norm)
-    divisor = clipping.divisor(size, len(rows), adjacency)
+    rows, ball = rows_of(records, columns), clipping.Ball(norm)
+    divisor = clipping.divisor(size, adjacency)
+    asked = query("covariance", columns=columns, norm=norm, adjacency=adjacency, center=center, size=divisor)
+    parameters = asked["parameters"]
+    change_in_covariance((rows.width,) * 2, **{"size": 1, "records": 2, **parameters})  # refuses what it cannot be
+    middle = None if center is None else clipping.center_of(center, (rows.width,))
+    total, count = rows.total(partial(_moments_about, ball=ball, center=middle))
+    divisor = parameters.setdefault("size", count)
     if center is not None:
-        middle = clipping.center_of(center, rows.shape[1:])
-        value = exact_sums.moment_value(exact_sums.moments(rows - middle, ball), ball, divisor)
-    else:
-        value = exact_sums.scatter_value(exact_sums.moments(rows, ball), ball, len(rows), divisor)
-    asked = covariance_query(columns, norm, adjacency, center, divisor, len(rows))
-    return Answer.of(value, asked)
+        return Answer.of(exact_sums.moment_value(total, ball, divisor), asked)
+    if adjacency == REPLACE:
+        parameters["records"] = count  # public, and the set depends on it
+    return Answer.of(exact_sums.scatter_value(total, ball, count, divisor), asked)
 
 
-def covariance_query(columns: Any, norm: float, adjacency: str, center: Any, size: int, records: int) -> dict[str, Any]:
-    """The query of a covariance, with the number of records if the set depends on it; that number is then public."""
-    counted = records if center is None and adjacency == REPLACE else None
-    return query(
-        "covariance", columns=columns, norm=norm, adjacency=adjacency, center=center, size=size, records=counted
-    )
+def _moments_about(rows: Array, ball: clipping.Ball, center: Array | None) -> Integers:
+    return exact_sums.moments(rows if center is None else rows - center, ball)
 
 
 @changes("covariance")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +29,40 @@ Order = Literal["C", "K"]  # row by row in memory, or as given
 REMEDY = "drop or fill such records before the query, or choose other columns"
 FIRST = "matrixdp: position of the first row"
 """The attribute of a data frame that is part of a larger one: row numbers in messages start from it."""
+
+
+class Rows(ABC):
+    """Records that a query adds up, wherever they are: here, or in partitions of `matrixdp.distributed`."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """How many columns were chosen."""
+
+    @abstractmethod
+    def total(self, add_up: Callable[[Array], Any]) -> tuple[Any, int]:
+        """The sum of what a function gives for parts of the records, and the number of records."""
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory(Rows):
+    """Records in one array, which is their only part."""
+
+    values: Array
+
+    @property
+    def width(self) -> int:
+        """See `Rows`."""
+        return int(self.values.shape[1])
+
+    def total(self, add_up: Callable[[Array], Any]) -> tuple[Any, int]:
+        """See `Rows`."""
+        return add_up(self.values), len(self.values)
+
+
+def rows_of(records: Any, columns: Any = None) -> Rows:
+    """Records as `load` reads them, or as they are if they can be added up already."""
+    return records if isinstance(records, Rows) else InMemory(read(records, columns))
 
 
 def load(records: Any, columns: Any = None) -> Array:

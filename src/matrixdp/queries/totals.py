@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from matrixdp._check import Array, Shape
+from matrixdp._check import Shape
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, checked, takes_relation
 from matrixdp.queries import clipping, exact_sums
 from matrixdp.queries.answer import Answer, changes, query
 from matrixdp.queries.clipping import Ball, Box
-from matrixdp.queries.records import read
+from matrixdp.queries.exact_sums import Integers
+from matrixdp.queries.records import Rows, rows_of
 from matrixdp.sensitivity import Entrywise, Frobenius, Sensitivity
 
 
@@ -48,9 +50,10 @@ def sum(
         (2,)
     """
     asked = query("sum", columns=columns, norm=norm, low=low, high=high, adjacency=checked(adjacency))
-    rows = read(records, columns)
-    bounds = clipping.region(norm, low, high, rows.shape[1])
-    return _summed(rows, bounds, 1, asked)
+    rows = rows_of(records, columns)
+    bounds = clipping.region(norm, low, high, rows.width)
+    total, _ = _summed(rows, bounds, asked)
+    return Answer.of(exact_sums.vector_value(total, bounds, 1), asked)
 
 
 @takes_relation
@@ -85,16 +88,18 @@ def mean(
         (1,)
     """
     adjacency = checked(adjacency)
-    rows = read(records, columns)
-    bounds = clipping.region(norm, low, high, rows.shape[1])
-    divisor = clipping.divisor(size, len(rows), adjacency)
+    rows = rows_of(records, columns)
+    bounds = clipping.region(norm, low, high, rows.width)
+    divisor = clipping.divisor(size, adjacency)
     asked = query("mean", columns=columns, norm=norm, low=low, high=high, adjacency=adjacency, size=divisor)
-    return _summed(rows, bounds, divisor, asked)
+    total, count = _summed(rows, bounds, asked)
+    divisor = asked["parameters"].setdefault("size", count)
+    return Answer.of(exact_sums.vector_value(total, bounds, divisor), asked)
 
 
-def _summed(rows: Array, bounds: Ball | Box, divisor: int, asked: Mapping[str, Any]) -> Answer:
-    change = change_in_mean(rows.shape[1:], **asked["parameters"])  # refuses bounds too small for exact sums
-    return Answer(exact_sums.vector_value(exact_sums.vector(rows, bounds), bounds, divisor), change, asked)
+def _summed(rows: Rows, bounds: Ball | Box, asked: Mapping[str, Any]) -> tuple[Integers, int]:
+    change_in_mean((rows.width,), **asked["parameters"])  # refuses bounds too small for exact sums
+    return rows.total(partial(exact_sums.vector, bounds=bounds))
 
 
 @changes("sum")

@@ -72,9 +72,11 @@ class PrivateLogisticRegression(ClassifierMixin, PrivateEstimator):
         low, high = bounds_of(self.low, self.high, records.shape[1])
         _check.choice("mechanism", self.mechanism, ("auto",))
         places = limited(self, np.arange(len(records)), ids, contributions)
+        with _check.withheld("comparing y with the classes"):
+            positive = np.asarray(target == classes[1], dtype=bool)
         prepared = LogisticRegression(
             records[places],
-            (target == classes[1])[places],
+            positive[places],
             low,
             high,
             self._budget(),

@@ -164,7 +164,7 @@ def released_covariance(
         return np.asarray(estimator._release(answer, ledger, contributions).value)
     if center is None:
         raise InvalidInput("center must be given where delta is 0: a public vector, or 0 for second moments")
-    size = divisor(estimator.size, len(records), checked(estimator.adjacency))
+    size = divisor(estimator.size, checked(estimator.adjacency)) or len(records)
     answer = answered(queries.moment_entries, records - center_of(center, records.shape[1:]), **asked)
     entries = estimator._release(answer, ledger, contributions).value
     return full_matrix(entries) * (norm**2 / size)

@@ -121,8 +121,8 @@ def _lines(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str, *,
         panel.tick_params(labelsize=8 if apart else 10)
     if bars:
         panels[0].axvline(0, color="black", linewidth=0.8)
-    panels[-1].set_xlabel(f"{label}, each on its own scale" if apart else label)
-    place.supylabel(name, fontsize=10)
+    panels[-1].set_xlabel(_plain(f"{label}, each on its own scale" if apart else label))
+    place.supylabel(_plain(name), fontsize=10)
 
 
 def _heat_map(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str) -> None:
@@ -132,8 +132,8 @@ def _heat_map(place: SubFigure, axes: Axes, numbers: dict[str, Any], label: str)
     image = panel.imshow(value, cmap="cividis", aspect="auto", interpolation="nearest")
     panel.set_xticks(range(len(columns)), [_short(each) for each in columns], rotation=45, ha="right")
     panel.set_yticks(range(len(rows)), rows)
-    panel.set(xlabel=name, ylabel=", ".join(each for each, _ in axes[:-1]))
-    place.colorbar(image, ax=panel, label=label, shrink=0.9, pad=0.02)
+    panel.set(xlabel=_plain(name), ylabel=_plain(", ".join(each for each, _ in axes[:-1])))
+    place.colorbar(image, ax=panel, label=_plain(label), shrink=0.9, pad=0.02)
     if value.size <= MOST_NUMBERS:
         _write(panel, value, (high - low) / 2, whole=label == "rows")
 
@@ -155,9 +155,14 @@ def _digits(number: float, digits: int) -> str:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= LABEL else label[: LABEL - 1] + "…"
+    return _plain(label if len(label) <= LABEL else label[: LABEL - 1] + "…")
+
+
+def _plain(text: str) -> str:
+    """The text as it is: matplotlib takes what is between two dollars for a formula."""
+    return text.replace("$", r"\$")
 
 
 def _who(out: Labelled) -> str:
     unit = out.query["parameters"].get("unit")
-    return "every row" if unit is None else f"every {unit}"
+    return "every row" if unit is None else f"every {_plain(unit)}"

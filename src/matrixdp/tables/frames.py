@@ -90,8 +90,19 @@ def _pandas(frame: Any, wanted: Sequence[int]) -> Iterator[Batch]:
 
 
 def _pandas_cells(column: Any) -> Cells:
-    """Columns of numpy types as they are; others as objects of pandas, such as NA and Timestamp."""
-    return Cells(_known(column.to_numpy()) if isinstance(column.dtype, np.dtype) else list(column.astype(object)))
+    """Columns of numpy types as they are; those that Arrow holds, or may hold, by Arrow; others as objects.
+
+    As objects of pandas, days far away and bytes that are not text would fail.
+    """
+    import pandas
+    import pyarrow
+
+    if isinstance(column.dtype, np.dtype):
+        return Cells(_known(column.to_numpy()))
+    on_arrow = isinstance(column.dtype, (pandas.ArrowDtype, pandas.DatetimeTZDtype))
+    if on_arrow or getattr(column.dtype, "storage", None) == "pyarrow":
+        return arrow_cells(pyarrow.array(column))
+    return Cells(list(column.astype(object)))
 
 
 def _dask(frame: Any, wanted: Sequence[int]) -> Iterator[Batch]:

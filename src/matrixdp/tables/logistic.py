@@ -116,7 +116,8 @@ class LogisticRegression:
         """
         self._middle, self._half = (np.asarray(high) + low) / 2, (np.asarray(high) - low) / 2
         u = centred(features, low, high)
-        self._z, self._positive = np.column_stack([np.ones(len(u)), u]), np.asarray(positive, dtype=np.float64)
+        z = np.column_stack([np.ones(len(u)), u])
+        self._z, self._positive = np.asfortranarray(z), np.asarray(positive, dtype=np.float64)
         if not len(u):  # a record of zeros adds nothing to any sum
             self._z, self._positive = np.zeros((1, u.shape[1] + 1)), np.zeros(1)
         self._ridge = np.diag([1e-9] + [_check.positive("penalty", penalty)] * u.shape[1])
@@ -173,14 +174,14 @@ class LogisticRegression:
         curvature = self._curvature(MOMENT, self._z, rng)[0] / 4 + self._ridge
         b, points, gradients = np.zeros(len(self._ridge)), [], []
         for _ in range(self._steps):
-            rows = (scipy.special.expit(self._z @ b) - self._positive)[:, None] * self._z
+            rows = (self._probabilities(b) - self._positive)[:, None] * self._z
             gradient = self._noisy(GRADIENT, rows, rng) + self._ridge @ b
             points.append(b)
             gradients.append(gradient)
             b = b - np.linalg.solve(curvature, gradient)
         later = slice(self._steps // 2, None)
         b, gradient = np.mean(points[later], axis=0), np.mean(gradients[later], axis=0)
-        p = scipy.special.expit(self._z @ b)
+        p = self._probabilities(b)
         hessian, reliable = self._curvature(HESSIAN, np.sqrt(p * (1 - p))[:, None] * self._z, rng)
         inverse = np.linalg.inv(hessian + self._ridge)
         spread = float(np.max(self._certificates[GRADIENT].law.standard_error)) / math.sqrt(len(points[later]))
@@ -222,6 +223,16 @@ class LogisticRegression:
         if not (float(found.mu or math.inf) <= self._mu and found.total_variation <= planned.total_variation):
             raise NumericalFailure("a release would have cost more than was charged for it; use fewer steps")
         return np.asarray(prepared.release().value)
+
+    def _probabilities(self, b: Array) -> Array:
+        """The probability of the second class for each record, which depends on that record alone to the last bit.
+
+        In a matrix product the rounding may depend on the number of records and on a record's place.
+        """
+        scores = np.zeros(len(self._z))
+        for column, weight in zip(self._z.T, b, strict=True):
+            scores += column * weight
+        return np.asarray(scipy.special.expit(scores))
 
     def _curvature(self, of: str, rows: Array, rng: np.random.Generator | None) -> tuple[Array, bool]:
         """A noisy second moment, its eigenvalues raised to at least its noise, and whether they were well above."""

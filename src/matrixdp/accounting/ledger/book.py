@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from matrixdp.accounting.filter import Spent
 from matrixdp.accounting.ledger.chain import DOCUMENTS, Document, Fields, Header, hashed, link
 from matrixdp.accounting.ledger.entries import Change, Entry, event_of
 from matrixdp.accounting.ledger.spends import check_note
 from matrixdp.accounting.ledger.store import Found, Session, Store, tampered
-from matrixdp.accounting.ledger.totals import Total
-from matrixdp.budget import Budget
+from matrixdp.accounting.ledger.totals import Total, before_the_first
 from matrixdp.errors import InvalidInput, LedgerError, MatrixDPError
 from matrixdp.privacy.records import encode
+from matrixdp.privacy.verification import FAULTS, said
+
+_FAULTS = (MatrixDPError, *FAULTS)
 
 
 class Book:
@@ -37,12 +38,10 @@ class Book:
     def _open(self, session: Session) -> Header:
         header = session.header()
         try:
-            self.budget = Budget(header.epsilon, header.delta)
+            self.origin = before_the_first(header)
         except InvalidInput:
             raise tampered(self.store.name, "its budget is not valid") from None
-        self.adaptive = header.adaptive != 0
-        spent = Spent(self.budget, self.adaptive, several=header.adaptive == 2)
-        self.origin = Total(0, header.genesis(), header.relation, spent)
+        self.budget, self.adaptive = self.origin.spent.budget, self.origin.spent.adaptive
         self.verified = self._check_all(session)
         return header
 
@@ -61,7 +60,7 @@ class Book:
 
     def catch_up(self, session: Session) -> Total:
         """Reads and checks the entries written since the last read, and gives the current total."""
-        self.verified = self.verified.followed_by(self._walk(session, self.verified))
+        self.verified = self._followed(session, self.verified)
         return self.verified
 
     def append(
@@ -79,7 +78,7 @@ class Book:
         after = before.followed_by([event])
         check(after, event)
         session.append(record, head, documents)
-        before.followed_by(self._walk(session, before))  # reads the entry back: only what verifies is committed
+        self._followed(session, before)  # reads the entry back: only what verifies is committed
         return event, after
 
     def change(self, kind: str, note: str, prepare: Callable[[Total, str], Fields]) -> Change:
@@ -109,7 +108,9 @@ class Book:
 
         def work(session: Session) -> tuple[Total, bool]:
             self.catch_up(session)  # finds a file that was reset to an earlier state since the last look
-            return self._check_all(session), head in (None, self.origin.head) or session.has_hash(str(head))
+            total = self._check_all(session)
+            session.check_documents()  # not when a database is opened: whoever may spend can insert one, without harm
+            return total, head in (None, self.origin.head) or session.has_hash(str(head))
 
         return self.store.read(work)
 
@@ -134,9 +135,20 @@ class Book:
 
     def _check_all(self, session: Session) -> Total:
         session.check_pages()
-        total = self.origin.followed_by(self._walk(session, self.origin))
+        total = self._followed(session, self.origin)
         session.check_complete(total.entries)
         return total
+
+    def _followed(self, session: Session, since: Total) -> Total:
+        """A verified total with all entries after it, each of which must follow from those before it."""
+        after = since.followed_by([])
+        for event in self._walk(session, since):
+            try:
+                after.add(event)
+            except _FAULTS as reason:
+                finding = f"entry {event.number} does not follow from those before it ({said(reason)})"
+                raise tampered(self.store.name, finding) from None
+        return after
 
     def _walk(self, session: Session, since: Total) -> Iterator[Entry | Change]:
         """The entries after a verified total; each is checked before it is yielded."""
@@ -158,7 +170,7 @@ class Book:
                 entry = event_of(record, head, document)
             except LedgerError:
                 raise
-            except (KeyError, TypeError, ValueError, AttributeError, MatrixDPError) as reason:
+            except _FAULTS as reason:
                 raise tampered(self.store.name, f"entry {number} cannot be read ({type(reason).__name__})") from None
             yield entry
         if (number, head) != (header.entries, header.head):

@@ -16,7 +16,7 @@ from matrixdp import _check
 from matrixdp.accounting.composition import Part
 from matrixdp.accounting.renyi import Concentrated
 from matrixdp.accounting.stated import by_budget, laplace
-from matrixdp.adjacency import Adjacency
+from matrixdp.adjacency import Adjacency, checked
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy.discrete import DiscreteProfile
@@ -27,6 +27,21 @@ _FORMS = (
     'a Certificate or Guarantee, a Budget(epsilon, delta), {"mu": ...}, {"rho": ...}, {"epsilon": ..., "delta": ...} '
     "or a DpEvent of dp-accounting"
 )
+
+
+def adjacency_of(what: Any, stated: str | None, known: Adjacency | None) -> Adjacency:
+    """The adjacency of a statement: its own, or as stated beside it, or else the one that is known.
+
+    Raises:
+        InvalidInput: if there is none, or what is stated is not that of a certificate.
+    """
+    own = what.adjacency if isinstance(what, Guarantee) else known
+    if stated is None and own is None:
+        raise InvalidInput("adjacency is missing: add/remove, replace or zero-out, as the ledger has none yet")
+    found = checked(stated or own)
+    if isinstance(what, Guarantee) and found != own:
+        raise InvalidInput(f"adjacency must be that of the certificate, {own}, got {found}")
+    return found
 
 
 def parts_of(what: Any, adjacency: Adjacency) -> list[Part]:

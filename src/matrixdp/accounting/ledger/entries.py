@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.chain import DEFAULTS, Document, hashed
 from matrixdp.accounting.ledger.rules import Quota, quota_of
 from matrixdp.accounting.methods import Use, Uses
+from matrixdp.accounting.pairs import check_sampling_rate
 from matrixdp.adjacency import Adjacency
 from matrixdp.errors import InvalidInput
 from matrixdp.privacy import records, spherical
@@ -214,11 +216,16 @@ class Change:
 
 
 def event_of(record: Mapping[str, Any], found: str, read: Callable[[str], Document]) -> Entry | Change:
-    """An entry of any kind from its row; arguments as for `entry_of`."""
-    kind = record.get("kind", "spend")
-    if kind in ("spend", "reservation"):
-        return entry_of(record, found, read)
+    """An entry of any kind from its row; arguments as for `entry_of`.
+
+    Raises:
+        InvalidInput: if a field is of the wrong kind or out of range, whoever wrote it.
+    """
     fields = hashed(record)
+    _check_fields(fields)
+    kind = fields.get("kind", "spend")
+    if kind in ("spend", "reservation"):
+        return entry_of(fields, found, read)
     document = read(fields["quota"]) if kind == "quota" else {}
     if kind not in ("quota", "return"):
         raise InvalidInput("an entry is of a kind that is not known here; upgrade matrixdp")
@@ -234,6 +241,21 @@ def event_of(record: Mapping[str, Any], found: str, read: Callable[[str], Docume
         hash=found,
         fields=fields,
     )
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raises InvalidInput unless the fields of an entry are of the right kind, and the time is one in UTC."""
+    for name in ("number", "count", "planned"):
+        value = fields.get(name, 1)
+        if not (type(value) is int and 0 < value < 2**63):
+            raise InvalidInput(f"{name} must be a whole number from 1 to below 2^63")
+    if "sampling_rate" in fields:
+        check_sampling_rate(fields["sampling_rate"])
+    for name in ("time", "note", "series", "dataset", "analyst", "purpose", "unit", "key", "kind", "reservation"):
+        if not isinstance(fields.get(name, ""), str):
+            raise InvalidInput(f"{name} must be a text")
+    if datetime.fromisoformat(fields["time"]).utcoffset() != timedelta(0):
+        raise InvalidInput("time must be in UTC")
 
 
 def entry_of(record: Mapping[str, Any], found: str, read: Callable[[str], Document]) -> Entry:

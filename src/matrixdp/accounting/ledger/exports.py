@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from matrixdp import _check
+from matrixdp._pages import counted
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.accountant import check_secret
 from matrixdp.accounting.composition import Composition
-from matrixdp.accounting.filter import Spent
 from matrixdp.accounting.ledger.chain import CHAIN, DOCUMENTS, Document, Header, canonical, hashed, link, sha256
 from matrixdp.accounting.ledger.entries import BEFORE_SCHEMA_4, FIELDS, Change, Entry, event_of
 from matrixdp.accounting.ledger.spends import curve_for
-from matrixdp.accounting.ledger.totals import Total
-from matrixdp.accounting.pairs import check_sampling_rate
+from matrixdp.accounting.ledger.totals import Total, before_the_first
 from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy.certificate import refuse_unsafe_floats
@@ -72,8 +71,8 @@ class LedgerVerification(Verification):
     def __str__(self) -> str:
         verdict = "verified" if self else "NOT verified"
         lines = [
-            f"Ledger {verdict}: {self.entries} entr{'y' if self.entries == 1 else 'ies'}, "
-            f"{self.compared} numbers compared, {len(self.findings)} disagree",
+            f"Ledger {verdict}: {counted(self.entries, 'entry')}, {self.compared} numbers compared, "
+            f"{len(self.findings)} disagree",
             *([f"  spent: epsilon {rounded_up(self.spent)} of {self.budget}"] if self.spent is not None else []),
             f"  head: {self.head}",
         ]
@@ -173,7 +172,7 @@ class _Check:
             if fields != known.fixed() or known.adaptive not in (None, 0, 1, 2):
                 raise InvalidInput("the header has a field that is not known")
             self.budget, self.adaptive = Budget(known.epsilon, known.delta), known.adaptive
-            self.total = Total(0, "", known.relation, Spent(self.budget, known.adaptive != 0, known.adaptive == 2))
+            self.total = before_the_first(known)
         except _FAULTS as reason:
             self.found("header", f"cannot be read ({said(reason)})")
         self.chained("header", fields, line.get("hash"))
@@ -184,8 +183,8 @@ class _Check:
         self.chained(name, fields, line.get("hash"))
         try:
             self._take_documents(name, fields, line.get("documents", {}))
+            _check_names(fields)
             entry = event_of(fields, self.head, self.documents.__getitem__)
-            _check_fields(entry, fields)
         except _FAULTS as reason:
             self.found(name, f"cannot be read ({said(reason)})")
             self._give_up_total(name)
@@ -278,15 +277,10 @@ class _Check:
 
     def _charge(self, name: str, entry: Entry, total: Total) -> None:
         """Recomputes the charge of an entry from its certificate and count, and the entries before it."""
-        if total.adjacency not in (None, entry.adjacency):
-            self.found(f"{name}, adjacency", f"it is not that of the ledger, {total.adjacency}")
         if entry.undrawn and total.is_pure(entry.analyst):
             self.found(name, "its certificate does not say how the noise was drawn, which delta = 0 needs")
-        adjacency, fixed = str(entry.adjacency), entry.planned is None
-        if fixed and (entry.document or self.adaptive is not None or total.spent.blocks):
-            self.found(f"{name}, planned", "only the first entries of a ledger from before schema 3 have none")
         try:
-            expected = {} if fixed else total.price(entry)
+            expected = {} if entry.planned is None else total.price(entry)
         except _FAULTS as reason:
             self.found(name, said(reason))
             self._give_up_total(name)
@@ -299,8 +293,12 @@ class _Check:
         for field in ("planned", "charged_mu", "charged_delta"):
             tolerance = TOLERANCE if self.exact or field != "charged_mu" else SEARCHED
             self.agree(f"{name}, {field}", getattr(entry, field), expected.get(field), tolerance)
-        total.add(replace(entry, **expected) if expected else entry)
-        total.adjacency = adjacency
+        try:
+            total.add(replace(entry, **expected) if expected else entry)
+        except _FAULTS as reason:
+            self.found(name, said(reason))
+            self._give_up_total(name)
+            return
         try:
             total.check_quotas(entry.analyst, entry.time)
         except MatrixDPError as reason:
@@ -328,7 +326,9 @@ class _Check:
             self.found("head", "the chain does not contain the head that was kept: entries were removed or rewritten")
         if self.stated:
             some = ", ".join(map(str, self.stated[:8])) + (", ..." if len(self.stated) > 8 else "")
-            self.remarks.append(f"Merely stated, and not computed again: {len(self.stated)} entries ({some}).")
+            self.remarks.append(
+                f"Merely stated, and not computed again: {counted(len(self.stated), 'entry')} ({some})."
+            )
         if kept is None:
             self.remarks.append(_NOT_COMPUTED)
         return LedgerVerification(
@@ -343,20 +343,12 @@ class _Check:
         )
 
 
-def _check_fields(entry: Entry | Change, fields: Mapping[str, Any]) -> None:
-    """Raises unless the fields of an entry are of the right kind."""
+def _check_names(fields: Mapping[str, Any]) -> None:
+    """Raises InvalidInput unless an entry has fields that are known, and in the form that is hashed."""
     if {*fields} - _NAMES or hashed(fields) != fields:
         raise InvalidInput("it has a field that is not known, or that is empty or at its default and should be missing")
     if "certificate" in fields and {*fields} & {*BEFORE_SCHEMA_4}:
         raise InvalidInput("it has a document, and fields that were used before there were documents")
-    _check.count("number", entry.number)
-    if isinstance(entry, Entry):
-        _check.count("count", entry.count)
-        _check.count("planned", 1 if entry.planned is None else entry.planned)
-        check_sampling_rate(entry.sampling_rate)
-    for name in ("time", "note", "series", "dataset", "analyst", "purpose", "unit", "key", "kind", "reservation"):
-        if not isinstance(fields.get(name, ""), str):
-            raise InvalidInput(f"{name} must be a text")
 
 
 def _shown(value: Any) -> str:

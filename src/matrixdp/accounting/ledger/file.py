@@ -114,6 +114,9 @@ class FileSession:
     def check_complete(self, entries: int) -> None:
         if self.connection.execute("SELECT count(*) FROM entries").fetchone() != (entries,):
             raise tampered(self.path, "it has entries that are not part of the chain")
+        self.check_documents()  # nobody but a writer of the whole file can add one
+
+    def check_documents(self) -> None:
         named = (f"SELECT {name} FROM entries WHERE {name} IS NOT NULL" for name in DOCUMENTS)
         unused = f"SELECT 1 FROM documents WHERE sha256 NOT IN ({' UNION '.join(named)})"
         if self.connection.execute(unused).fetchone():

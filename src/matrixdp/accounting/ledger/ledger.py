@@ -21,7 +21,7 @@ from matrixdp.accounting.composition import Composition
 from matrixdp.accounting.ledger.account import Account
 from matrixdp.accounting.ledger.book import Book
 from matrixdp.accounting.ledger.chain import Document, Fields, sha256
-from matrixdp.accounting.ledger.elsewhere import parts_of
+from matrixdp.accounting.ledger.elsewhere import adjacency_of, parts_of
 from matrixdp.accounting.ledger.entries import Change, Entry, entry_of, event_of
 from matrixdp.accounting.ledger.rules import Quota, Reservation, check_name, quota_document, quota_fields
 from matrixdp.accounting.ledger.spends import is_for, refuse_undrawn, spend_fields
@@ -191,13 +191,12 @@ class Ledger(Account):
                 on, a ledger over its budget refuses every new charge, and every spend from a reservation.
             count: how many such releases.
             sampling_rate: as for `spend`.
-            adjacency: which data sets are neighbours; the ledger's own if it has one.
+            adjacency: which data sets are neighbours; by default that of the certificate, or the ledger's own.
             names: dataset, analyst, purpose, unit and key, as for `spend`.
         """
         if unknown := {*names} - {"dataset", "analyst", "purpose", "unit", "key"}:
             raise InvalidInput(f"record takes no {sorted(unknown)[0]!r}")
-        relation = checked(adjacency or self.adjacency)
-        parts = parts_of(what, relation)
+        parts = parts_of(what, adjacency_of(what, adjacency, self.adjacency))
         whole = Composition(tuple(parts)) if len(parts) > 1 else None
         if whole is not None and (count, sampling_rate) != (1, 1.0):
             raise InvalidInput("count and sampling_rate must be 1 for an event of several releases: put them into it")
@@ -341,7 +340,8 @@ class Ledger(Account):
         Args:
             name: a name that no open reservation has.
             certificate: what each release guarantees; needed unless a plan is given. For single releases, a stated
-                Guarantee without a sampler error is reserved with an error of 1e-15, enough for a million entries.
+                Guarantee without a sampler error is reserved with an error of 1e-15, enough for a million entries;
+                not so in a ledger with delta = 0, where releases are drawn exactly.
             count: how many single releases.
             sampling_rate: as for `spend`.
             planned: how many releases the training has.
@@ -356,7 +356,8 @@ class Ledger(Account):
         single = planned is None and plan is None
         if certificate is None or not (single or count == 1):
             raise InvalidInput("reserve needs a certificate or a plan, and count only for single releases")
-        if single and type(certificate) is Guarantee and certificate.total_variation == 0.0:
+        drawn = single and type(certificate) is Guarantee and self.budget.delta > 0  # with delta = 0, exactly
+        if drawn and certificate.total_variation == 0.0:
             certificate = Guarantee(certificate.profile, certificate.adjacency, SAMPLER_ERROR)
         asked = self._fields(
             certificate,

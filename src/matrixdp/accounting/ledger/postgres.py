@@ -191,6 +191,8 @@ class PostgresSession:
         ((number,),) = self._rows("SELECT count(*) FROM matrixdp.entries WHERE dataset = %s")
         if number != entries:
             raise tampered(self.name, "it has entries that are not part of the chain")
+
+    def check_documents(self) -> None:
         question = (
             "SELECT 1 FROM matrixdp.documents WHERE dataset = %s AND sha256 NOT IN (SELECT name FROM matrixdp.entries, "
             f"unnest(ARRAY[{_NAMED}]) AS name WHERE dataset = %s AND name IS NOT NULL) LIMIT 1"

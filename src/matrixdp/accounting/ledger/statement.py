@@ -20,6 +20,7 @@ from matrixdp._pages import (
     NOT_ABOUT_GROUPS,
     NOT_FOR_SEVERAL,
     NOT_SIGNED,
+    counted,
     guess,
     guess_picture,
     in_numbers,
@@ -102,7 +103,7 @@ def statement(facts: Facts, kind: str) -> str:
 
 
 def _released(facts: Facts) -> Iterator[str]:
-    yield f"{_counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} spends of the ledger."
+    yield f"{counted(facts.releases, 'release')}, in {len(facts.entries)} of {facts.before} spends of the ledger."
     for entry in facts.entries:
         words = [f"Entry {entry.number} ({entry.time[:10]}): {entry.note or 'no note'}"]
         words += [f"{entry.count} releases"] * (entry.count > 1) + [entry.in_words]
@@ -167,7 +168,7 @@ def _not_guaranteed(facts: Facts) -> Iterator[str]:
     yield "Anything about releases from the same data that were not charged to this ledger."
     stated = sum(entry.stated for entry in facts.entries)
     if stated:
-        yield f"What was stated by hand ({_counted(stated, 'entry')}): nothing here says why it holds."
+        yield f"What was stated by hand ({counted(stated, 'entry')}): nothing here says why it holds."
     yield from (NOT_FOR_SEVERAL, NOT_SIGNED)
 
 
@@ -190,7 +191,7 @@ def document(facts: Facts) -> dict[str, Any]:
             "product": {
                 "name": facts.dataset,
                 "intended_use": "; ".join(purposes) or None,
-                "description": f"{_counted(facts.releases, 'release')} from {facts.dataset}",
+                "description": f"{counted(facts.releases, 'release')} from {facts.dataset}",
                 "publication_date": last,
             },
             "dp_flavor": {"name": "Approximate DP" if facts.budget.delta > 0 else "Pure DP"},
@@ -226,8 +227,3 @@ def document(facts: Facts) -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _counted(number: int, thing: str) -> str:
-    several = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
-    return f"{number} {thing if number == 1 else several}"

@@ -39,6 +39,9 @@ class Session(Protocol):
     def check_complete(self, entries: int) -> None:
         """Raises an error if there are rows that are not part of the chain, which has this number of entries."""
 
+    def check_documents(self) -> None:
+        """Raises an error if there are documents that no entry names."""
+
     def append(self, record: Mapping[str, Any], found: str, documents: Mapping[str, Document]) -> None:
         """Writes an entry with its hash, and those of its documents that are not there yet."""
 

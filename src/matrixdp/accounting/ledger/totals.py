@@ -11,11 +11,12 @@ from typing import Any
 from matrixdp._rounding import rounded_up
 from matrixdp.accounting.domination import lies_under
 from matrixdp.accounting.filter import Block, Charge, Spent, is_enough
+from matrixdp.accounting.ledger.chain import Header
 from matrixdp.accounting.ledger.entries import Change, Entry
 from matrixdp.accounting.ledger.rules import Own, Quota, Reservation
 from matrixdp.accounting.methods import Use
 from matrixdp.budget import Budget
-from matrixdp.errors import BudgetExceeded, InvalidInput, LedgerError
+from matrixdp.errors import BudgetExceeded, InvalidInput
 
 
 @dataclass
@@ -42,10 +43,11 @@ class Series:
         return next((kind for kind in open_ if lies_under(use, kind)), None) if self.plan is not None else None
 
     def after(self, use: Use, count: int) -> Series:
-        """The series after these releases."""
+        """The series after these releases; raises InvalidInput if it was not planned for them, or not for so many."""
         place = self.place(use, count)
-        made = Counter({use if place is None else place: count})
-        return Series(self.planned, self.plan, self.analyst, self.used + made)
+        if place is None:
+            raise InvalidInput("the series was not planned for this release, or not for so many")
+        return Series(self.planned, self.plan, self.analyst, self.used + Counter({place: count}))
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Total:
         reservations: the open reservations, by name.
         own: what each analyst was charged.
         undrawn: the last month in which each analyst spent the certificate of a law that has not been drawn.
+        begins_fixed: whether its first entries may have no charge, as in a ledger from before schema 3.
     """
 
     entries: int
@@ -75,6 +78,7 @@ class Total:
     reservations: dict[str, Reservation] = field(default_factory=dict)
     own: Own = field(default_factory=Own)
     undrawn: dict[str, str] = field(default_factory=dict)
+    begins_fixed: bool = False
 
     def followed_by(self, events: Iterable[Entry | Change]) -> Total:
         """A copy of this total with more entries added."""
@@ -92,13 +96,21 @@ class Total:
         return after
 
     def add(self, event: Entry | Change) -> None:
-        """Adds an entry."""
+        """Adds an entry.
+
+        Raises:
+            InvalidInput: if it does not follow from those before it, whoever wrote it; or BudgetExceeded, if it uses
+                more than was reserved. For noise that is not Gaussian, its charge is not computed again.
+        """
         self.entries, self.head = event.number, event.hash
         if isinstance(event, Entry):
+            if self.adjacency not in (None, event.adjacency):
+                raise InvalidInput(f"adjacency must be that of the ledger, {self.adjacency}")
             self.adjacency = event.adjacency
             (self._add_reservation if event.kind == "reservation" else self._add_spend)(event)
         elif event.kind == "return":
-            self._charged(self.reservations.pop(event.name), -1)
+            self._charged(self.reserved(event.name), -1)
+            del self.reservations[event.name]
         elif event.quota is None:
             self.quotas.pop(event.name, None)
         else:
@@ -112,17 +124,17 @@ class Total:
         begun = self.begun(entry)
         block = _planned_block(entry)
         if begun is None and entry.reservation is not None:
-            held = self.reservations[entry.reservation]
+            held = self.reserved(entry.reservation)
             left = held.left - held.takes(block, entry.use, entry.analyst, entry.series is not None)
             if left:
                 self.reservations[held.name] = replace(held, left=left)
             else:
                 del self.reservations[held.name]
         elif begun is None:
+            if entry.planned is None and not (self.begins_fixed and not self.spent.blocks):
+                raise InvalidInput("only the first entries of a ledger from before schema 3 have no number planned")
             fixed = entry.planned is None or not self.spent.adaptive
-            charged = None if fixed else _charge_of(entry)
-            if charged is not None and not is_enough(block, charged):
-                raise LedgerError(f"entry {entry.number} was charged less than its release costs")
+            charged = None if fixed else _charge_of(entry, block)
             self.spent.add(block, charged, str(entry.adjacency))
             self.own.add(entry.analyst, entry.time, block, charged, 1)
         if entry.series is not None:
@@ -131,6 +143,7 @@ class Total:
 
     def _add_reservation(self, entry: Entry) -> None:
         whole = bool(entry.plan_uses) or entry.series is not None
+        block = _planned_block(entry) if whole else {entry.use: 1}
         found = Reservation(
             name=entry.reservation or "",
             analyst=entry.analyst,
@@ -139,8 +152,8 @@ class Total:
             guarantee=entry.guarantee,
             count=1 if whole else entry.count,
             left=1 if whole else entry.count,
-            block=_planned_block(entry) if whole else {entry.use: 1},
-            charge=_charge_of(entry),
+            block=block,
+            charge=_charge_of(entry, block),
             whole=whole,
         )
         self.reservations[found.name] = found
@@ -271,8 +284,17 @@ def _planned_block(entry: Entry) -> Block:
     return entry.plan_uses or {entry.use: entry.planned or entry.count}
 
 
-def _charge_of(entry: Entry) -> Charge:
-    return Charge(math.inf if entry.charged_mu is None else entry.charged_mu, entry.charged_delta or 0.0)
+def _charge_of(entry: Entry, block: Block) -> Charge:
+    found = Charge(math.inf if entry.charged_mu is None else entry.charged_mu, entry.charged_delta or 0.0)
+    if not is_enough(block, found):
+        raise InvalidInput("it was charged less than its release costs")
+    return found
+
+
+def before_the_first(header: Header) -> Total:
+    """The total of a ledger before its first entry."""
+    spent = Spent(Budget(header.epsilon, header.delta), header.adaptive != 0, several=header.adaptive == 2)
+    return Total(0, header.genesis(), header.relation, spent, begins_fixed=header.adaptive is None)
 
 
 def _block_of(spend: Entry, begun: Series | None) -> Block:
