@@ -61,6 +61,8 @@ class Drawing:
     def __post_init__(self) -> None:
         _check.at_least_zero("enlargement", self.enlargement)
         _check.at_least_zero("total_variation", self.total_variation)
+        if self.largest_norm is not None:
+            _check.positive("largest_norm", self.largest_norm)
 
     @property
     def variance_factor(self) -> float:
@@ -123,7 +125,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         enlargement=drawing.grid.displacement * math.sqrt(changed) * _feedback(law.covariance) + error * (norm or 0.0),
         # an independent entry that does not change is drawn from the same table under both neighbours
         total_variation=changed * drawing.grid.total_variation,
-        float_safe=norm is None or norm >= LEAST_NORM,
+        float_safe=not error or (norm is not None and norm >= LEAST_NORM),  # without a limit the error has none
     )
 
 

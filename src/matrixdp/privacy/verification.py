@@ -13,6 +13,7 @@ import base64
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -313,10 +314,14 @@ def _agree(stated: Any, computed: Any) -> bool:
 
 
 def close(stated: float, computed: float, tolerance: float) -> bool:
-    """Whether two numbers agree, relative to the larger; 0 agrees only with 0, an int beyond all floats with none."""
+    """Whether two numbers agree, relative to the larger; signs must be equal, and an int beyond all floats is not.
+
+    Below the least normal float no digits are left to compare. 0 agrees only with 0: a delta of 0 is another claim than
+    a tiny one.
+    """
     try:
-        alike = math.isclose(stated, computed, rel_tol=tolerance, abs_tol=1e-300)
-        return alike and (stated == 0) == (computed == 0)  # a delta of 0 is another claim than a tiny one
+        alike = math.isclose(stated, computed, rel_tol=tolerance, abs_tol=sys.float_info.min)
+        return alike and (stated > 0) == (computed > 0) and (stated < 0) == (computed < 0)
     except OverflowError:
         return False
 
