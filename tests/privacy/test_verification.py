@@ -29,7 +29,7 @@ from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy import records
-from matrixdp.privacy.verification import recomputed
+from matrixdp.privacy.verification import close, recomputed
 
 BUDGET = Budget(1.0, 1e-6)
 RNG = np.random.default_rng(5)
@@ -324,3 +324,29 @@ def test_seeded_noise_says_so():
     assert any("seed" in remark for remark in found.remarks)
     document = out.certificate.to_dict()
     assert not passes(with_entry(document, ("drawing", "reproducible"), False))
+
+
+@pytest.mark.parametrize("broken", [b"", b"text", b"PK", lambda content: content[:4000], lambda content: content[::-1]])
+def test_a_broken_file_of_arrays_is_named(tmp_path, broken):
+    path = tmp_path / "noise.json"
+    certify(Gaussian(Dense(np.eye(260) + 0.5)), Frobenius(1.0)).save(path)
+    assert Certificate.load(path).verify()
+    arrays = tmp_path / "noise.json.npz"
+    arrays.write_bytes(broken(arrays.read_bytes()) if callable(broken) else broken)
+    with pytest.raises(InvalidInput, match=r"noise\.json\.npz"):
+        Certificate.load(path)
+
+
+@pytest.mark.parametrize("words", [1, None, ["text"], True])
+@pytest.mark.parametrize("entry", ["remark", "source", "note"])
+def test_what_is_printed_must_be_text(made, entry, words):
+    document = made["counts"].to_dict()
+    (document if entry == "remark" else document["law"])[entry] = words
+    with pytest.raises(InvalidInput, match="must be text"):
+        Certificate.from_json(json.dumps(document))
+
+
+def test_numbers_of_other_signs_never_agree():
+    assert close(5e-324, 1e-323, 1e-9)  # no digits are left to compare
+    for stated in (-5e-324, 0.0, 1e-300):
+        assert not close(stated, 5e-324, 1e-9)

@@ -14,6 +14,7 @@ import io
 import json
 import math
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +148,8 @@ def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Ce
         kinds = ((law, NoiseLaw), (sensitivity, Sensitivity), (drawing, Drawing | None), (budget, Budget | None))
         if not all(isinstance(part, kind) for part, kind in (*kinds, (content["query"], Mapping | None))):
             raise InvalidInput("the certificate has a record of the wrong kind")
+        if not all(isinstance(words, str) for words in (law.source, law.note, content["remark"])):
+            raise InvalidInput("source, note and remark must be text")
         certificate = Certificate(
             profile=profile,
             adjacency=stated["adjacency"],
@@ -368,9 +371,9 @@ def load(path: Path) -> Certificate:
 
 def _array_bytes(path: Path, name: str) -> bytes:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return bytes(np.asarray(arrays[name], dtype="<f8").tobytes())
-    except (OSError, KeyError, ValueError) as reason:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as reason:
         raise InvalidInput(
             f"arrays of the certificate cannot be read from {path.name} ({type(reason).__name__})"
         ) from None
