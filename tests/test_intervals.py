@@ -4,6 +4,7 @@ Each count has a false-alarm rate of 1e-8, so that all of them together have one
 a planted fault, which it would miss with a chance far below 1e-6.
 """
 
+import decimal
 import math
 from dataclasses import dataclass, replace
 
@@ -466,3 +467,19 @@ def test_bad_weights_are_refused(weights):
     out = release(np.zeros(3), Entrywise(1.0), BUDGET, "analytic")
     with pytest.raises(InvalidInput, match="weights"):
         out.linear(weights)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.1, 1e-9])
+@pytest.mark.parametrize("scale", [0.3, 7.0, 1e5, 0.7e8, 1e12])
+def test_quantiles_of_laplace_noise_are_the_least_at_every_scale(scale, alpha):
+    """Against 50 digits: the tail beyond the quantile is at most alpha, and one step less is not enough."""
+    with decimal.localcontext(prec=50):
+        rate = -1 / decimal.Decimal(scale)
+
+        def beyond(k):
+            return 2 * ((k + 1) * rate).exp() / (1 + rate.exp())
+
+        k, stated = sums.quantile(1.0, scale, alpha)
+        assert beyond(k) <= decimal.Decimal(alpha) * (1 + decimal.Decimal("1e-13"))
+        assert k == 0 or beyond(k - 1) > decimal.Decimal(alpha) * (1 - decimal.Decimal("1e-13"))
+        assert abs(decimal.Decimal(stated) / beyond(k) - 1) < decimal.Decimal("1e-13")
