@@ -8,9 +8,11 @@ import decimal
 import math
 from dataclasses import dataclass, replace
 
+import dask.array
 import numpy as np
 import pytest
 import scipy
+import torch
 
 from cases import COVARIANCES
 from matrixdp import Budget, Certificate, Counts, Entrywise, Frobenius, RankOne, calibrate, certify, intervals, release
@@ -143,6 +145,18 @@ def test_values_off_the_grid_are_covered_although_they_were_floored(name):
         assert plausible(np.sum(covered(values, found)), values.size, found.level, upper=False)
     forgotten = replace(out, on_grid=True).interval(0.9)  # the planted fault: the floor is not counted
     assert not plausible(np.sum(covered(values, forgotten)), values.size, forgotten.level, upper=False)
+
+
+@pytest.mark.parametrize("form", [list, torch.tensor, lambda values: dask.array.from_array(values)])
+def test_only_whole_numbers_by_type_are_taken_to_lie_on_the_grid(form):
+    """A list or a tensor of fractions is floored too, and its intervals include that."""
+    values = np.full(2000, 0.9)
+    out = release(form(values), Counts(1), Budget(8.0, 1e-6), "laplace")
+    assert not out.on_grid
+    found = out.interval(0.9)
+    assert plausible(np.sum(covered(values, found)), values.size, 0.9, upper=False)
+    assert not release([12, 3.5], Counts(1), BUDGET, "laplace").on_grid
+    assert release(np.array([12, 3]), Counts(1), BUDGET, "laplace").on_grid
 
 
 SPHERICAL = {
