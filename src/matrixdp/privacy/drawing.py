@@ -117,7 +117,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         return Drawing(step=1.0, exact=True, float_safe=True)
     if drawing.grid is None or not isinstance(law, Gaussian):
         return Drawing()
-    changed, error = _changed(law, sensitivity), _whitening_error(law.covariance)
+    changed, error = _changed(law, sensitivity), whitening_error(law.covariance)
     norm = drawing.largest_norm if error else None
     return Drawing(
         grid=drawing.grid,
@@ -166,14 +166,14 @@ def independent(covariance: Covariance) -> bool:
     return isinstance(covariance, FullCovariance) and covariance.independent
 
 
-def _whitening_error(covariance: Covariance) -> float:
+def whitening_error(covariance: Covariance) -> float:
     """How far rounding while whitening two values can move their difference, relative to the larger norm."""
     return 0.0 if independent(covariance) else 2 * covariance.whitening_error()
 
 
 def _largest_norm(covariance: Covariance, mu: float) -> float | None:
     """The norm of whitened values up to which the whitening error adds at most a thousandth of mu."""
-    inexact = _whitening_error(covariance)
+    inexact = whitening_error(covariance)
     return min(LARGEST_NORM, mu * TOLERANCE / inexact) if inexact else None
 
 
