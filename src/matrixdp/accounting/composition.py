@@ -67,7 +67,8 @@ class Part:
         count: how many such releases.
         sampling_rate: the probability with which each record is used, independently of the others and anew for each
             release. This is Poisson sampling; shuffling and batches of a fixed size are not covered. Neither the noise
-            nor a divisor may depend on how many records were drawn.
+            nor a divisor may depend on how many records were drawn. Where the certificate protects units, such as
+            users, each unit must be sampled as a whole, with all its rows.
     """
 
     certificate: Guarantee

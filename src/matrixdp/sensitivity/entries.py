@@ -175,6 +175,9 @@ class Entrywise(Sensitivity):
 class Counts(_AnyArrangement):
     """At most `cells` entries change, each by at most `bound`: for a histogram 1 under add/remove, 2 under replace.
 
+    Discrete noise takes the differences as exact, as those of counts are. For sums of fractions, which floats round,
+    use Entrywise or L1, or a slightly larger bound.
+
     Example:
         >>> from matrixdp import Counts
         >>> round(Counts(2).frobenius_radius((10, 10)), 4)
@@ -299,6 +302,15 @@ class L1(_AnyArrangement):
         each = "" if self.bound is None else f", each by at most {self.bound:g}"
         grid = "" if self.step is None else f", in whole multiples of {self.step:g}"
         return f"entries change by at most {self.radius:g} in all{each}{grid}"
+
+
+def checked_set(name: str, value: Any) -> Sensitivity:
+    """The set; raises InvalidInput for anything else, such as a number."""
+    if not isinstance(value, Sensitivity):
+        raise InvalidInput(
+            f"{name} must be a set from matrixdp.sensitivity, such as Counts(1), got {_check.kind(value)}"
+        )
+    return value
 
 
 def checked_widths(name: str, value: Any) -> Any:
