@@ -292,7 +292,9 @@ class Composition:
         words = said.pop() if len(said) == 1 else self.adjacency and self.adjacency.neighbours
         lines = [("adjacency", f"{self.adjacency} ({words})" if self.adjacency else "any")]
         lines += [("" if number else "releases", str(part)) for number, part in enumerate(self.parts)]
-        lines += [("guarantee", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g} ({how})")]
+        lines += [
+            ("guarantee", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {rounded_up(delta, 6)} ({how})")
+        ]
         if self.budget:
             lines += [("asked for", f"{self.budget}: {'kept' if self.meets(self.budget) else 'NOT kept'}")]
         if not self.float_safe:

@@ -218,7 +218,7 @@ class Certificate(Guarantee):
             ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.in_short} ({self._tightness()})"),
-            ("", f"epsilon = {self._printed(self.epsilon(delta))} at delta = {delta:g}{pure}"),
+            ("", f"epsilon = {self._printed(self.epsilon(delta))} at delta = {rounded_up(delta, 6)}{pure}"),
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
