@@ -148,7 +148,8 @@ def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Ce
         kinds = ((law, NoiseLaw), (sensitivity, Sensitivity), (drawing, Drawing | None), (budget, Budget | None))
         if not all(isinstance(part, kind) for part, kind in (*kinds, (content["query"], Mapping | None))):
             raise InvalidInput("the certificate has a record of the wrong kind")
-        if not all(isinstance(words, str) for words in (law.source, law.note, content["remark"])):
+        said_of_law = (getattr(law, name, "") for name in ("source", "note"))  # a law from outside may have neither
+        if not all(isinstance(words, str) for words in (content["remark"], *said_of_law)):
             raise InvalidInput("source, note and remark must be text")
         certificate = Certificate(
             profile=profile,
