@@ -13,6 +13,7 @@ from matrixdp import (
     Frobenius,
     OneColumn,
     OneRow,
+    Participation,
     RankOne,
     Vertices,
     calibrate,
@@ -39,6 +40,18 @@ SETS = {
     "column in a box": (OneColumn(0.0, np.arange(1.0, 13.0)), (12, 5), OneColumn(0.0, np.arange(1.0, 13.0))),
     "vertices": (Vertices([BOUNDS]), (3, 20), Vertices(BOUNDS.reshape(3, 20))),
 }
+
+
+@pytest.mark.parametrize(
+    "sensitivity", [Participation(1.0, times=6), Participation(1.0, separation=2, cyclic=True), OneRow(1.0)]
+)
+@pytest.mark.parametrize(
+    "covariance", [Isotropic((2, 12), 1.0), Kronecker(np.ones(4), np.ones(6)), Diagonal(np.ones(24))]
+)
+def test_noise_arranged_in_other_rows_is_refused_where_rows_count(sensitivity, covariance):
+    """Six steps of a record are not the two rows of the noise: the norm would be sqrt(2), where it is sqrt(6)."""
+    with pytest.raises(NotCertifiable, match="reads values of shape"):
+        certify(Gaussian(covariance).reshaped((6, 4)), sensitivity)
 
 
 @pytest.mark.parametrize("name", SETS)

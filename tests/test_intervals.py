@@ -4,12 +4,15 @@ Each count has a false-alarm rate of 1e-8, so that all of them together have one
 a planted fault, which it would miss with a chance far below 1e-6.
 """
 
+import decimal
 import math
 from dataclasses import dataclass, replace
 
+import dask.array
 import numpy as np
 import pytest
 import scipy
+import torch
 
 from cases import COVARIANCES
 from matrixdp import Budget, Certificate, Counts, Entrywise, Frobenius, RankOne, calibrate, certify, intervals, release
@@ -142,6 +145,18 @@ def test_values_off_the_grid_are_covered_although_they_were_floored(name):
         assert plausible(np.sum(covered(values, found)), values.size, found.level, upper=False)
     forgotten = replace(out, on_grid=True).interval(0.9)  # the planted fault: the floor is not counted
     assert not plausible(np.sum(covered(values, forgotten)), values.size, forgotten.level, upper=False)
+
+
+@pytest.mark.parametrize("form", [list, torch.tensor, lambda values: dask.array.from_array(values)])
+def test_only_whole_numbers_by_type_are_taken_to_lie_on_the_grid(form):
+    """A list or a tensor of fractions is floored too, and its intervals include that."""
+    values = np.full(2000, 0.9)
+    out = release(form(values), Counts(1), Budget(8.0, 1e-6), "laplace")
+    assert not out.on_grid
+    found = out.interval(0.9)
+    assert plausible(np.sum(covered(values, found)), values.size, 0.9, upper=False)
+    assert not release([12, 3.5], Counts(1), BUDGET, "laplace").on_grid
+    assert release(np.array([12, 3]), Counts(1), BUDGET, "laplace").on_grid
 
 
 SPHERICAL = {
@@ -466,3 +481,19 @@ def test_bad_weights_are_refused(weights):
     out = release(np.zeros(3), Entrywise(1.0), BUDGET, "analytic")
     with pytest.raises(InvalidInput, match="weights"):
         out.linear(weights)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.1, 1e-9])
+@pytest.mark.parametrize("scale", [0.3, 7.0, 1e5, 0.7e8, 1e12])
+def test_quantiles_of_laplace_noise_are_the_least_at_every_scale(scale, alpha):
+    """Against 50 digits: the tail beyond the quantile is at most alpha, and one step less is not enough."""
+    with decimal.localcontext(prec=50):
+        rate = -1 / decimal.Decimal(scale)
+
+        def beyond(k):
+            return 2 * ((k + 1) * rate).exp() / (1 + rate.exp())
+
+        k, stated = sums.quantile(1.0, scale, alpha)
+        assert beyond(k) <= decimal.Decimal(alpha) * (1 + decimal.Decimal("1e-13"))
+        assert k == 0 or beyond(k - 1) > decimal.Decimal(alpha) * (1 - decimal.Decimal("1e-13"))
+        assert abs(decimal.Decimal(stated) / beyond(k) - 1) < decimal.Decimal("1e-13")

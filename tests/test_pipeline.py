@@ -376,6 +376,15 @@ def test_an_error_of_a_task_is_called_that():
         assert "E||Z||^2" not in str(table)
 
 
+def test_compare_refuses_a_law_for_values_of_another_shape():
+    law = calibrate("analytic", shape=(4,), sensitivity=Counts(1), budget=BUDGET)
+    assert [row.verdict for row in compare((4,), Counts(1), BUDGET, mechanisms=[law])] == ["exact"]
+    with pytest.raises(InvalidInput, match=r"shape \(4,\)"):
+        compare((5,), Counts(1), BUDGET, mechanisms=[law])
+    with pytest.raises(InvalidInput, match="budget must be"):
+        compare((4,), Counts(1), 1.0, mechanisms=[law])
+
+
 def test_compare_ranks_rows_that_do_not_apply_last():
     table = compare((2, 2), Frobenius(1.0), Budget(2.0, 1e-6))
     absent = [row for row in table if row.note]

@@ -94,3 +94,8 @@ def test_sets_cannot_be_changed_afterwards():
         Frobenius(1.0).radius = 0.1
     with pytest.raises(AttributeError):
         OneRow(1.0).radius = 0.1
+
+
+@pytest.mark.parametrize(("adjacency", "change"), [("zero-out", "x x^T,"), ("replace", "x x^T - y y^T,")])
+def test_rank_one_describes_one_record_unless_it_is_replaced(adjacency, change):
+    assert RankOne(1.0, adjacency=adjacency).describe().startswith(change)

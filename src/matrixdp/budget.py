@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from matrixdp import _check
+from matrixdp._rounding import rounded_up
 from matrixdp.errors import InvalidInput
 
 # Each named part is this much smaller, so that rounding cannot make the parts add up to more than the whole.
@@ -96,7 +97,7 @@ class Budget:
         return {name: Budget(self.epsilon * (w / whole), self.delta * (w / whole)) for name, w in sizes.items()}
 
     def __str__(self) -> str:
-        return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+        return f"epsilon {rounded_up(self.epsilon, 6)}, delta {rounded_up(self.delta, 6)}"
 
 
 def checked_budget(budget: Any) -> Budget:

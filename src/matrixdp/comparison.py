@@ -18,6 +18,7 @@ from matrixdp.distributions import Gaussian, NoiseLaw
 from matrixdp.errors import NotApplicable, NotCertifiable
 from matrixdp.mechanisms import RECIPES, expected_error, proposals
 from matrixdp.mechanisms.choice import has_task
+from matrixdp.pipeline import proposed
 from matrixdp.privacy import records
 from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.drawing import has_safe_sampler
@@ -212,7 +213,8 @@ def compare(
         [('analytic', 'exact'), ('classic', 'loose'), ('r1smg', 'violated')]
     """
     copies = _check.count("copies", copies)
-    laws = [each for each in mechanisms or () if isinstance(each, NoiseLaw)]
+    shape = _check.any_shape(shape)
+    laws = [proposed(each, shape, sensitivity, budget, {}) for each in mechanisms or () if isinstance(each, NoiseLaw)]
     names = [each for each in mechanisms or () if not isinstance(each, NoiseLaw)]
     rows = [_row(_name(law), law.source, law, sensitivity, budget, options, copies) for law in laws]
     if names or not laws:
@@ -220,7 +222,7 @@ def compare(
             rows.append(_row(recipe.name, recipe.source, law, sensitivity, budget, options, copies))
     rows.sort(key=lambda row: (bool(row.note), row.verdict not in KEEPS, row.expected_squared_error))
     of_task = has_task(options, sensitivity)
-    return Comparison(_check.any_shape(shape), sensitivity, budget, tuple(rows), copies, of_task)
+    return Comparison(shape, sensitivity, budget, tuple(rows), copies, of_task)
 
 
 def _name(law: NoiseLaw) -> str:

@@ -30,7 +30,7 @@ from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp.distributions import Gaussian, NoiseLaw, Product
 from matrixdp.distributions.margins import LinearNoise, Margin
-from matrixdp.privacy.drawing import Drawing, independent
+from matrixdp.privacy.drawing import Drawing, independent, whitening_error
 
 # Roundings of noise and value to the grid, in steps.
 _ROUNDED = 1.375
@@ -141,9 +141,7 @@ def _rounded(law: Gaussian, drawing: Drawing | None, coordinates: int) -> float:
     """How far rounding moves a function of this many coordinates, in its standard deviations."""
     if drawing is None or drawing.grid is None:
         return 0.0
-    whitening = 0.0
-    if not independent(law.covariance):
-        whitening = max(0.0, drawing.enlargement - drawing.grid.displacement * math.sqrt(law.covariance.rank()))
+    whitening = whitening_error(law.covariance) * (drawing.largest_norm or 0.0)
     return _ROUNDED * drawing.grid.step * math.sqrt(coordinates) + whitening
 
 

@@ -182,7 +182,8 @@ def _takes_units(ledger: Spends) -> bool:
 
 def _is_on_grid(value: Any, law: NoiseLaw, query: Mapping[str, Any] | None) -> bool:
     """Whether the value is known to lie on the grid of discrete noise, from what is public: its type and its query."""
-    whole = getattr(getattr(value, "dtype", None), "kind", "") in "iu" or (query or {}).get("name") == "histogram"
+    kind = getattr(getattr(value, "dtype", None), "kind", None)  # a list has none: its numbers are cells
+    whole = kind in ("i", "u") or (query or {}).get("name") == "histogram"
     return isinstance(law, Product) and law.step <= 1 and whole
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from fractions import Fraction
 from unittest.mock import Mock
 
@@ -10,7 +11,7 @@ import pytest
 from scipy.optimize import minimize
 
 from cases import COVARIANCES, SETS, SHAPE, spd
-from matrixdp import Budget, calibrate, certify, release
+from matrixdp import Accountant, Budget, calibrate, certify, release
 from matrixdp.distributions import Gaussian
 from matrixdp.distributions.covariance import Dense, Diagonal, FullCovariance, Isotropic, Kronecker, Symmetric
 from matrixdp.distributions.covariance.spectrum import Spectrum
@@ -375,3 +376,16 @@ def test_the_error_of_the_tables_counts_for_every_cell_that_changes():
 def test_print_does_not_look_larger_than_what_was_asked_for(sensitivity, epsilon):
     certificate = release(np.zeros(3), sensitivity, Budget(epsilon, 1e-6)).certificate
     assert f"epsilon = {epsilon} at" in str(certificate)
+
+
+@pytest.mark.parametrize("number", [1.2345644, 1.0, 0.3, 2.5e-7])
+def test_a_printed_budget_is_never_smaller_than_the_budget(number):
+    """epsilon at a smaller delta would be another claim, and so would a smaller budget that is kept."""
+    budget = Budget(number, number * 1e-7)
+    certificate = certify(Gaussian(Isotropic((2,), 9.0 / number)), Frobenius(1.0), budget)
+    accountant = Accountant()
+    accountant.add(certificate)
+    for text in (str(budget), str(certificate), str(accountant.composition(budget))):
+        for printed in re.findall(r"delta (?:= )?([\d.e+-]+\d)", text):
+            assert float(printed) >= budget.delta * (1 - 1e-9)
+        assert all(float(found) >= budget.epsilon * (1 - 1e-9) for found in re.findall(r"epsilon ([\d.e+-]+\d),", text))

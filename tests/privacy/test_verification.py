@@ -29,6 +29,7 @@ from matrixdp.distributions.covariance import Blocks, Dense, Diagonal, Isotropic
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.privacy import records
+from matrixdp.privacy.verification import close, recomputed
 
 BUDGET = Budget(1.0, 1e-6)
 RNG = np.random.default_rng(5)
@@ -97,6 +98,39 @@ def test_a_certificate_comes_back_from_json_and_verifies(made, name):
     for epsilon in (0.1, 1.0, 3.0):
         assert back.delta(epsilon) == certificate.delta(epsilon)
     np.testing.assert_array_equal(back.witness, certificate.witness)
+
+
+MATRICES = {
+    "nearly the identity": lambda n: np.eye(n) + 1e-9,
+    "all alike": lambda n: np.eye(n) + 0.3,
+    "neighbours alike": lambda n: 0.9 ** np.abs(np.subtract.outer(np.arange(n), np.arange(n))),
+    "random": lambda n: np.cov(np.random.default_rng(n).standard_normal((n, 2 * n))).reshape(n, n) + 0.1 * np.eye(n),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 10, 30])
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_covariance_matrix_comes_back_from_json_and_verifies(name, size):
+    """Its spectrum is read again unchanged: neither directions nor rounding are found to be other than stated."""
+    matrix = MATRICES[name](size)
+    for covariance in (Dense(matrix), Kronecker(matrix, np.array([1.0, 2.0])), Kronecker(np.ones(2), matrix)):
+        found = Certificate.from_json(certify(Gaussian(covariance), Frobenius(1.0)).to_json()).verify()
+        assert found, str(found)
+
+
+def test_correlated_noise_without_a_largest_norm_is_no_proof_about_floats():
+    """Whitening rounds in proportion to the value, so without a limit nothing follows for the numbers released."""
+    law, change = Gaussian(Dense(np.eye(3) + 0.3)), Frobenius(0.1)
+    certificate = release(np.zeros(3), change, BUDGET, law).certificate
+    assert certificate.float_safe
+    for norm in (None, -1.0, math.nan, "large"):
+        document = json.loads(certificate.to_json())
+        document["drawing"]["largest_norm"] = norm
+        try:
+            back = Certificate.from_json(json.dumps(document))
+        except InvalidInput:
+            continue
+        assert not recomputed(back).float_safe
 
 
 @pytest.mark.parametrize("name", CERTIFICATES)
@@ -290,3 +324,29 @@ def test_seeded_noise_says_so():
     assert any("seed" in remark for remark in found.remarks)
     document = out.certificate.to_dict()
     assert not passes(with_entry(document, ("drawing", "reproducible"), False))
+
+
+@pytest.mark.parametrize("broken", [b"", b"text", b"PK", lambda content: content[:4000], lambda content: content[::-1]])
+def test_a_broken_file_of_arrays_is_named(tmp_path, broken):
+    path = tmp_path / "noise.json"
+    certify(Gaussian(Dense(np.eye(260) + 0.5)), Frobenius(1.0)).save(path)
+    assert Certificate.load(path).verify()
+    arrays = tmp_path / "noise.json.npz"
+    arrays.write_bytes(broken(arrays.read_bytes()) if callable(broken) else broken)
+    with pytest.raises(InvalidInput, match=r"noise\.json\.npz"):
+        Certificate.load(path)
+
+
+@pytest.mark.parametrize("words", [1, None, ["text"], True])
+@pytest.mark.parametrize("entry", ["remark", "source", "note"])
+def test_what_is_printed_must_be_text(made, entry, words):
+    document = made["counts"].to_dict()
+    (document if entry == "remark" else document["law"])[entry] = words
+    with pytest.raises(InvalidInput, match="must be text"):
+        Certificate.from_json(json.dumps(document))
+
+
+def test_numbers_of_other_signs_never_agree():
+    assert close(5e-324, 1e-323, 1e-9)  # no digits are left to compare
+    for stated in (-5e-324, 0.0, 1e-300):
+        assert not close(stated, 5e-324, 1e-9)

@@ -67,7 +67,8 @@ class Part:
         count: how many such releases.
         sampling_rate: the probability with which each record is used, independently of the others and anew for each
             release. This is Poisson sampling; shuffling and batches of a fixed size are not covered. Neither the noise
-            nor a divisor may depend on how many records were drawn.
+            nor a divisor may depend on how many records were drawn. Where the certificate protects units, such as
+            users, each unit must be sampled as a whole, with all its rows.
     """
 
     certificate: Guarantee
@@ -291,7 +292,9 @@ class Composition:
         words = said.pop() if len(said) == 1 else self.adjacency and self.adjacency.neighbours
         lines = [("adjacency", f"{self.adjacency} ({words})" if self.adjacency else "any")]
         lines += [("" if number else "releases", str(part)) for number, part in enumerate(self.parts)]
-        lines += [("guarantee", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {delta:g} ({how})")]
+        lines += [
+            ("guarantee", f"epsilon = {rounded_up(self.epsilon(delta))} at delta = {rounded_up(delta, 6)} ({how})")
+        ]
         if self.budget:
             lines += [("asked for", f"{self.budget}: {'kept' if self.meets(self.budget) else 'NOT kept'}")]
         if not self.float_safe:

@@ -14,8 +14,7 @@ from matrixdp._check import Array, Shape
 from matrixdp.distributions import sums
 from matrixdp.distributions.base import NoiseLaw, generator
 from matrixdp.distributions.margins import Margin, attained, error_rate, sidak
-from matrixdp.errors import InvalidInput
-from matrixdp.secure.tables import LEAST_SCALE, largest_scale
+from matrixdp.secure.tables import checked_exponent, checked_scale
 
 _DEPTH = 60.0  # terms below e^-60 change no digit of a sum
 
@@ -114,26 +113,6 @@ class Product(NoiseLaw):
         names = {1.0: "discrete Laplace", 2.0: "discrete Gaussian"}
         name = names.get(self.exponent, f"discrete generalised Gaussian, exponent {self.exponent:g}")
         return f"{name}, scale {self.scale:.6g}, on multiples of {self.step:g}"
-
-
-def checked_exponent(exponent: Any) -> float:
-    """The exponent, from 1 to 2."""
-    if not 1.0 <= _check.number("exponent", exponent) <= 2.0:
-        raise InvalidInput(
-            f"exponent must lie between 1 (discrete Laplace) and 2 (discrete Gaussian), got {_check.shown(exponent)}"
-        )
-    return float(exponent)
-
-
-def checked_scale(exponent: float, scale_in_steps: Any) -> float:
-    """The scale in steps, which must be in the range that can be drawn."""
-    scale, largest = _check.positive("scale_in_steps", scale_in_steps), largest_scale(exponent)
-    if not LEAST_SCALE <= scale <= largest:
-        raise InvalidInput(
-            f"scale_in_steps must lie between {LEAST_SCALE:.3g} and {largest:.6g} for exponent {exponent:g}, got "
-            f"{scale!r}; use another grid"
-        )
-    return scale
 
 
 @lru_cache(maxsize=256)

@@ -10,9 +10,10 @@ import numpy as np
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.distributions.base import NoiseLaw
-from matrixdp.distributions.product import checked_scale, steps_variance
+from matrixdp.distributions.product import steps_variance
 from matrixdp.errors import InvalidInput, NotApplicable
 from matrixdp.secure.quantile_search import MOST_BINS
+from matrixdp.secure.tables import checked_scale
 
 
 @dataclass(frozen=True, eq=False)

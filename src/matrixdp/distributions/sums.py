@@ -39,14 +39,20 @@ _SAME = 1e-14  # the relative difference up to which a weight counts as a multip
 def quantile(exponent: float, scale: float, alpha: float) -> tuple[int, float]:
     """The least k with P(|K| > k) <= alpha, and that probability."""
     if exponent == 1.0:
-        q = math.exp(-1 / scale)
-        k = max(0, math.ceil(-scale * math.log(alpha * (1 + q) / 2)) - 1)
-        beyond = [2 * q ** (size + 1) / (1 + q) for size in (k - 1, k, k + 1)]
-        found = next(place for place in (0, 1, 2) if beyond[place] <= alpha and k - 1 + place >= 0)
-        return k - 1 + found, beyond[found]
+        k = max(0, math.ceil(-scale * math.log(alpha * (1 + math.exp(-1 / scale)) / 2)) - 1)
+        while k > 0 and _beyond_laplace(scale, k - 1) <= alpha:
+            k -= 1
+        while not _beyond_laplace(scale, k) <= alpha:
+            k += 1
+        return k, _beyond_laplace(scale, k)
     tails = 2 * _upper_tails(exponent, scale)[1:]
     k = int(np.count_nonzero(tails > alpha))
     return k, float(tails[k]) if k < len(tails) else 0.0
+
+
+def _beyond_laplace(scale: float, k: int) -> float:
+    """P(|K| > k) of discrete Laplace noise; a power of q = e^(-1/scale) would lose digits where the scale is large."""
+    return 2 * math.exp(-(k + 1) / scale) / (1 + math.exp(-1 / scale))
 
 
 def margin(exponent: float, scale: float, weights: Array, alpha: float) -> tuple[float, float]:

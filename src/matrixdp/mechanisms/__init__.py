@@ -27,6 +27,7 @@ from matrixdp.mechanisms.over_time import banded, binary_tree, inverse_banded, t
 from matrixdp.mechanisms.r1smg import r1smg
 from matrixdp.mechanisms.spherical import l2, rank_r, spherical
 from matrixdp.sensitivity import L1, Counts, Entrywise, Frobenius, Sensitivity
+from matrixdp.sensitivity.entries import checked_set
 
 __all__ = ["RECIPES", "Recipe", "calibrate", "calibrate_gaussian", "expected_error", "proposals", "recipe", "register"]
 
@@ -103,9 +104,7 @@ def calibrate(mechanism: str, *, shape: Any, sensitivity: Sensitivity, budget: B
     """
     _check.choice("mechanism", mechanism, [*RECIPES, "auto"])
     shape = _check.any_shape(shape)
-    if not isinstance(sensitivity, Sensitivity):
-        got = type(sensitivity).__name__
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, such as Counts(1), got {got}")
+    checked_set("sensitivity", sensitivity)
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget must be a Budget(epsilon, delta), got {type(budget).__name__}")
     sensitivity.fits(shape)

@@ -35,6 +35,7 @@ from matrixdp.privacy.certificate import Certificate, certify
 from matrixdp.privacy.discrete import DiscreteProfile, is_pure
 from matrixdp.privacy.guarantee import GaussianProfile, Guarantee, Profile
 from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity.entries import checked_set
 
 # The share of delta that the total-variation errors of the samplers may use.
 USED = 1e-5
@@ -237,9 +238,7 @@ def shared(budget: Budget, releases: int, like: Sensitivity | None = None) -> Sh
     """See `Budget.shared`."""
     budget.whole("a plan")
     releases = _check.count("releases", releases)
-    if not isinstance(like, Sensitivity | None):
-        raise InvalidInput(f"like must be a set from matrixdp.sensitivity, got {_check.kind(like)}")
-    adjacency = checked(ADD_REMOVE if like is None else like.adjacency)
+    adjacency = checked(ADD_REMOVE if like is None else checked_set("like", like).adjacency)
     profile: Profile
     if budget.delta == 0:  # randomized response, which dominates all noise with this pure epsilon
         scale = releases / budget.epsilon

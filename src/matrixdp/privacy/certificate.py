@@ -26,6 +26,7 @@ from matrixdp.privacy.drawing import Drawing, has_safe_sampler
 from matrixdp.privacy.guarantee import ROUNDING, GaussianProfile, Guarantee
 from matrixdp.privacy.laws import added_law, claim, is_known
 from matrixdp.sensitivity import Sensitivity
+from matrixdp.sensitivity.entries import checked_set
 
 if TYPE_CHECKING:
     from matrixdp.privacy.verification import Verification
@@ -217,7 +218,7 @@ class Certificate(Guarantee):
             ("adjacency", f"{self.adjacency} ({self.neighbours})"),
             ("change", str(self.sensitivity)),
             ("guarantee", f"{self.in_short} ({self._tightness()})"),
-            ("", f"epsilon = {self._printed(self.epsilon(delta))} at delta = {delta:g}{pure}"),
+            ("", f"epsilon = {self._printed(self.epsilon(delta))} at delta = {rounded_up(delta, 6)}{pure}"),
             *([("asked for", str(self.budget))] if self.budget else []),
             *([("covers", self.covers)] if self._covers_law_only else []),
             *([("proved by", f"the author of {added.kind}; matrixdp does not vouch for it")] if added else []),
@@ -271,10 +272,7 @@ def certify(
     """
     if not is_known(noise):
         raise InvalidInput(f"noise must be a noise law, got {type(noise).__name__}; calibrate() makes one")
-    if not isinstance(sensitivity, Sensitivity):
-        got = type(sensitivity).__name__
-        raise InvalidInput(f"sensitivity must be a set from matrixdp.sensitivity, such as Counts(1), got {got}")
-    sensitivity.fits(noise.shape)
+    checked_set("sensitivity", sensitivity).fits(noise.shape)
     found = claim(noise, sensitivity)
     undrawn = Certificate(
         profile=found.profile,

@@ -44,10 +44,11 @@ import scipy
 from matrixdp import _check
 from matrixdp._check import Array
 from matrixdp._rounding import rounded_up
-from matrixdp.distributions.product import checked_exponent, checked_scale, steps_variance
+from matrixdp.distributions.product import steps_variance
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.privacy.cell_sums import Cells
 from matrixdp.privacy.cells import TINY, UNIT, CellLoss, cell_loss
+from matrixdp.secure.tables import checked_exponent, checked_scale
 
 Groups = tuple[tuple[int, int], ...]
 """Entries that change, as (shift in steps, number of entries)."""

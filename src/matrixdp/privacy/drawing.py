@@ -61,6 +61,8 @@ class Drawing:
     def __post_init__(self) -> None:
         _check.at_least_zero("enlargement", self.enlargement)
         _check.at_least_zero("total_variation", self.total_variation)
+        if self.largest_norm is not None:
+            _check.positive("largest_norm", self.largest_norm)
 
     @property
     def variance_factor(self) -> float:
@@ -115,7 +117,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         return Drawing(step=1.0, exact=True, float_safe=True)
     if drawing.grid is None or not isinstance(law, Gaussian):
         return Drawing()
-    changed, error = _changed(law, sensitivity), _whitening_error(law.covariance)
+    changed, error = _changed(law, sensitivity), whitening_error(law.covariance)
     norm = drawing.largest_norm if error else None
     return Drawing(
         grid=drawing.grid,
@@ -123,7 +125,7 @@ def costed(drawing: Drawing, law: NoiseLaw, sensitivity: Sensitivity) -> Drawing
         enlargement=drawing.grid.displacement * math.sqrt(changed) * _feedback(law.covariance) + error * (norm or 0.0),
         # an independent entry that does not change is drawn from the same table under both neighbours
         total_variation=changed * drawing.grid.total_variation,
-        float_safe=norm is None or norm >= LEAST_NORM,
+        float_safe=not error or (norm is not None and norm >= LEAST_NORM),  # without a limit the error has none
     )
 
 
@@ -164,14 +166,14 @@ def independent(covariance: Covariance) -> bool:
     return isinstance(covariance, FullCovariance) and covariance.independent
 
 
-def _whitening_error(covariance: Covariance) -> float:
+def whitening_error(covariance: Covariance) -> float:
     """How far rounding while whitening two values can move their difference, relative to the larger norm."""
     return 0.0 if independent(covariance) else 2 * covariance.whitening_error()
 
 
 def _largest_norm(covariance: Covariance, mu: float) -> float | None:
     """The norm of whitened values up to which the whitening error adds at most a thousandth of mu."""
-    inexact = _whitening_error(covariance)
+    inexact = whitening_error(covariance)
     return min(LARGEST_NORM, mu * TOLERANCE / inexact) if inexact else None
 
 

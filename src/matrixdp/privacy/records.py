@@ -18,36 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from matrixdp import _check
+from matrixdp import _check, sensitivity
 from matrixdp._check import Array
 from matrixdp.budget import Budget
-from matrixdp.distributions import Gaussian, Product, QuantileSearch, Spherical
-from matrixdp.distributions.covariance import (
-    Blocks,
-    Dense,
-    Diagonal,
-    Isotropic,
-    Kronecker,
-    OverTime,
-    ResidualNoise,
-    Symmetric,
-    SymmetricEntries,
-)
+from matrixdp.distributions import Gaussian, Product, QuantileSearch, Spherical, covariance
 from matrixdp.distributions.covariance.spectrum import Spectrum
 from matrixdp.errors import InvalidInput, MatrixDPError
 from matrixdp.residuals import ResidualBasis, Residuals
 from matrixdp.secure.grid import Grid
-from matrixdp.sensitivity import (
-    L1,
-    Counts,
-    Entrywise,
-    Frobenius,
-    OneColumn,
-    OneRow,
-    Participation,
-    RankOne,
-    Vertices,
-)
 
 LISTED = 64
 """The largest number of entries of an array that is written as a list."""
@@ -62,7 +40,7 @@ Fetch = Callable[[str], bytes]
 """Returns the bytes with this SHA-256."""
 
 
-def _one_line(kind: type[OneRow] | type[OneColumn]) -> Callable[..., Any]:
+def _one_line(kind: type[sensitivity.OneRow] | type[sensitivity.OneColumn]) -> Callable[..., Any]:
     def build(*, radius: Any, width: Any, adjacency: str) -> Any:
         extent = {"radius": radius} if width is None else {"low": 0.0, "high": width}
         return kind(**extent, adjacency=adjacency)
@@ -106,32 +84,36 @@ def register(
 for _kind, _record in {
     "budget": Budget,
     "grid": Grid,
-    "frobenius": Frobenius,
-    "entrywise": Entrywise,
-    "counts": Counts,
-    "rank-one": RankOne,
-    "participation": Participation,
+    "frobenius": sensitivity.Frobenius,
+    "entrywise": sensitivity.Entrywise,
+    "counts": sensitivity.Counts,
+    "rank-one": sensitivity.RankOne,
+    "participation": sensitivity.Participation,
     "spherical": Spherical,
     "product": Product,
     "quantile-search": QuantileSearch,
-    "isotropic": Isotropic,
-    "diagonal": Diagonal,
-    "kronecker": Kronecker,
-    "dense": Dense,
-    "blocks": Blocks,
-    "symmetric": Symmetric,
-    "over-time": OverTime,
+    "isotropic": covariance.Isotropic,
+    "diagonal": covariance.Diagonal,
+    "kronecker": covariance.Kronecker,
+    "dense": covariance.Dense,
+    "blocks": covariance.Blocks,
+    "symmetric": covariance.Symmetric,
+    "over-time": covariance.OverTime,
     "residual-basis": ResidualBasis,
     "residuals": Residuals,
-    "residual-noise": ResidualNoise,
-    "symmetric-entries": SymmetricEntries,
+    "residual-noise": covariance.ResidualNoise,
+    "symmetric-entries": covariance.SymmetricEntries,
 }.items():
     register(_kind, _record)
 register("gaussian", Gaussian, optional=("value_shape",))
-register("one-row", OneRow, _one_line(OneRow))
-register("one-column", OneColumn, _one_line(OneColumn))
-register("l1", L1, lambda *, bound, **fields: L1(largest_entry=bound, **fields))
-register("vertices", Vertices, lambda *, differences, adjacency: Vertices(list(differences), adjacency=adjacency))
+register("one-row", sensitivity.OneRow, _one_line(sensitivity.OneRow))
+register("one-column", sensitivity.OneColumn, _one_line(sensitivity.OneColumn))
+register("l1", sensitivity.L1, lambda *, bound, **fields: sensitivity.L1(largest_entry=bound, **fields))
+register(
+    "vertices",
+    sensitivity.Vertices,
+    lambda *, differences, adjacency: sensitivity.Vertices(list(differences), adjacency=adjacency),
+)
 register("spectrum", Spectrum, _spectrum)
 
 

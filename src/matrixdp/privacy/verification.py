@@ -14,6 +14,8 @@ import io
 import json
 import math
 import re
+import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +149,9 @@ def certificate_of(content: Mapping[str, Any], fetch: Fetch | None = None) -> Ce
         kinds = ((law, NoiseLaw), (sensitivity, Sensitivity), (drawing, Drawing | None), (budget, Budget | None))
         if not all(isinstance(part, kind) for part, kind in (*kinds, (content["query"], Mapping | None))):
             raise InvalidInput("the certificate has a record of the wrong kind")
+        said_of_law = (getattr(law, name, "") for name in ("source", "note"))  # a law from outside may have neither
+        if not all(isinstance(words, str) for words in (content["remark"], *said_of_law)):
+            raise InvalidInput("source, note and remark must be text")
         certificate = Certificate(
             profile=profile,
             adjacency=stated["adjacency"],
@@ -324,10 +329,14 @@ def _agree(stated: Any, computed: Any) -> bool:
 
 
 def close(stated: float, computed: float, tolerance: float) -> bool:
-    """Whether two numbers agree, relative to the larger; 0 agrees only with 0, an int beyond all floats with none."""
+    """Whether two numbers agree, relative to the larger; signs must be equal, and an int beyond all floats is not.
+
+    Below the least normal float no digits are left to compare. 0 agrees only with 0: a delta of 0 is another claim than
+    a tiny one.
+    """
     try:
-        alike = math.isclose(stated, computed, rel_tol=tolerance, abs_tol=1e-300)
-        return alike and (stated == 0) == (computed == 0)  # a delta of 0 is another claim than a tiny one
+        alike = math.isclose(stated, computed, rel_tol=tolerance, abs_tol=sys.float_info.min)
+        return alike and (stated > 0) == (computed > 0) and (stated < 0) == (computed < 0)
     except OverflowError:
         return False
 
@@ -374,9 +383,9 @@ def load(path: Path) -> Certificate:
 
 def _array_bytes(path: Path, name: str) -> bytes:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return bytes(np.asarray(arrays[name], dtype="<f8").tobytes())
-    except (OSError, KeyError, ValueError) as reason:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as reason:
         raise InvalidInput(
             f"arrays of the certificate cannot be read from {path.name} ({type(reason).__name__})"
         ) from None

@@ -37,7 +37,7 @@ from matrixdp.errors import InvalidInput
 from matrixdp.secure import kernels
 from matrixdp.secure.entropy import Key, Stream, Words
 from matrixdp.secure.exact_tables import exact_digits
-from matrixdp.secure.tables import LEAST_SCALE, Digits, Whole, digits, largest_scale
+from matrixdp.secure.tables import Digits, Whole, checked_exponent, checked_scale, digits
 
 LIMIT = 2**51
 """Values must stay below this many steps, so that floats hold them and the noise exactly."""
@@ -69,15 +69,9 @@ class Sampler:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        if not 1.0 <= _check.number("exponent", self.exponent) <= 2.0:
-            raise InvalidInput(f"exponent must lie between 1 and 2, got {_check.shown(self.exponent)}")
+        checked_scale(checked_exponent(self.exponent), self.scale, "scale")
         if self.exact and self.exponent != 1.0:
             raise InvalidInput(f"exact draws are known for exponent 1 alone, got {_check.shown(self.exponent)}")
-        highest = largest_scale(self.exponent)
-        if not LEAST_SCALE <= _check.positive("scale", self.scale) <= highest:
-            raise InvalidInput(
-                f"scale must lie between 2^-10 and {highest:.6g} steps, got {self.scale!r}; change the step"
-            )
 
     def __reduce__(self) -> tuple[type[Sampler], tuple[float, float, bool]]:
         return Sampler, (self.exponent, self.scale, self.exact)  # the tables are built where they are needed

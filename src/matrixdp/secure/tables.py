@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import cache, lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from matrixdp import _check
 from matrixdp.errors import InvalidInput
 from matrixdp.secure.entropy import Words
 
@@ -140,6 +141,26 @@ def largest_scale(exponent: float) -> float:
     return 2.0**16 if exponent == 2.0 else (1 << _MOST_BITS) / _DEEP ** (1.0 / exponent)
 
 
+def checked_exponent(exponent: Any) -> float:
+    """The exponent, from 1 to 2."""
+    if not 1.0 <= _check.number("exponent", exponent) <= 2.0:
+        raise InvalidInput(
+            f"exponent must lie between 1 (discrete Laplace) and 2 (discrete Gaussian), got {_check.shown(exponent)}"
+        )
+    return float(exponent)
+
+
+def checked_scale(exponent: float, scale: Any, name: str = "scale_in_steps") -> float:
+    """The scale in steps, which must be in the range for which there are tables."""
+    found, largest = _check.positive(name, scale), largest_scale(exponent)
+    if not LEAST_SCALE <= found <= largest:
+        raise InvalidInput(
+            f"{name} must lie between {LEAST_SCALE:.3g} and {largest:.6g} steps for exponent {exponent:g}, got "
+            f"{found!r}; use a coarser grid for a larger scale, a finer one for a smaller scale, or exponent 1 or 2"
+        )
+    return found
+
+
 @lru_cache(maxsize=32)
 def digits(exponent: float, scale: float) -> Digits:
     """The tables of the law with this exponent, from 1 to 2, and this scale in steps.
@@ -147,11 +168,7 @@ def digits(exponent: float, scale: float) -> Digits:
     Raises:
         InvalidInput: if no tables are known for this law.
     """
-    if not (1.0 <= exponent <= 2.0 and LEAST_SCALE <= scale <= largest_scale(exponent)):
-        raise InvalidInput(
-            f"scale must lie between {LEAST_SCALE:.3g} and {largest_scale(exponent):.6g} steps for exponent "
-            f"{exponent:g}, got {scale!r}: the tables would be too large; use a coarser grid, or exponent 1 or 2"
-        )
+    checked_scale(checked_exponent(exponent), scale, "scale")
     if exponent == 1.0:
         return _laplace_digits(scale)
     if exponent == 2.0 and scale * math.sqrt(_DEEP) > 1 << _SPLIT_BITS:

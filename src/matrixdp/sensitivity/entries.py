@@ -14,7 +14,7 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, checked, takes_relation
-from matrixdp.errors import InvalidInput
+from matrixdp.errors import InvalidInput, NotCertifiable
 
 
 class Sensitivity(ABC):
@@ -57,7 +57,17 @@ class Sensitivity(ABC):
         return shape if len(shape) in (1, 2) else (shape[0], math.prod(shape[1:])) if shape else (1,)
 
     def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
-        """The same set for values of another shape, with the entries in the same order."""
+        """The same set for values of another shape, with the entries in the same order.
+
+        Raises:
+            NotCertifiable: if the set depends on how the entries are arranged, and the other shape is not
+                `matrix_shape(shape)`.
+        """
+        if other != self.matrix_shape(shape):
+            raise NotCertifiable(
+                f"{type(self).__name__} reads values of shape {shape} as {self.matrix_shape(shape)}; the noise has "
+                f"{other}"
+            )
         return self
 
     def extent(self, shape: Shape) -> tuple[float, ...]:
@@ -68,9 +78,19 @@ class Sensitivity(ABC):
         return self.describe()
 
 
+class _AnyArrangement(Sensitivity):
+    """A set that is the same for every shape with as many entries."""
+
+    def fits(self, shape: Shape) -> None:
+        """Any shape."""
+
+    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
+        return self
+
+
 @takes_relation
 @dataclass(frozen=True, eq=False)
-class Frobenius(Sensitivity):
+class Frobenius(_AnyArrangement):
     """All differences with Frobenius norm at most the radius.
 
     Example:
@@ -85,9 +105,6 @@ class Frobenius(Sensitivity):
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", _check.length("radius", self.radius))
         object.__setattr__(self, "adjacency", checked(self.adjacency))
-
-    def fits(self, shape: Shape) -> None:
-        """Any shape."""
 
     def frobenius_radius(self, shape: Shape) -> float:
         return self.radius
@@ -155,8 +172,11 @@ class Entrywise(Sensitivity):
 
 @takes_relation
 @dataclass(frozen=True, eq=False)
-class Counts(Sensitivity):
+class Counts(_AnyArrangement):
     """At most `cells` entries change, each by at most `bound`: for a histogram 1 under add/remove, 2 under replace.
+
+    Discrete noise takes the differences as exact, as those of counts are. For sums of fractions, which floats round,
+    use Entrywise or L1, or a slightly larger bound.
 
     Example:
         >>> from matrixdp import Counts
@@ -173,10 +193,8 @@ class Counts(Sensitivity):
         object.__setattr__(self, "bound", _check.length("bound", self.bound))
         object.__setattr__(self, "adjacency", checked(self.adjacency))
 
-    def fits(self, shape: Shape) -> None:
-        """Any shape; if `cells` exceeds the number of entries, all of them may change."""
-
     def frobenius_radius(self, shape: Shape) -> float:
+        """If `cells` exceeds the number of entries, all of them may change."""
         return self.bound * math.sqrt(min(self.cells, math.prod(shape)))
 
     def largest_entry(self, shape: Shape) -> float:
@@ -196,7 +214,7 @@ class Counts(Sensitivity):
 
 @takes_relation
 @dataclass(frozen=True, eq=False, init=False)
-class L1(Sensitivity):
+class L1(_AnyArrangement):
     """All differences with l1 norm at most the radius: sum |V_ij| <= radius.
 
     Attributes:
@@ -242,9 +260,6 @@ class L1(Sensitivity):
         object.__setattr__(self, "step", step)
         object.__setattr__(self, "adjacency", checked(adjacency))
 
-    def fits(self, shape: Shape) -> None:
-        """Any shape."""
-
     def frobenius_radius(self, shape: Shape) -> float:
         """The norm of `worst`: as many largest entries as the radius allows, and one entry with the rest."""
         largest, whole, rest = self.worst(shape)
@@ -287,6 +302,15 @@ class L1(Sensitivity):
         each = "" if self.bound is None else f", each by at most {self.bound:g}"
         grid = "" if self.step is None else f", in whole multiples of {self.step:g}"
         return f"entries change by at most {self.radius:g} in all{each}{grid}"
+
+
+def checked_set(name: str, value: Any) -> Sensitivity:
+    """The set; raises InvalidInput for anything else, such as a number."""
+    if not isinstance(value, Sensitivity):
+        raise InvalidInput(
+            f"{name} must be a set from matrixdp.sensitivity, such as Counts(1), got {_check.kind(value)}"
+        )
+    return value
 
 
 def checked_widths(name: str, value: Any) -> Any:

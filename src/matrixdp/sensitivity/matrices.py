@@ -13,7 +13,7 @@ import numpy.typing as npt
 from matrixdp import _check
 from matrixdp._check import Array, Shape
 from matrixdp.adjacency import ADD_REMOVE, REPLACE, ZERO_OUT, checked, takes_relation
-from matrixdp.errors import InvalidInput, NotCertifiable
+from matrixdp.errors import InvalidInput
 from matrixdp.sensitivity.entries import Sensitivity, checked_widths, span
 
 
@@ -60,14 +60,6 @@ class _OneLine(Sensitivity):
     def widths(self, shape: Shape) -> Array:
         """The largest change of each entry of the changed line (box form)."""
         return _check.broadcast("high - low", self.width, (self.matrix_shape(shape)[1 - self.axis],))
-
-    def read_as(self, shape: Shape, other: Shape) -> Sensitivity:
-        if other != self.matrix_shape(shape):
-            raise NotCertifiable(
-                f"{type(self).__name__} reads values of shape {shape} as {self.matrix_shape(shape)}; the noise has "
-                f"{other}"
-            )
-        return self
 
     def frobenius_radius(self, shape: Shape) -> float:
         self.fits(shape)
@@ -198,7 +190,7 @@ class RankOne(Sensitivity):
         return few and bool(np.max(np.abs(values)) <= self.radius**2 + slack)
 
     def describe(self) -> str:
-        records = "x x^T" if self.adjacency == ADD_REMOVE else "x x^T - y y^T"
+        records = "x x^T - y y^T" if self.adjacency == REPLACE else "x x^T"
         return f"{records}, with records of norm at most {self.radius:g}"
 
 

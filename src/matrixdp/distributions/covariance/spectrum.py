@@ -45,15 +45,22 @@ class Spectrum:
         skew = _check.norm(directions.T @ directions - np.eye(size))
         if not skew <= 1e-8:
             raise InvalidInput(f"directions must have orthonormal columns; W^T W - I has norm {skew:.3g}")
-        if skew > size * ROUNDOFF:
-            # the remaining skew would be multiplied by the condition number, so it is removed
+        if skew > 8 * size * ROUNDOFF:
+            # the remaining skew would be multiplied by the condition number, so it is removed; that of eigh is left, so
+            # that a spectrum is read back unchanged
             turned, signs = np.linalg.qr(directions)
             directions = turned * np.where(np.diag(signs) < 0, -1.0, 1.0)
         directions.flags.writeable = False
         object.__setattr__(self, "directions", directions)
-        # The noise has the covariance W D W^T and differences are whitened by D^(-1/2) W^T; with E = W^T W - I the
-        # error is D^(-1/2) E D^(1/2), at most ||E|| times the condition number, and E is a few roundings.
-        object.__setattr__(self, "slack", _bounded_slack("directions", 16 * size * ROUNDOFF * self.condition()))
+        object.__setattr__(self, "slack", _bounded_slack("directions", self._rounding()))
+
+    def _rounding(self) -> float:
+        """The slack of directions that are orthonormal up to a few roundings.
+
+        The noise has the covariance W D W^T and differences are whitened by D^(-1/2) W^T. With E = W^T W - I the error
+        is D^(-1/2) E D^(1/2), at most ||E|| times the condition number, and rounding adds as much again.
+        """
+        return 16 * len(self.variances) * ROUNDOFF * self.condition()
 
     @classmethod
     def _trusted(cls, variances: Array, directions: Array | None, slack: float) -> Spectrum:
@@ -86,7 +93,8 @@ class Spectrum:
         # eigh is backward stable: the computed spectrum is exact for a matrix within rounding * largest eigenvalue
         slack = _bounded_slack(name, rounding * float(variances[-1] / variances[0]))
         _check.lengths(f"standard deviations of {name}", np.sqrt(variances))
-        return cls._trusted(variances, directions, slack)
+        found = cls._trusted(variances, directions, slack)
+        return cls._trusted(variances, directions, max(slack, found._rounding()))
 
     def color(self, normal: Array) -> Array:
         """Multiplies a vector by a factor of the matrix."""

@@ -14,12 +14,12 @@ from functools import cache, lru_cache
 import scipy
 
 from matrixdp import _check
-from matrixdp.distributions.product import checked_exponent, steps_variance
+from matrixdp.distributions.product import steps_variance
 from matrixdp.errors import InvalidInput, NotCertifiable
 from matrixdp.mechanisms.solvers.saddlepoint import Saddlepoint
 from matrixdp.privacy.cell_sums import CLOSE
 from matrixdp.privacy.discrete import FAR_BELOW, DiscreteProfile, Groups, crossing, delta_of, is_pure, total_steps
-from matrixdp.secure.tables import LEAST_SCALE, largest_scale
+from matrixdp.secure.tables import LEAST_SCALE, checked_exponent, largest_scale
 
 _ROOT, _CLOSE_ROOT = 1e-12, 1e-7  # relative tolerance of a scale; the second where delta is approximate
 _ROUGH = 3e-4  # relative error of delta during the search for an exponent
