@@ -15,7 +15,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.backward import BackwardPass
 from matrixdp.learn.clipping import QuantileClip
-from matrixdp.learn.layers.trainable import TrainableModel
+from matrixdp.learn.layers.trainable import TrainableModel, trained_layers
 from matrixdp.learn.sampling import Turn, example
 from matrixdp.learn.training import PrivateSGD
 
@@ -153,7 +153,7 @@ class TrustedLoader:
         self.trainer = trainer
         """The trainer, with epsilon(), certificate and composition() of the steps so far."""
         self._trained = TrainableModel(trainer.gradients.model)
-        layers = self._trained.layers()
+        layers = trained_layers(self._trained.model)
         if layers is None:
             raise InvalidInput(
                 "a layer with trained parameters has no rule for gradients per record, which trust_loop needs; leave "

@@ -73,7 +73,7 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = tensors_in((args, kwargs) if kwargs else args)
         places = _written_places(function)
         written = tensors_in([_argument(place, args, kwargs) for place in places]) if places else []
-        if any(self._holds_records(tensor) for tensor in given):
+        if any(self.holds_records(tensor) for tensor in given):
             for tensor in (*tensors_in(found), *written):
                 self._follow(_memory(tensor), self._made)
             return found
@@ -96,7 +96,8 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values()))
         return own or _seeds() != self._seeds
 
-    def _holds_records(self, tensor: Tensor) -> bool:
+    def holds_records(self, tensor: Tensor) -> bool:
+        """Whether the memory of a tensor, as operations below vmap see it, has values of records."""
         if not _is_strided(tensor):
             return False  # a constant: `_memory` refuses sparse tensors of records
         place = tensor.untyped_storage()._cdata
@@ -136,8 +137,8 @@ def _is_strided(tensor: Tensor) -> bool:
 
 
 def _memory(tensor: Tensor) -> Any:
-    if not _is_strided(tensor):
-        raise RuntimeError("a sparse tensor of a record is made")
+    if not _is_strided(tensor) or tensor.is_quantized:  # quantized records of a batch would share one scale
+        raise RuntimeError("a sparse or quantized tensor of a record is made")
     return tensor.untyped_storage()
 
 

@@ -39,6 +39,11 @@ def _gru(given: Tensor, hidden: nn.Module, state: State) -> State:
     return ((1 - update) * new + update * state[0],)
 
 
+_STEPS: dict[str, Step] = {
+    "LSTM": _lstm, "GRU": _gru, "RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu)
+}  # fmt: skip
+
+
 class Recurrent(nn.Module):
     """An nn.LSTM, nn.GRU or nn.RNN as a loop over time, with the parameters of the layer.
 
@@ -46,14 +51,13 @@ class Recurrent(nn.Module):
     (batch, width), with one row per record.
     """
 
+    mode: str
+
     def __init__(self, layer: Any, *, stacked: bool) -> None:
         super().__init__()
         self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # models may read them
         self.hidden_size, self.dropout, self.batch_first = layer.hidden_size, layer.dropout, layer.batch_first
         self.stacked, self.ways, self.parts = stacked, 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
-        steps = {nn.LSTM: _lstm, nn.GRU: _gru}
-        activation = torch.relu if layer.mode == "RNN_RELU" else torch.tanh
-        self.step: Step = steps.get(type(layer)) or _rnn(activation)
         names = [f"l{n}{way}" for n in range(layer.num_layers) for way in ("", "_reverse")[: self.ways]]
         self.inputs = nn.ModuleList(_linear(layer, f"weight_ih_{name}", f"bias_ih_{name}") for name in names)
         self.hidden = nn.ModuleList(_linear(layer, f"weight_hh_{name}", f"bias_hh_{name}") for name in names)
@@ -80,9 +84,9 @@ class Recurrent(nn.Module):
     def _over_time(self, place: int, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One layer in one direction: if bidirectional, every second one runs backwards in time."""
         back = place % self.ways
-        outputs, hidden = [], self.hidden[place]
+        outputs, hidden, step = [], self.hidden[place], _STEPS[self.mode]
         for now in self.inputs[place](x).unbind(dim=1)[:: -1 if back else 1]:
-            state = self.step(now, hidden, state)
+            state = step(now, hidden, state)
             outputs.append(state[0])
         return torch.stack(outputs[:: -1 if back else 1], 1), state
 
