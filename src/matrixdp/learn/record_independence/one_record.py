@@ -189,6 +189,8 @@ def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
 
         try:
             found = torch.func.vmap(watched, randomness="different")(records)
+        except InvalidInput:  # such as a loss of another shape
+            raise
         except (RuntimeError, ValueError, NotImplementedError) as error:
             # errors of PyTorch that are raised outside operations name functions and shapes; others may quote a record
             raise InvalidInput(
