@@ -110,9 +110,10 @@ def record_gradients(
     ) -> tuple[Tensor, Tensor]:
         given, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
         by_id = {ids[name]: value for name, value in values.items()}
-        each = [one_each(own_loss(_call(own_model, by_id, arguments), target), 1)[0] for arguments in given]
+        outputs = [_call(own_model, by_id, arguments) for arguments in given]
+        each = [one_each(_call(own_loss, by_id, (output, target)), 1)[0] for output in outputs]
         found = each[0] if len(each) == 1 else torch.stack(each).mean()
-        return found, found.detach()
+        return found, found
 
     def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
         own_model, own_loss = _scratch(model), _scratch(loss)
@@ -203,6 +204,12 @@ def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
         raise InvalidInput(
             "model, loss or augment catches an error of PyTorch, whose text may depend on the other records; leave out "
             "the operation that raises"
+        )
+    if any(tensor.requires_grad for tensor in tensors_in(found)):
+        raise InvalidInput(
+            "model or loss uses a tensor that requires gradients from outside of itself, such as a parameter of the "
+            "model in a closure, whose gradient would be lost; use attributes of the module, detach() the tensor, and "
+            "leave weight decay to the optimizer"
         )
     if below.survivors(tensors_in(found)):
         raise InvalidInput(
@@ -382,11 +389,13 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return new
 
 
-def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:
-    """Runs a copy with these values of parameters, by their ids.
+def _call(part: Any, values: dict[int, Tensor], arguments: Any) -> Any:
+    """Runs a copy of a module with these values of parameters, by their ids; or a function as it is.
 
     Buffers are copied, so that the model's own stay unchanged, such as counters.
     """
+    if not isinstance(part, nn.Module):
+        return part(*arguments)
     tensors = {name: values[id(p)] if id(p) in values else p.detach() for name, p in part.named_parameters()}
     buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
     by_place, by_name = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
