@@ -131,12 +131,13 @@ PLAIN = {
     "number": lambda x: x + x.narrow(1, Number(1), 1),
     "list": lambda x: torch.stack(Many([x, x])).mean(0),
     "scalar of numpy": lambda x: x * np.float64(2) + x[:, np.int64(1) : np.int64(2)],
+    "vmap within": lambda x: torch.func.vmap(lambda row: row * row.sum(), in_dims=1, out_dims=1)(x),
     "array": lambda x: x[:, np.arange(WIDTH)] + x[..., list(range(WIDTH))] + x[:, range(WIDTH)],
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_numbers_and_lists_of_other_classes_become_plain_ones(name):
+def test_what_is_sound_runs_numbers_and_lists_of_other_classes_as_plain_ones(name):
     data = numbers()
     gradients = ClippedGradients(Then(PLAIN[name]), LOSS, clip=1.0)
     first, *others = contributions(gradients, data)

@@ -50,6 +50,10 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # the watch is for what users call
+            return self._tracked(function, args, kwargs)
+
+    def _tracked(self, function: Any, args: Any, kwargs: Any) -> Any:
         if _sized_by_values(function) and not (function._schema.name == "aten::index" and not _masked(args[1])):
             raise RuntimeError(f"the size of what {function._schema.name} gives depends on values")
         if _is_random(function) and self._known_numbers(args, kwargs):
@@ -63,10 +67,9 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "resize" in function._schema.name:
             raise RuntimeError(f"{function._schema.name} would give a record the memory of others")
         try:
-            with torch._C.DisableTorchFunction():  # the watch is for what users call
-                found = function(*args, **kwargs) if kwargs else function(*args)
-                if "empty" in function._schema.name:
-                    found.zero_()  # memory that is not set may hold what other records left there
+            found = function(*args, **kwargs) if kwargs else function(*args)
+            if "empty" in function._schema.name:
+                found.zero_()  # memory that is not set may hold what other records left there
         except BaseException:
             self.raised = True
             raise

@@ -399,4 +399,6 @@ def _call(part: Any, values: dict[int, Tensor], arguments: Any) -> Any:
     tensors = {name: values[id(p)] if id(p) in values else p.detach() for name, p in part.named_parameters()}
     buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
     by_place, by_name = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    if not (tensors or buffers):
+        return part(*by_place, **by_name)
     return torch.func.functional_call(part, tensors | buffers, by_place, by_name)
