@@ -168,6 +168,10 @@ OTHERS = {
     "garbage collector": found_by_the_collector,
     "unwrapping": unwrapped,
     "one scale for a batch": lambda x: torch.quantize_per_tensor_dynamic(x, torch.qint8, False).dequantize(),
+    "offsets": lambda x: F.embedding_bag((3 * x).long(), x[:, None], torch.tensor([0, 4, 1]), mode="sum"),
+    "offsets of the record": lambda x: F.embedding_bag(
+        (3 * x).long(), x[:, None], offsets=(x[:3] * 0).long() + torch.tensor([0, 4, 1]), mode="sum"
+    ),
     "no checks": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2 * WIDTH]), unsafe=True),
 }
 

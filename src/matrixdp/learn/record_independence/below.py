@@ -75,7 +75,7 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         given = tensors_in((args, kwargs) if kwargs else args)
         places = _written_places(function)
-        written = tensors_in([_argument(place, args, kwargs) for place in places]) if places else []
+        written = tensors_in([argument(place, args, kwargs) for place in places]) if places else []
         if any(self.holds_records(tensor) for tensor in given):
             for tensor in (*tensors_in(found), *written):
                 self._follow(_memory(tensor), self._made)
@@ -184,7 +184,8 @@ def _moves_statistics(function: Any) -> tuple[int, ...]:
     return (place, arguments["training"]) if "training" in arguments else (place,)
 
 
-def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def argument(place: tuple[int, str], args: Any, kwargs: dict[str, Any] | None) -> Any:
+    """An argument by its position and name; None if it is not given."""
     return args[place[0]] if place[0] < len(args) else (kwargs or {}).get(place[1])
 
 

@@ -19,10 +19,10 @@ another, and each is closed:
    model found it. Functions of PyTorch disable the watch while they run, and may call code of their arguments: so these
    are plain values, or functions, which are watched; objects of other classes, and tensor subclasses, are refused.
 4. Operations whose vmap rules access other records: an embedding whose table depends on the record, `index_fill` whose
-   index does, `resize_`, `unsafe=True` and quantized tensors are refused. Uninitialized memory (`torch.empty`) may hold
-   values of other records, and is set to zero. Random numbers of a record depend on its position in the batch, and so
-   on how many records are before it: numbers from the model's own generator or seed, which somebody may know, are
-   refused.
+   index does, `resize_`, `unsafe=True`, offsets of `embedding_bag` and quantized tensors are refused. Uninitialized
+   memory (`torch.empty`) may hold values of other records, and is set to zero. Random numbers of a record depend on its
+   position in the batch, and so on how many records are before it: numbers from the model's own generator or seed,
+   which somebody may know, are refused.
 
 Assumed: model and loss do not inspect Python's frames, the state of random generators (how far it has advanced shows
 the size of the batch), storages, memory that is not PyTorch's, or tensors through private parts of PyTorch, from other
@@ -50,7 +50,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.record_independence.below import PLAIN, Below, own, tensors_in
+from matrixdp.learn.record_independence.below import PLAIN, Below, argument, own, tensors_in
 from matrixdp.learn.record_independence.rebuilt import rebuilt
 
 # A node of the autograd graph gives access to the tensors that it has saved.
@@ -61,6 +61,8 @@ _UNCHECKED = {
     F.embedding: (1, "weight"), torch.embedding: (0, "weight"), torch.index_fill: (2, "index"),
     Tensor.index_fill: (2, "index"), Tensor.index_fill_: (2, "index"),
 }  # fmt: skip
+# PyTorch does not check offsets: unsorted ones give numbers of other records, or of memory that is not set.
+_OFFSETS = (F.embedding_bag, torch.embedding_bag)
 # How modules are copied, unless a class overrides it; that of convolutions adds what old checkpoints lack.
 _USUAL = {
     "__deepcopy__": (None,),
@@ -244,8 +246,9 @@ class _Watch(TorchFunctionMode):
             raise RuntimeError("grad_fn of a tensor, which holds a record, is used")
         if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
             raise RuntimeError("torch.ops, or a custom operation or dispatch mode, would get the whole batch")
-        if kwargs.get("unsafe"):
-            raise RuntimeError("unsafe=True leaves out checks, so it may read outside of a record")
+        offsets = argument((2, "offsets"), args, kwargs) if function in _OFFSETS else None
+        if kwargs.get("unsafe") or offsets is not None:
+            raise RuntimeError("unsafe=True and offsets of embedding_bag are not checked: give a matrix of indices")
         if function is Tensor.__deepcopy__ and vars(args[0]):
             raise RuntimeError("attributes of a tensor are copied, by code that is not watched")
         if function in _UNCHECKED and _batched(function, args, kwargs):
@@ -347,8 +350,7 @@ def _behind(function: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _batched(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    place, name = _UNCHECKED[function]
-    value = args[place] if place < len(args) else kwargs.get(name)
+    value = argument(_UNCHECKED[function], args, kwargs)
     while isinstance(value, Tensor) and _is_wrapped(value):
         if torch._C._functorch.is_batchedtensor(value):
             return True
