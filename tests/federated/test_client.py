@@ -11,7 +11,16 @@ from torch import nn
 
 from matrixdp import Accountant, Budget, calibrate, certify
 from matrixdp.errors import GuaranteeViolated, InvalidInput, MatrixDPError
-from matrixdp.federated import Client, ClientLevel, Declined, LocalTraining, RecordLevel, average
+from matrixdp.federated import (
+    CentralPrivacy,
+    Client,
+    ClientLevel,
+    Declined,
+    GradientClient,
+    LocalTraining,
+    RecordLevel,
+    average,
+)
 from matrixdp.federated.noise import budget_of_each, sized
 from matrixdp.federated.tensors import flat, load
 from matrixdp.learn.noise import ParameterNoise
@@ -213,9 +222,38 @@ def test_training_that_cannot_work_at_all_shows_before_anything_is_spent(tmp_pat
         privacy = level(budget=BUDGET, rounds=1, clip=0.1)
         with pytest.raises(InvalidInput, match="IndexError"):
             Client(network(), x, y + 1, training=LocalTraining(), privacy=privacy, folder=tmp_path)
-        with pytest.raises(InvalidInput, match=r'one (value|number) (per|a) record.*reduction="none"'):
-            client(tmp_path, privacy, LocalTraining(loss=nn.functional.cross_entropy))
+    for level, loss in ((ClientLevel, nn.functional.cross_entropy), (RecordLevel, lambda outputs, labels: outputs)):
+        with pytest.raises(InvalidInput, match=r'one (value|number) per record.*reduction="none"'):
+            client(tmp_path, level(budget=BUDGET, rounds=1, clip=0.1), LocalTraining(loss=loss))
     assert not (tmp_path / "budget.db").exists()
+
+
+KEPT: list[torch.Tensor] = []
+
+
+class Centred(nn.Module):
+    """Centres records by the first batch that it gets, as lazy normalization does, and keeps that outside of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.top = network()
+
+    def forward(self, x):
+        if len(x) > 1 and not KEPT:
+            KEPT.append(x.detach().mean(0))
+        return self.top(x - KEPT[0] if KEPT else x)
+
+
+def test_no_record_reaches_the_model_in_a_check_before_the_first_round(tmp_path):
+    KEPT.clear()
+    private = RecordLevel(budget=BUDGET, rounds=1, clip=0.1)
+    with pytest.warns(UserWarning, match="one at a time"):
+        Client(Centred(), *some_records(), training=LocalTraining(), privacy=private, folder=tmp_path)
+    assert not KEPT
+    central = CentralPrivacy(budget=BUDGET, rounds=1, clients=2, clip=0.1, unit="record", records=100)
+    with pytest.warns(UserWarning, match="one at a time"):
+        GradientClient(Centred(), *some_records(), privacy=central)
+    assert not KEPT
 
 
 def test_the_local_update_is_that_of_sgd():

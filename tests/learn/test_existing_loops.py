@@ -246,6 +246,37 @@ def test_its_sums_are_those_of_the_trainer(clip, size):
     assert len(noise) == len(loader)
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_closure_runs_before_the_noise(optimizer):
+    """As Lightning calls it; in the optimizer's own step it would replace the noisy gradient by a plain one."""
+    model, optimizer, loader = trusted(optimizer=optimizer)
+    for x, y in loader:
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure) if loader.trainer.steps else optimizer.step(closure=closure)
+        assert float(loss.detach()) > 0
+        handed = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(handed, loader.trainer.gradients.flat.float(), rtol=1e-6, atol=0)
+    assert loader.trainer.steps == len(loader)
+    x, y = next(iter(loader))
+    functional.cross_entropy(model(x), y).backward()
+    with pytest.raises(InvalidInput, match="second pass"):
+        optimizer.step(lambda: functional.cross_entropy(model(x), y).backward())
+
+
+def test_a_model_that_is_one_layer():
+    model, optimizer, loader = trusted(nn.Linear(WIDTH, 2))
+    for x, y in loader:
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert loader.trainer.steps == len(loader)
+
+
 def test_what_is_assumed_of_a_loop_is_not_lost_in_a_checkpoint():
     model, _, loader = trusted()
     state = loader.trainer.state_dict()

@@ -342,3 +342,35 @@ def test_running_statistics_outside_of_the_model_are_not_moved():
     with pytest.raises(InvalidInput):
         each_record(function(True), RECORDS)
     assert torch.equal(mean, torch.zeros(3))
+
+
+class Weighed(nn.Module):
+    """A loss with a trained number of its own and one of the model's layers."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, outputs, y):
+        return F.cross_entropy(outputs, y, reduction="none") * self.scale + self.layer.weight.square().sum()
+
+
+def test_a_loss_module_may_use_layers_of_the_model():
+    torch.manual_seed(0)
+    model, y = nn.Linear(3, 2), torch.tensor([1])
+    gradients = ClippedGradients(model, Weighed(model), clip=1e3)
+    gradients.accumulate(RECORDS[:1], y)
+    losses = Weighed(model)(model(RECORDS[:1]), y)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(losses.sum(), list(model.parameters()))])
+    torch.testing.assert_close(gradients.flat, expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_would_be_lost_in_a_closure_is_refused():
+    model, y = nn.Linear(3, 2), torch.tensor([1, 0, 1, 1])
+    losses = {
+        "weights alone": lambda out, y: F.cross_entropy(out, y, reduction="none") + model.weight.square().sum(),
+        "with a record": lambda out, y: F.cross_entropy(out * model.bias, y, reduction="none"),
+    }
+    for loss in losses.values():
+        with pytest.raises(InvalidInput, match="whose gradient would be lost"):
+            ClippedGradients(model, loss, clip=1.0).accumulate(RECORDS, y)

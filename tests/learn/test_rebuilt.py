@@ -87,6 +87,19 @@ class Attends(nn.Module):
         return outputs
 
 
+def stack(norm=None):
+    return nn.TransformerEncoder(transformer(), 2, norm, enable_nested_tensor=False)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stack = stack()
+
+    def forward(self, x):
+        return self.stack(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+
+
 ATTENTION = {
     "layer": lambda: (transformer(), True),
     "norm first, gelu": lambda: (transformer(norm_first=True, activation="gelu"), True),
@@ -94,7 +107,9 @@ ATTENTION = {
     "attention to something else": lambda: (Attends(other=True), False),
     "time first": lambda: (nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0), False),
     "two layers": lambda: (nn.Sequential(transformer(), transformer()), True),
-    "a stack": lambda: (nn.TransformerEncoder(transformer(), 2, enable_nested_tensor=False), False),
+    "a stack": lambda: (stack(), True),
+    "a stack with a norm": lambda: (stack(nn.LayerNorm(4)), True),
+    "a stack with a mask": lambda: (Masked(), False),
 }
 
 
@@ -112,3 +127,54 @@ def test_clipped_gradients_of_attention(kind):
     gradients.accumulate(x, y)
     assert gradients.prepare(x, y) == fast
     torch.testing.assert_close(gradients.flat, expected, rtol=1e-3, atol=1e-6)
+
+
+class Steps(nn.Module):
+    def __init__(self, cell, start):
+        super().__init__()
+        self.cell, self.head, self.start = cell, nn.Linear(4, 2), start
+
+    def forward(self, x):
+        state = x.new_zeros(x.shape[0], 4) if self.start else None
+        for now in range(5):
+            state = self.cell(x[:, now], state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+CELLS = {
+    "LSTM": lambda: nn.LSTMCell(3, 4),
+    "GRU": lambda: nn.GRUCell(3, 4),
+    "RNN": lambda: nn.RNNCell(3, 4, bias=False),
+    "relu": lambda: nn.RNNCell(3, 4, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("kind", CELLS)
+def test_clipped_gradients_of_cells(kind, start):
+    torch.manual_seed(3)
+    model, loss = Steps(CELLS[kind](), start and kind != "LSTM"), nn.CrossEntropyLoss(reduction="none")
+    x, y = torch.randn(7, 5, 3), torch.arange(7) % 2
+    expected = plain_sum(model, loss, x, y, 0.05)
+    fast, slow = ClippedGradients(model, loss, clip=0.05), ClippedGradients(model, loss, clip=0.05)
+    fast.accumulate(x, y)
+    assert fast.prepare(x, y)
+    handle = model.register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="one at a time"):
+        slow.accumulate(x, y)
+    handle.remove()
+    for gradients in (fast, slow):
+        torch.testing.assert_close(gradients.flat, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_parts_in_evaluation_mode_stay_there():
+    torch.manual_seed(4)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.9, batch_first=True)
+    for part in (layer.dropout, layer.dropout1, layer.dropout2, layer.self_attn):
+        part.eval()
+    model, loss = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2)), nn.CrossEntropyLoss(reduction="none")
+    x, y = torch.randn(7, 3, 4), torch.arange(7) % 2
+    gradients = ClippedGradients(model, loss, clip=0.05)
+    gradients.accumulate(x, y)
+    assert gradients.slow_because is None
+    torch.testing.assert_close(gradients.flat, plain_sum(model, loss, x, y, 0.05), rtol=1e-3, atol=1e-6)

@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+import random
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -143,18 +145,28 @@ def test_masks_of_dropout_do_not_follow_a_seed_that_others_know():
     assert torch.equal(one, two)  # the caller's own random numbers go on as if nothing had been drawn
 
 
-def test_a_data_set_that_changes_records_at_random_does_so_in_secret():
+NUMBERS = {"torch": lambda: torch.randn(5), "python": random.random, "numpy": np.random.random}
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_a_data_set_that_changes_records_at_random_does_so_in_secret(number):
+    """A record's numbers follow from its place in the batch, so those of the others show whether it is there."""
+
     class Shaken(TensorDataset):
         def __getitem__(self, index):
             inputs, target = super().__getitem__(index)
-            return inputs + torch.randn(5), target
+            return inputs + number(), target
 
     def first():
         run = trainer(data=Shaken(*DATA.tensors))
         torch.manual_seed(0)
-        return next(run.batches()).inputs
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        return next(run.batches()).inputs, torch.as_tensor(number())
 
-    assert not torch.equal(first(), first())
+    (one, then), (two, again) = first(), first()
+    assert not torch.equal(one, two)
+    assert torch.equal(then, again)  # the caller's own random numbers go on as if nothing had been drawn
 
 
 def test_random_numbers_in_secret_differ_in_more_than_a_seed():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from matrixdp import _check
 from matrixdp.errors import InvalidInput
-from matrixdp.federated.tensors import flat, load, trainable
+from matrixdp.federated.tensors import flat, trainable
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -96,25 +94,3 @@ class LocalTraining:
                         f"loss must give one value per record, got shape {tuple(losses.shape)} for {len(batch)} "
                         'records; use reduction="none"'
                     )
-
-
-def check_never_raises(
-    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor
-) -> None:
-    """Raises InvalidInput if model or loss raise an error for parameters that are NaN, infinite or huge.
-
-    The server chooses the parameters, so it could look for parameters at which certain records lead to an error. Noise
-    does not hide that a batch failed, nor can one record's effect on a failure be bounded, so there must be no errors.
-    """
-    tried = copy.deepcopy(model).cpu().eval()  # after an error, a process may not be able to use its GPU any more
-    for value in (math.nan, math.inf, 1e38):
-        load(tried, torch.full_like(flat(tried), value))
-        try:
-            with torch.no_grad():
-                loss(tried(inputs.cpu()), labels.cpu())
-        except Exception as error:
-            raise InvalidInput(
-                f"model and loss must work with any parameters, and with {value:g} for all of them they raise "
-                f"{type(error).__name__}: such an error would reveal something about the records. Use a loss without "
-                "checks, such as binary_cross_entropy_with_logits instead of binary_cross_entropy"
-            ) from None

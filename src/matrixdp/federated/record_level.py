@@ -12,7 +12,6 @@ the same records in the same order.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import hmac
 import io
@@ -28,8 +27,9 @@ from matrixdp.accounting.accountant import Accountant
 from matrixdp.adjacency import ADD_REMOVE, ZERO_OUT
 from matrixdp.errors import InvalidInput
 from matrixdp.federated.client import Guarantees, Upload, UploadPrivacy
-from matrixdp.federated.local_training import LocalTraining, check_never_raises, cross_entropy
+from matrixdp.federated.local_training import LocalTraining, cross_entropy
 from matrixdp.federated.participant import Arrays, Charge, Declined
+from matrixdp.federated.record_checks import check_never_raises
 from matrixdp.federated.tensors import check_model, device_of, flat, load, trainable
 from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.gradients import ClippedGradients
@@ -131,8 +131,7 @@ class _PrivateUpload:
             **privacy.options,
         )
         self.trainer.prepare()  # before any other pass, and before the first spend
-        training.check(copy.deepcopy(model), inputs, labels)
-        check_never_raises(model, training.loss, inputs[:1], labels[:1])
+        check_never_raises(model, training.loss, inputs[: training.batch_size], labels[: training.batch_size])
         self.steps = training.epochs * self.trainer.epoch_steps
         total = Accountant(privacy.adjacency)
         noise, planned = self.trainer.noise, self.steps * privacy.rounds

@@ -15,7 +15,7 @@ from matrixdp.budget import Budget
 from matrixdp.errors import InvalidInput
 from matrixdp.learn.backward import BackwardPass
 from matrixdp.learn.clipping import QuantileClip
-from matrixdp.learn.layers.trainable import TrainableModel
+from matrixdp.learn.layers.trainable import TrainableModel, trained_layers
 from matrixdp.learn.sampling import Turn, example
 from matrixdp.learn.training import PrivateSGD
 
@@ -156,7 +156,7 @@ class TrustedLoader:
         self.trainer = trainer
         """The trainer, with epsilon(), certificate and composition() of the steps so far."""
         self._trained = TrainableModel(trainer.gradients.model)
-        layers = self._trained.layers()
+        layers = trained_layers(self._trained.model)
         if layers is None:
             raise InvalidInput(
                 "a layer with trained parameters has no rule for gradients per record, which trust_loop needs; leave "
@@ -189,18 +189,29 @@ class TrustedLoader:
         batch = max(self._records, 1)
         explicit = self.trainer.gradients.norm == "linf"
         self._pass = BackwardPass(self._trained, self._layers, batch, explicit=explicit, scale=batch).__enter__()
+        for layer in self._layers:
+            if layer.module is model:  # its call has begun already, so its own new hook will not run
+                layer.freeze()
 
     def _after_pass(self, *_: Any) -> None:
         if self._pass is not None:
             self._pass.__exit__()
 
-    def _before_step(self, *_: Any) -> None:
-        """Puts the noisy average where the optimizer looks for gradients."""
-        trainer, turn, found = self.trainer, self._turn, self._pass
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Puts the noisy average where the optimizer looks for gradients.
+
+        A closure runs here, once: in the optimizer's step it would replace the noisy average by a plain gradient.
+        """
+        trainer, turn = self.trainer, self._turn
         trainer.check_process()
         if turn is None or turn.used:
             raise InvalidInput("optimizer.step() needs a new batch of the private loader; draw the next batch first")
         trainer.check_turn(turn)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found = self._pass
         if found is None or not found.came:
             raise InvalidInput("before optimizer.step(), run the model on the batch in training mode, and backward()")
         used = [name for parameter, name in self._trained.names.items() if parameter.grad is not None]
@@ -210,6 +221,7 @@ class TrustedLoader:
                 "seen; call the layer itself, or freeze the parameter"
             )
         trainer.take(turn, self._add)
+        return None if closure is None else ((optimizer,), {"closure": lambda: loss})
 
     def _add(self) -> None:
         """Clips and sums; an empty batch has nothing to add."""

@@ -25,7 +25,7 @@ from matrixdp.learn.clipping import QuantileClip
 from matrixdp.learn.inputs import Inputs, as_tensors, count_rows, kinds_of
 from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.rounding import factor_roundoff, rounded_down, roundoff
-from matrixdp.learn.layers.trainable import Layer, TrainableModel
+from matrixdp.learn.layers.trainable import Layer, TrainableModel, trained_layers
 from matrixdp.learn.randomness import forked
 from matrixdp.learn.record_independence.one_record import each_record, one_each
 from matrixdp.learn.record_independence.recorded import RecordedGradients
@@ -281,7 +281,7 @@ class ClippedGradients:
             view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
-            layers = TrainableModel(graph.model).layers()
+            layers = trained_layers(graph.module)
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
             return _Fast(graph, layers or (), kinds_of(view))
         except NoRule as reason:

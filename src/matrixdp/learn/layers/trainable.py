@@ -48,14 +48,15 @@ class TrainableModel:
             raise InvalidInput("the model has moved to another device or type; make a new ClippedGradients for it")
         refuse_batch_statistics(self.model)
 
-    def layers(self) -> list[Layer] | None:
-        """The layers that hold trainable parameters; None if one of them has no rule for gradients per record."""
-        layers = [
-            Layer(name, module, {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad})
-            for name, module in self.model.named_modules()
-        ]
-        holding = [layer for layer in layers if layer.parameters]
-        return holding if all(layer.has_rule() for layer in holding) else None
+
+def trained_layers(model: nn.Module) -> list[Layer] | None:
+    """The layers that hold trainable parameters; None if one of them has no rule for gradients per record."""
+    layers = [
+        Layer(name, module, {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad})
+        for name, module in model.named_modules()
+    ]
+    holding = [layer for layer in layers if layer.parameters]
+    return holding if all(layer.has_rule() for layer in holding) else None
 
 
 @dataclass(eq=False, frozen=True)

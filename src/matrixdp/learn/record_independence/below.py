@@ -50,6 +50,10 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # the watch is for what users call
+            return self._tracked(function, args, kwargs)
+
+    def _tracked(self, function: Any, args: Any, kwargs: Any) -> Any:
         if _sized_by_values(function) and not (function._schema.name == "aten::index" and not _masked(args[1])):
             raise RuntimeError(f"the size of what {function._schema.name} gives depends on values")
         if _is_random(function) and self._known_numbers(args, kwargs):
@@ -63,17 +67,16 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "resize" in function._schema.name:
             raise RuntimeError(f"{function._schema.name} would give a record the memory of others")
         try:
-            with torch._C.DisableTorchFunction():  # the watch is for what users call
-                found = function(*args, **kwargs) if kwargs else function(*args)
-                if "empty" in function._schema.name:
-                    found.zero_()  # memory that is not set may hold what other records left there
+            found = function(*args, **kwargs) if kwargs else function(*args)
+            if "empty" in function._schema.name:
+                found.zero_()  # memory that is not set may hold what other records left there
         except BaseException:
             self.raised = True
             raise
         given = tensors_in((args, kwargs) if kwargs else args)
         places = _written_places(function)
-        written = tensors_in([_argument(place, args, kwargs) for place in places]) if places else []
-        if any(self._holds_records(tensor) for tensor in given):
+        written = tensors_in([argument(place, args, kwargs) for place in places]) if places else []
+        if any(self.holds_records(tensor) for tensor in given):
             for tensor in (*tensors_in(found), *written):
                 self._follow(_memory(tensor), self._made)
             return found
@@ -96,7 +99,8 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values()))
         return own or _seeds() != self._seeds
 
-    def _holds_records(self, tensor: Tensor) -> bool:
+    def holds_records(self, tensor: Tensor) -> bool:
+        """Whether the memory of a tensor, as operations below vmap see it, has values of records."""
         if not _is_strided(tensor):
             return False  # a constant: `_memory` refuses sparse tensors of records
         place = tensor.untyped_storage()._cdata
@@ -136,8 +140,8 @@ def _is_strided(tensor: Tensor) -> bool:
 
 
 def _memory(tensor: Tensor) -> Any:
-    if not _is_strided(tensor):
-        raise RuntimeError("a sparse tensor of a record is made")
+    if not _is_strided(tensor) or tensor.is_quantized:  # quantized records of a batch would share one scale
+        raise RuntimeError("a sparse or quantized tensor of a record is made")
     return tensor.untyped_storage()
 
 
@@ -180,7 +184,8 @@ def _moves_statistics(function: Any) -> tuple[int, ...]:
     return (place, arguments["training"]) if "training" in arguments else (place,)
 
 
-def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def argument(place: tuple[int, str], args: Any, kwargs: dict[str, Any] | None) -> Any:
+    """An argument by its position and name; None if it is not given."""
     return args[place[0]] if place[0] < len(args) else (kwargs or {}).get(place[1])
 
 

@@ -15,16 +15,19 @@ another, and each is closed:
    values: both are refused here. The text of an error may contain the size of the batch: a pass in which an operation
    raised is refused, even if the model caught the error.
 3. Code that bypasses vmap: an autograd function with its own `vmap` rule, custom operations, `torch.ops`, dispatch
-   modes, tensor subclasses, TorchScript and `torch.func.debug_unwrap` would get the whole batch, and are refused.
+   modes and TorchScript would get the whole batch, and are refused. So is a tensor of the whole batch, wherever the
+   model found it. Functions of PyTorch disable the watch while they run, and may call code of their arguments: so these
+   are plain values, or functions, which are watched; objects of other classes, and tensor subclasses, are refused.
 4. Operations whose vmap rules access other records: an embedding whose table depends on the record, `index_fill` whose
-   index does, and `resize_` are refused. Uninitialized memory (`torch.empty`) may hold values of other records, and is
-   set to zero. Random numbers of a record depend on its position in the batch, and so on how many records are before
-   it: numbers from the model's own generator or seed, which somebody may know, are refused.
+   index does, `resize_`, `unsafe=True`, offsets of `embedding_bag` and quantized tensors are refused. Uninitialized
+   memory (`torch.empty`) may hold values of other records, and is set to zero. Random numbers of a record depend on its
+   position in the batch, and so on how many records are before it: numbers from the model's own generator or seed,
+   which somebody may know, are refused.
 
 Assumed: model and loss do not inspect Python's frames, the state of random generators (how far it has advanced shows
-the size of the batch), storages, memory that is not PyTorch's, or tensors through private parts of PyTorch or from
-other threads. Nor do they count in a global variable how often they run: an empty batch takes no pass, a large one
-several. Such code is not detected.
+the size of the batch), storages, memory that is not PyTorch's, or tensors through private parts of PyTorch, from other
+threads, or in code that the garbage collector calls. Nor do they count in a global variable how often they run: an
+empty batch takes no pass, a large one several. Such code is not detected.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, _tensor_str, nn
 from torch._functorch.autograd_function import custom_function_call
@@ -46,7 +50,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.record_independence.below import PLAIN, Below, own, tensors_in
+from matrixdp.learn.record_independence.below import PLAIN, Below, argument, own, tensors_in
 from matrixdp.learn.record_independence.rebuilt import rebuilt
 
 # A node of the autograd graph gives access to the tensors that it has saved.
@@ -57,6 +61,8 @@ _UNCHECKED = {
     F.embedding: (1, "weight"), torch.embedding: (0, "weight"), torch.index_fill: (2, "index"),
     Tensor.index_fill: (2, "index"), Tensor.index_fill_: (2, "index"),
 }  # fmt: skip
+# PyTorch does not check offsets: unsorted ones give numbers of other records, or of memory that is not set.
+_OFFSETS = (F.embedding_bag, torch.embedding_bag)
 # How modules are copied, unless a class overrides it; that of convolutions adds what old checkpoints lack.
 _USUAL = {
     "__deepcopy__": (None,),
@@ -68,6 +74,12 @@ _USUAL = {
 # The methods of an autograd function that users write.
 _OF_USERS = ("forward", "setup_context", "backward", "jvp")
 _SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+# Types of arguments that have no code of users, and types of the classes among them.
+_DATA = frozenset(
+    {*PLAIN, complex, bytes, bytearray, range, dict, type(...), torch.Size, torch.dtype, torch.device,
+     torch.layout, torch.memory_format, torch.Generator, np.ndarray, *np.sctypeDict.values()}
+)  # fmt: skip
+_CLASSES = (type, type(Tensor), type(torch.FloatTensor), type(torch.autograd.Function))
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -100,9 +112,10 @@ def record_gradients(
     ) -> tuple[Tensor, Tensor]:
         given, target = trees.tree_map_only(Tensor, lambda t: t.unsqueeze(0), record)
         by_id = {ids[name]: value for name, value in values.items()}
-        each = [one_each(own_loss(_call(own_model, by_id, arguments), target), 1)[0] for arguments in given]
+        outputs = [_call(own_model, by_id, arguments) for arguments in given]
+        each = [one_each(_call(own_loss, by_id, (output, target)), 1)[0] for output in outputs]
         found = each[0] if len(each) == 1 else torch.stack(each).mean()
-        return found, found.detach()
+        return found, found
 
     def of_one(record: Any) -> tuple[dict[str, Tensor], Tensor]:
         own_model, own_loss = _scratch(model), _scratch(loss)
@@ -156,13 +169,9 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
             "a batch must consist of tensors with one row per record; one part is no tensor, or is sparse"
         )
 
-    def on_copies(record: Any) -> Any:
-        """Results of operations are tracked; so a record that is stored unchanged is found too."""
-        return function(trees.tree_map_only(Tensor, torch.clone, record))
-
     below = Below(leaves)
     try:
-        return _watched(on_copies, records, below)
+        return _watched(function, records, below)
     except BaseException:
         below.forget()  # or a later pass could use what was stored until here
         raise
@@ -172,10 +181,19 @@ def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
     # other kernels of attention have no rule for vmap, so PyTorch would loop over the records
     attention = sdpa_kernel(SDPBackend.MATH)
     quiet = torch.autograd.set_detect_anomaly(False)  # which raises where the gradient of a record is not finite
-    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), attention, quiet, below, _Watch() as watch:
+    with warnings.catch_warnings(), _no_autocast_cache(), _nothing_behind(), attention, quiet, below:
         warnings.filterwarnings("ignore", message="There is a performance drop")  # PyTorch loops over the records then
+        watch = _Watch(below)
+
+        def watched(record: Any) -> Any:
+            """On copies: results of operations are tracked, so a record that is stored unchanged is found too."""
+            with watch:
+                return function(trees.tree_map_only(Tensor, torch.clone, record))
+
         try:
-            found = torch.func.vmap(function, randomness="different")(records)
+            found = torch.func.vmap(watched, randomness="different")(records)
+        except InvalidInput:  # such as a loss of another shape
+            raise
         except (RuntimeError, ValueError, NotImplementedError) as error:
             # errors of PyTorch that are raised outside operations name functions and shapes; others may quote a record
             raise InvalidInput(
@@ -188,6 +206,12 @@ def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
         raise InvalidInput(
             "model, loss or augment catches an error of PyTorch, whose text may depend on the other records; leave out "
             "the operation that raises"
+        )
+    if any(tensor.requires_grad for tensor in tensors_in(found)):
+        raise InvalidInput(
+            "model or loss uses a tensor that requires gradients from outside of itself, such as a parameter of the "
+            "model in a closure, whose gradient would be lost; use attributes of the module, detach() the tensor, and "
+            "leave weight decay to the optimizer"
         )
     if below.survivors(tensors_in(found)):
         raise InvalidInput(
@@ -204,9 +228,10 @@ class _Watch(TorchFunctionMode):
     PyTorch disables this mode while a function runs; if that function calls the user's code, it is enabled again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, below: Below) -> None:
         super().__init__()
         self.raised = False
+        self._below = below
         self._modes = torch._C._len_torch_dispatch_stack()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -219,8 +244,13 @@ class _Watch(TorchFunctionMode):
     def _checked(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if function == _NODE and _is_wrapped(args[0]):
             raise RuntimeError("grad_fn of a tensor, which holds a record, is used")
-        if _behind(function, args, kwargs) or torch._C._len_torch_dispatch_stack() > self._modes:
-            raise RuntimeError("torch.ops, or a custom operation, tensor or dispatch mode, would get the whole batch")
+        if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
+            raise RuntimeError("torch.ops, or a custom operation or dispatch mode, would get the whole batch")
+        offsets = argument((2, "offsets"), args, kwargs) if function in _OFFSETS else None
+        if kwargs.get("unsafe") or offsets is not None:
+            raise RuntimeError("unsafe=True and offsets of embedding_bag are not checked: give a matrix of indices")
+        if function is Tensor.__deepcopy__ and vars(args[0]):
+            raise RuntimeError("attributes of a tensor are copied, by code that is not watched")
         if function in _UNCHECKED and _batched(function, args, kwargs):
             raise RuntimeError(
                 f"{function.__name__} with a table or an index of the record's own does not keep to the record; use "
@@ -230,12 +260,32 @@ class _Watch(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _again(self, value: Any) -> Any:
-        """Wraps a function that is passed to a function of PyTorch, so that it is watched too when it runs."""
-        if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+        """An argument that runs no unwatched code of users, as functions of PyTorch call some of their arguments.
+
+        Functions are wrapped, so that they are watched when they run. Numbers and containers of a class of their own
+        become plain ones; other objects are refused.
+        """
+        kind = type(value)
+        if kind in (Tensor, nn.Parameter):
+            if not _is_wrapped(value) and self._below.holds_records(value):
+                raise RuntimeError("a tensor of the whole batch is used, from outside of vmap")
+            return value
+        if kind in _DATA:
+            return value
+        if isinstance(value, (int, float, str)):
+            return _plain(value)
+        if isinstance(value, (list, tuple)):
+            base: Any = list if isinstance(value, list) else tuple
+            return base(self._again(part) for part in base.__iter__(value))
+        if isinstance(value, slice):
+            return slice(*(self._again(part) for part in (value.start, value.stop, value.step)))
+        if isinstance(value, type) and kind in _CLASSES:
+            if not issubclass(value, torch.autograd.Function):
+                return value
             own = {name: staticmethod(self._again(getattr(value, name))) for name in _OF_USERS}
             return type(value.__name__, (value,), own)
         if isinstance(value, (type, Tensor)) or not callable(value):
-            return value
+            raise RuntimeError(f"an argument is of the type {kind.__name__}, whose code would get the whole batch")
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -257,37 +307,41 @@ def _no_autocast_cache() -> Iterator[None]:
 
 @contextmanager
 def _nothing_behind() -> Iterator[None]:
-    """Makes TorchScript, which no mode sees, `torch.func.debug_unwrap` and printing a tensor of records raise."""
+    """Makes TorchScript, which no mode sees, and printing a tensor of records raise."""
 
     def refused(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("TorchScript, or a function that unwraps tensors, would get the whole batch")
+        raise RuntimeError("TorchScript would get the whole batch")
 
     def printed(tensor: Any, *, tensor_contents: Any = None) -> Any:
         if _is_wrapped(tensor):
             raise RuntimeError("a tensor, which holds a record, is printed")
         return show(tensor, tensor_contents=tensor_contents)  # type: ignore[no-untyped-call]
 
-    unwrapping = torch.func.debug_unwrap.__globals__
-    unwrap, show, calls = unwrapping["get_unwrapped"], _tensor_str._str, [(kind, kind.__call__) for kind in _SCRIPTED]
-    unwrapping["get_unwrapped"], _tensor_str._str = refused, printed
+    show, calls = _tensor_str._str, [(kind, kind.__call__) for kind in _SCRIPTED]
+    _tensor_str._str = printed
     for kind in _SCRIPTED:
         kind.__call__ = refused
     try:
         yield
     finally:
-        unwrapping["get_unwrapped"], _tensor_str._str = unwrap, show
+        _tensor_str._str = show
         for kind, call in calls:
             kind.__call__ = call
 
 
-def _behind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-    """Whether a function has code for a whole batch: a custom operation or tensor, or its own `vmap` rule.
+def _plain(value: int | float | str) -> int | float | str:
+    """A number or text without the methods of its class."""
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else str.__str__(value)
+
+
+def _behind(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function has code for a whole batch: a custom operation, or its own `vmap` rule.
 
     So do torch functions that are not PyTorch's own, as they run unwatched. Functions in `torch.ops` do not check their
     arguments as the public functions of PyTorch do, so they may read outside of a record.
     """
-    if any(type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in tensors_in((args, kwargs))):
-        return True
     if function is custom_function_call:
         return args[0].vmap is not torch.autograd.Function.vmap
     if isinstance(function, (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)):
@@ -296,8 +350,7 @@ def _behind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None)
 
 
 def _batched(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    place, name = _UNCHECKED[function]
-    value = args[place] if place < len(args) else kwargs.get(name)
+    value = argument(_UNCHECKED[function], args, kwargs)
     while isinstance(value, Tensor) and _is_wrapped(value):
         if torch._C._functorch.is_batchedtensor(value):
             return True
@@ -338,12 +391,16 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return new
 
 
-def _call(part: nn.Module, values: dict[int, Tensor], arguments: Any) -> Any:
-    """Runs a copy with these values of parameters, by their ids.
+def _call(part: Any, values: dict[int, Tensor], arguments: Any) -> Any:
+    """Runs a copy of a module with these values of parameters, by their ids; or a function as it is.
 
     Buffers are copied, so that the model's own stay unchanged, such as counters.
     """
+    if not isinstance(part, nn.Module):
+        return part(*arguments)
     tensors = {name: values[id(p)] if id(p) in values else p.detach() for name, p in part.named_parameters()}
     buffers = {name: tensor.detach().clone() for name, tensor in part.named_buffers()}
     by_place, by_name = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    if not (tensors or buffers):
+        return part(*by_place, **by_name)
     return torch.func.functional_call(part, tensors | buffers, by_place, by_name)

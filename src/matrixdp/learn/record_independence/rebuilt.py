@@ -1,9 +1,10 @@
 """PyTorch's recurrent and attention layers, rebuilt from linear layers that share their parameters.
 
-PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN` as one operation that `vmap` does not support, and that gives no
-gradients per record. In copies of a model they are replaced by loops over time, which compute the same. Their linear
-layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True and starts
-from zeros. So is self-attention without masks. Models that call these layers otherwise run one record at a time.
+PyTorch runs an `nn.LSTM`, `nn.GRU` or `nn.RNN`, and a cell of one, as one operation that `vmap` does not support, and
+that gives no gradients per record. In copies of a model they are replaced by loops over time, which compute the same.
+Their linear layers have rules for gradients per record, so such models are fast too, if the layer has batch_first=True
+and starts from zeros. So is self-attention without masks. Models that call these layers otherwise run one record at a
+time.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def _gru(given: Tensor, hidden: nn.Module, state: State) -> State:
     return ((1 - update) * new + update * state[0],)
 
 
+_STEPS: dict[str, Step] = {
+    "LSTM": _lstm, "GRU": _gru, "RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu)
+}  # fmt: skip
+
+
 class Recurrent(nn.Module):
     """An nn.LSTM, nn.GRU or nn.RNN as a loop over time, with the parameters of the layer.
 
@@ -46,14 +52,14 @@ class Recurrent(nn.Module):
     (batch, width), with one row per record.
     """
 
+    mode: str
+
     def __init__(self, layer: Any, *, stacked: bool) -> None:
         super().__init__()
+        self.training = layer.training
         self.__dict__.update({name: getattr(layer, name) for name in layer.__constants__})  # models may read them
         self.hidden_size, self.dropout, self.batch_first = layer.hidden_size, layer.dropout, layer.batch_first
         self.stacked, self.ways, self.parts = stacked, 2 if layer.bidirectional else 1, 2 if layer.mode == "LSTM" else 1
-        steps = {nn.LSTM: _lstm, nn.GRU: _gru}
-        activation = torch.relu if layer.mode == "RNN_RELU" else torch.tanh
-        self.step: Step = steps.get(type(layer)) or _rnn(activation)
         names = [f"l{n}{way}" for n in range(layer.num_layers) for way in ("", "_reverse")[: self.ways]]
         self.inputs = nn.ModuleList(_linear(layer, f"weight_ih_{name}", f"bias_ih_{name}") for name in names)
         self.hidden = nn.ModuleList(_linear(layer, f"weight_hh_{name}", f"bias_hh_{name}") for name in names)
@@ -80,9 +86,9 @@ class Recurrent(nn.Module):
     def _over_time(self, place: int, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One layer in one direction: if bidirectional, every second one runs backwards in time."""
         back = place % self.ways
-        outputs, hidden = [], self.hidden[place]
+        outputs, hidden, step = [], self.hidden[place], _STEPS[self.mode]
         for now in self.inputs[place](x).unbind(dim=1)[:: -1 if back else 1]:
-            state = self.step(now, hidden, state)
+            state = step(now, hidden, state)
             outputs.append(state[0])
         return torch.stack(outputs[:: -1 if back else 1], 1), state
 
@@ -94,12 +100,30 @@ def recurrent(layer: Any, *args: Any, **kwargs: Any) -> None:
     require(layer.batch_first and not layer.stacked and args[0].meta.ndim == 3, "needs batch_first=True")
 
 
+class Cell(nn.Module):
+    """An nn.LSTMCell, nn.GRUCell or nn.RNNCell, with the parameters of the layer."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.hidden_size = layer.hidden_size
+        self.mode = {nn.LSTMCell: "LSTM", nn.GRUCell: "GRU"}.get(type(layer)) or f"RNN_{layer.nonlinearity.upper()}"
+        self.input, self.hidden = _linear(layer, "weight_ih", "bias_ih"), _linear(layer, "weight_hh", "bias_hh")
+
+    def forward(self, x: Tensor, start: Any = None) -> Any:
+        """The next state: one tensor, or two for an LSTM."""
+        parts = 2 if self.mode == "LSTM" else 1
+        if start is None:
+            start = (x.new_zeros(x.shape[0], self.hidden_size),) * parts
+        state = _STEPS[self.mode](self.input(x), self.hidden, start if isinstance(start, tuple) else (start,))
+        return state if parts == 2 else state[0]
+
+
 class SelfAttention(nn.Module):
     """An nn.MultiheadAttention with batch_first=True, for a sequence that attends to itself without masks."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.heads, self.dropout = layer.num_heads, layer.dropout
+        self.heads, self.dropout, self.training = layer.num_heads, layer.dropout, layer.training
         self.project = _linear(layer, "in_proj_weight", "in_proj_bias")
         self.out = _linear(layer.out_proj, "weight", "bias")
 
@@ -134,7 +158,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self._modules = dict(layer._modules)
         self.self_attn = SelfAttention(layer.self_attn)
-        self.norm_first, self.activation = layer.norm_first, layer.activation
+        self.norm_first, self.activation, self.training = layer.norm_first, layer.activation, layer.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention and two linear layers, each with a residual connection, normalized before or after."""
@@ -154,6 +178,22 @@ class EncoderLayer(nn.Module):
         return found
 
 
+class Encoder(nn.Module):
+    """An nn.TransformerEncoder without masks."""
+
+    def __init__(self, stack: Any) -> None:
+        super().__init__()
+        self.layers: Any = stack.layers
+        self.norm: Any = stack.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All layers, and the last normalization if there is one."""
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = x if self.norm is None else self.norm(x)
+        return found
+
+
 def rebuilt(model: Any, *, stacked: bool) -> Any:
     """The model with its recurrent layers replaced and, without `stacked`, those of attention too.
 
@@ -163,13 +203,18 @@ def rebuilt(model: Any, *, stacked: bool) -> Any:
     if not isinstance(model, nn.Module) or "forward" in vars(model):
         return model
     if kind in (nn.LSTM, nn.GRU, nn.RNN) and not model.proj_size:
-        return Recurrent(model, stacked=stacked).train(model.training)
+        return Recurrent(model, stacked=stacked)
+    if kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+        return Cell(model)
     if kind is nn.MultiheadAttention and not stacked and _is_plain(model):
-        return SelfAttention(model).train(model.training)
+        return SelfAttention(model)
     if kind is nn.TransformerEncoderLayer and not stacked and _is_plain(model.self_attn):
-        return EncoderLayer(model).train(model.training)
+        return EncoderLayer(model)
     for name, child in model._modules.items():
         model._modules[name] = rebuilt(child, stacked=stacked)
+    layers: Any = getattr(model, "layers", ())
+    if kind is nn.TransformerEncoder and all(type(layer) is EncoderLayer for layer in layers):
+        return Encoder(model)
     return model
 
 

@@ -33,10 +33,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -51,7 +50,7 @@ from torch.utils import _pytree as trees
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from matrixdp.learn.randomness import forked
+from matrixdp.learn.randomness import forked, python_kept
 from matrixdp.learn.record_independence.one_record import record_gradients
 from matrixdp.learn.record_independence.traced import GLOBAL_HOOKS, autocast
 
@@ -233,7 +232,7 @@ def _recorded(
     others = {name: value * 1.25 for name, value in values.items()}
     device = next(iter(values.values())).device
     try:
-        with forked(device), _python_numbers_kept() as moved:
+        with forked(device), python_kept() as moved:
             first, second = _made_up(leaves), _made_up(leaves)
             graph = _record(model, loss, parameters, values, first, structure)
             if graph is None or moved():
@@ -245,20 +244,6 @@ def _recorded(
     except Exception:  # whatever model and loss raise; a pass over the records will say why, if it fails too
         return None
     return graph if _close(ours, watched) else None
-
-
-@contextmanager
-def _python_numbers_kept() -> Iterator[Callable[[], bool]]:
-    """Restores Python's and numpy's global random states, which a graph does not contain, on exit.
-
-    Yields: a function that says whether numbers were drawn from them.
-    """
-    ours, numpys = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
-    try:
-        yield lambda: (random.getstate(), str(np.random.get_state(legacy=False))) != (ours, str(numpys))  # noqa: NPY002
-    finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)  # noqa: NPY002
 
 
 def _made_up(leaves: list[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
 """The graph of a model and its loss, checked from the records to their losses by the rules of `rules`.
 
-The checked graph is what runs. It is traced from a copy of the model that shares its parameters and buffers and nothing
-else, so later changes of the model (hooks, layers, attributes) do not affect it. A condition that depends on a record
+The checked graph is what runs. It is traced from a copy of the model. Its layers are then made anew (`_fresh`): they
+share parameters and buffers with the model, and nothing else, and no other code holds them. So nothing that the model
+does while it is traced, or later (hooks, methods, attributes), affects them. A condition that depends on a record
 cannot be traced, and an operation without a rule is not accepted: then `one_record` is used.
 """
 
@@ -9,15 +10,18 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as trees
 
 from matrixdp.learn.record_independence import module_rules  # noqa: F401  fills MODULES
+from matrixdp.learn.record_independence.below import PLAIN
 from matrixdp.learn.record_independence.rebuilt import rebuilt
 from matrixdp.learn.record_independence.rules import (
     FUNCTIONS,
@@ -62,9 +66,7 @@ class TracedModel:
             "the batch holds something that is no plain tensor",
         )
         _refuse_hooks(model, loss)
-        self.model = _shared_copy(model)
-        """The copy that runs; it shares the model's parameters."""
-        whole = _Whole(self.model, _shared_copy(loss) if isinstance(loss, nn.Module) else loss, structure)
+        whole = _Whole(_shared_copy(model), _shared_copy(loss) if isinstance(loss, nn.Module) else loss, structure)
         try:
             with torch.enable_grad():
                 graph = _Tracer().trace(whole)
@@ -72,13 +74,15 @@ class TracedModel:
             raise
         except Exception as error:  # whatever a model raises when it is given a proxy in place of a tensor
             raise NoRule(f"it cannot be traced: {type(error).__name__}") from None
-        self.row = _follow(graph, whole, rows, {id(p) for p in model.parameters() if p.requires_grad})
+        parts = _parts(graph, whole, {id(p) for p in model.parameters() if p.requires_grad})
+        self.row = _follow(graph, parts, rows)
         """The shape of the result for one record."""
-        self._run = fx.GraphModule(whole, graph)
+        self.module = fx.GraphModule(parts, graph)
+        """What runs, with the layers that it calls."""
 
     def __call__(self, inputs: Any, targets: Any = None) -> Tensor:
         """One value, or one row, per record."""
-        found: Tensor = self._run(trees.tree_leaves((inputs, targets)))
+        found: Tensor = self.module(trees.tree_leaves((inputs, targets)))
         return found
 
 
@@ -157,49 +161,92 @@ def _shared_copy(module: nn.Module) -> nn.Module:
     return whole
 
 
-def _follow(graph: fx.Graph, whole: _Whole, rows: list[Tensor | None], trained: set[int]) -> torch.Size:
-    """Checks the graph on shapes alone, and gives the result's shape; NoRule if an operation has no rule."""
-    empty = {id(tensor): _empty(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
-    try:
-        shapes_only = copy.deepcopy(whole, {**empty, id(whole.structure): whole.structure})
-    except Exception as error:  # a constant of the trace that cannot be copied
-        raise NoRule(f"it cannot be copied: {type(error).__name__}") from None
+def _parts(graph: fx.Graph, whole: _Whole, trained: set[int]) -> dict[str, Any]:
+    """The layers and constants of a graph, by name."""
     known = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
+    parts: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        with _named(node):
+            owner, _, last = node.target.rpartition(".")
+            found = getattr(whole.get_submodule(owner), last)
+            if node.op == "get_attr":
+                require(id(found) in known, "was made outside the graph, perhaps at random")
+                require(id(found) not in trained, "is a trained parameter used outside a layer with a rule")
+                parts[node.target] = found
+                continue
+            outside = not node.target.startswith("model.") and node.target != "model"
+            own = {id(p) for p in found.parameters()} & trained
+            require(not (outside and own), "is a trained layer that is called outside the model")
+            parts[node.target] = _fresh(found)
+    return parts
+
+
+def _fresh(layer: nn.Module) -> nn.Module:
+    """A layer that no other code holds: of a type with a rule, with the tensors of this one, numbers and texts."""
+    kind, names = type(layer), vars(layer)
+    require(kind in MODULES or kind is nn.ModuleList, "is of another type than when it was traced")
+    require(not any(hasattr(kind, name) for name in names), "has a method of its own")
+    require(not any(names[name] for name in _HOOKS), "has hooks")
+    found = kind.__new__(kind)
+    nn.Module.__init__(found)
+    for name, value in names.items():
+        if name in ("_parameters", "_buffers"):
+            require(all(t is None or type(t) in (Tensor, nn.Parameter) for t in value.values()), "has custom tensors")
+            found.__dict__[name] = dict(value)
+        elif name == "_modules":
+            found.__dict__[name] = {key: _fresh(part) for key, part in value.items()}
+        elif name == "training" or name not in vars(found):
+            found.__dict__[name] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (tuple, list, torch.Size):
+        return type(value)(_plain(part) for part in value)
+    require(type(value) in PLAIN, "has an attribute that is neither number nor text")
+    return value
+
+
+@contextmanager
+def _named(node: fx.Node) -> Iterator[None]:
+    """Names the operation in the reason why it is refused."""
+    try:
+        yield
+    except Exception as refusal:  # a rule that gets arguments it does not know has not allowed them
+        where = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
+        why = str(refusal) if isinstance(refusal, NoRule) else "has no rule for these arguments"
+        raise NoRule(f"{where} {why}") from None
+
+
+def _follow(graph: fx.Graph, parts: dict[str, Any], rows: list[Tensor | None]) -> torch.Size:
+    """Checks the graph on shapes alone, and gives the result's shape; NoRule if an operation has no rule."""
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         args = fx.map_arg(node.args, values.__getitem__)
         kwargs = fx.map_arg(node.kwargs, values.__getitem__)
-        try:
+        with _named(node):
             if node.op == "placeholder":
                 values[node] = [row if row is None else Batched(_empty(row, _SIZE)) for row in rows]
             elif node.op == "get_attr":
-                values[node] = _constant(whole, node.target, known, trained, empty)
+                values[node] = _empty(parts[node.target])
             elif node.op == "call_module":
-                layer = whole.get_submodule(node.target)
-                outside = not node.target.startswith("model.") and node.target != "model"
-                own = {id(p) for p in layer.parameters()} & trained
-                require(not (outside and own), "is a trained layer that is called outside the model")
-                values[node] = _call_module(shapes_only.get_submodule(node.target), args, kwargs)
+                values[node] = _call_module(_without_numbers(parts[node.target]), args, kwargs)
             elif node.op == "output":
                 require(isinstance(args[0], Batched), "has no row per record")
                 return torch.Size(args[0].meta.shape[1:])
             else:
                 function = getattr(Tensor, node.target) if node.op == "call_method" else node.target
                 values[node] = _call(function, args, kwargs)
-        except Exception as refusal:  # a rule that gets arguments it does not know has not allowed them
-            where = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
-            why = str(refusal) if isinstance(refusal, NoRule) else "has no rule for these arguments"
-            raise NoRule(f"{where} {why}") from None
     raise NoRule("the graph has no output")
 
 
-def _constant(whole: nn.Module, name: str, known: set[int], trained: set[int], empty: dict[int, Tensor]) -> Tensor:
-    """A buffer or a parameter that is not trained; nothing that was made while the model was traced."""
-    owner, _, last = name.rpartition(".")
-    tensor = getattr(whole.get_submodule(owner), last)
-    require(id(tensor) in known, "was made outside the graph, perhaps at random")
-    require(id(tensor) not in trained, "is a trained parameter used outside a layer with a rule")
-    return empty[id(tensor)]
+def _without_numbers(layer: nn.Module) -> nn.Module:
+    """A copy of a layer whose tensors have shapes and types alone."""
+    return copy.deepcopy(layer, {id(t): _empty(t) for t in (*layer.parameters(), *layer.buffers())})
 
 
 def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
