@@ -221,8 +221,7 @@ class Verification:
 
 
 _NO_ORIGIN = (
-    "A verified certificate proves that its numbers follow from the law and the set, not who wrote them: "
-    "nothing is signed."
+    "Verification shows whether the numbers follow from the law and the set, not who wrote them: nothing is signed."
 )
 
 
