@@ -264,6 +264,16 @@ def test_a_ledger_with_delta_0_takes_the_pure_epsilon_that_its_profile_names(tmp
     assert Ledger(tmp_path / "budget.db").spent() == 0.8
 
 
+def test_its_pure_epsilons_add_up_in_a_ledger_with_a_delta(tmp_path):
+    ledger = Ledger(tmp_path / "budget.db", Budget(1.0, 1e-6))
+    for _ in range(2):
+        release(np.full((3, 4), 7.0), Counts(1), Budget(0.4, 1e-9), DiscreteLaplace((3, 4), 0.4), ledger=ledger)
+    with pytest.raises(BudgetExceeded):
+        release(np.full((3, 4), 7.0), Counts(1), Budget(0.4, 1e-9), DiscreteLaplace((3, 4), 0.4), ledger=ledger)
+    found = verify_export(ledger.export())
+    assert found, str(found)
+
+
 def test_a_ledger_with_delta_0_trusts_no_delta_that_was_rounded_to_0(tmp_path):
     """A profile that names no pure epsilon may have a delta too small for a float."""
     out = release(np.zeros((3, 4)), Counts(1), BUDGET, Unnamed((3, 4), 1.0))

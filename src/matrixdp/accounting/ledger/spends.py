@@ -125,9 +125,9 @@ def curve_for(profile: Profile, budget: Budget | None) -> dict[str, Any] | None:
         )
     if records.kind_of(profile) is not None:
         return None
-    # With delta = 0 a pure epsilon counts that the profile itself names, not one where a tiny delta was rounded to 0.
-    pure = budget is not None and budget.delta == 0 and hasattr(profile, "pure_epsilon")
     epsilons, deltas = _points(profile, math.inf if budget is None else budget.epsilon)
+    # A pure epsilon counts that the profile itself names, not one where a tiny delta was rounded to 0.
+    pure = float(getattr(profile, "pure_epsilon", math.inf)) <= epsilons[-1] and deltas[-1] == 0
     found: dict[str, Any] = records.encode((StatedCurve if pure else Curve)(epsilons, deltas))
     return found
 
