@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 from scipy.stats import chi2
 
+import distributed
 from matrixdp import Accountant, Budget, Certificate, Frobenius, Ledger, certify, queries
 from matrixdp.cli import files
 from matrixdp.distributions import Gaussian
@@ -361,6 +362,8 @@ def test_a_scheduler_that_does_not_answer_is_named(call, folder):
                   "--scheduler", "nonsense://nowhere")  # fmt: skip
     assert result.exit_code == 2
     assert "nonsense://nowhere" in result.stderr
+    with pytest.raises(ValueError, match="No clients found"):  # else Dask would wait for it in this process
+        distributed.default_client()
 
 
 def test_verify_says_no_to_another_value_and_to_a_changed_number(call, people):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -276,6 +276,8 @@ def _cluster(scheduler: str | None) -> AbstractContextManager[object]:
     try:
         client: AbstractContextManager[object] = distributed.Client(scheduler, timeout="10s")
     except (OSError, ValueError) as reason:
+        with suppress(ValueError):  # with a wrong address, a client that never connects stays the default of Dask
+            distributed.default_client().close()
         raise InvalidInput(f"no Dask scheduler answers at {scheduler!r} ({reason}); start one first") from None
     return client
 
