@@ -156,7 +156,7 @@ class TrustedLoader:
         self.trainer = trainer
         """The trainer, with epsilon(), certificate and composition() of the steps so far."""
         self._trained = TrainableModel(trainer.gradients.model)
-        layers = trained_layers(self._trained.model)
+        layers = trained_layers(self._trained.model, self._trained.names)
         if layers is None:
             raise InvalidInput(
                 "a layer with trained parameters has no rule for gradients per record, which trust_loop needs; leave "

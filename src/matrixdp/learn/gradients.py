@@ -281,7 +281,7 @@ class ClippedGradients:
             view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
-            layers = trained_layers(graph.module)
+            layers = trained_layers(graph.module, self._trained.names)
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
             return _Fast(graph, layers or (), kinds_of(view))
         except NoRule as reason:
