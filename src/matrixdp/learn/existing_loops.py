@@ -211,6 +211,8 @@ class TrustedLoader:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            if self._turn is not turn:
+                raise InvalidInput("a closure must not draw a batch; draw it before optimizer.step(closure)")
         found = self._pass
         if found is None or not found.came:
             raise InvalidInput("before optimizer.step(), run the model on the batch in training mode, and backward()")
