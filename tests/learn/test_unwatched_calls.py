@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from torch import fx
 from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -242,7 +243,23 @@ class Name(str):
         return "argsort"
 
 
+class Writer(fx.graph.CodeGen):
+    """Writes other code than the graph says."""
+
+    def _gen_python_code(self, *args, **kwargs):
+        written = super()._gen_python_code(*args, **kwargs)
+        written.src = written.src.replace("torch.sin(getitem)", "torch.sin(getitem) + getitem.sum(0)")
+        return written
+
+
+def with_writer(x):
+    if isinstance(x, fx.Proxy):
+        x.node.graph.set_codegen(Writer())
+    return torch.sin(x)
+
+
 TEXTS = {
+    "writer": with_writer,
     "number": lambda x: torch.add(x, Number(0)),
     "name": lambda x: getattr(x, Name("tanh"))(),
 }
