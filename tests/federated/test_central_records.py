@@ -172,6 +172,34 @@ def refusing(outputs, labels):
     return nn.functional.binary_cross_entropy(outputs.softmax(1)[:, 0], labels.float(), reduction="none")
 
 
+class Hidden(nn.Module):
+    """Gives what is before its head, to which only the loss applies it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.first(x)
+
+
+class Headed(nn.Module):
+    def __init__(self, head, loss):
+        super().__init__()
+        self.head, self.loss = head, loss
+
+    def forward(self, outputs, labels):
+        return self.loss(self.head(outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-1.0, 1.0)), labels)
+
+
+@pytest.mark.filterwarnings("ignore:records run one at a time")
+def test_a_loss_that_uses_a_layer_of_the_model_is_tried_with_the_same_parameters():
+    network = Hidden()
+    GradientClient(network, *data(0), privacy=privacy(), loss=Headed(network.head, cross_entropy))
+    with pytest.raises(InvalidInput, match="model and loss must work with any parameters"):
+        GradientClient(network, *data(0), privacy=privacy(), loss=Headed(network.head, refusing))
+
+
 def arrays():
     return ArrayRecord({"parameters": Array(flat(model()).numpy())})
 

@@ -269,6 +269,21 @@ def test_a_closure_runs_before_the_noise(optimizer):
         optimizer.step(lambda: functional.cross_entropy(model(x), y).backward())
 
 
+def test_a_closure_draws_no_batch():
+    """Its records would take part in the step of the batch before, and again in their own."""
+    model, optimizer, loader = trusted()
+    batches = iter(loader)
+    next(batches)
+
+    def closure():
+        x, y = next(batches)
+        functional.cross_entropy(model(x), y).backward()
+
+    with pytest.raises(InvalidInput, match="closure must not draw"):
+        optimizer.step(closure)
+    assert (loader.trainer.steps, loader.trainer.epsilon()) == (0, 0.0)
+
+
 def test_a_model_that_is_one_layer():
     model, optimizer, loader = trusted(nn.Linear(WIDTH, 2))
     for x, y in loader:

@@ -278,3 +278,27 @@ def test_a_model_with_an_autocast_of_its_own_runs_one_record_at_a_time():
         assert gradients.prepare(torch.randn(4, 3), torch.zeros(4))
     with torch.autocast("cpu", dtype=torch.float16):  # another type is another way
         assert not gradients.prepare(torch.randn(4, 3), torch.zeros(4))
+
+
+class Compared(nn.Module):
+    """Outputs and targets are compared by a layer, as perceptual losses do; that layer is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, outputs, targets):
+        return (self.layer(outputs) - self.layer(targets)).square().mean(1)
+
+
+@pytest.mark.parametrize(
+    "form", [lambda loss: loss, lambda loss: lambda *given: loss(*given)], ids=["module", "closure"]
+)
+def test_layers_of_the_loss_are_constants(form):
+    model, compared = nn.Linear(3, 2), Compared()
+    gradients = ClippedGradients(model, form(compared), clip=1e6)
+    inputs, targets = torch.randn(BATCH, 3), torch.randn(BATCH, 2)
+    gradients.accumulate(inputs, targets)
+    assert gradients.slow_because is None
+    expected = torch.autograd.grad(compared(model(inputs), targets).sum(), list(model.parameters()))
+    torch.testing.assert_close(gradients.flat.float(), torch.cat([part.flatten() for part in expected]))

@@ -25,7 +25,10 @@ def check_never_raises(
 
     Records pass through `ClippedGradients`, so that model and loss can keep nothing of them for later rounds.
     """
-    tried = copy.deepcopy(model).cpu()  # after an error, a process may not be able to use its GPU any more
+    tried, loss = copy.deepcopy((model, loss))  # together: a loss may use layers of the model
+    for part in (tried, loss):
+        if isinstance(part, nn.Module):
+            part.cpu()  # after an error, a process may not be able to use its GPU any more
     gradients = ClippedGradients(tried, loss, clip=1.0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="records run one at a time")  # which was said before

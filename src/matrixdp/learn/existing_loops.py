@@ -156,7 +156,7 @@ class TrustedLoader:
         self.trainer = trainer
         """The trainer, with epsilon(), certificate and composition() of the steps so far."""
         self._trained = TrainableModel(trainer.gradients.model)
-        layers = trained_layers(self._trained.model)
+        layers = trained_layers(self._trained.model, self._trained.names)
         if layers is None:
             raise InvalidInput(
                 "a layer with trained parameters has no rule for gradients per record, which trust_loop needs; leave "
@@ -211,6 +211,8 @@ class TrustedLoader:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            if self._turn is not turn:
+                raise InvalidInput("a closure must not draw a batch; draw it before optimizer.step(closure)")
         found = self._pass
         if found is None or not found.came:
             raise InvalidInput("before optimizer.step(), run the model on the batch in training mode, and backward()")

@@ -27,6 +27,7 @@ from matrixdp.learn.layers.base import ExplicitGradients
 from matrixdp.learn.layers.rounding import factor_roundoff, rounded_down, roundoff
 from matrixdp.learn.layers.trainable import Layer, TrainableModel, trained_layers
 from matrixdp.learn.randomness import forked
+from matrixdp.learn.record_independence.modes import refuse_modes_of_users
 from matrixdp.learn.record_independence.one_record import each_record, one_each
 from matrixdp.learn.record_independence.recorded import RecordedGradients
 from matrixdp.learn.record_independence.rules import NoRule, require
@@ -178,6 +179,7 @@ class ClippedGradients:
 
         Changes of the model are noticed here, and not at the first record: some batches are empty.
         """
+        refuse_modes_of_users()
         self.flat.zero_()
         if self._example is None:
             self._trained.check_unchanged()
@@ -281,7 +283,7 @@ class ClippedGradients:
             view = self._seen(trees.tree_map_only(Tensor, torch.zeros_like, arguments))[0]
             graph = TracedModel(self.model, self.loss, view, targets)
             require(graph.row.numel() == 1, "loss gives several numbers per record")
-            layers = trained_layers(graph.module)
+            layers = trained_layers(graph.module, self._trained.names)
             require(layers is not None, "a layer with trained parameters has no rule for gradients per record")
             return _Fast(graph, layers or (), kinds_of(view))
         except NoRule as reason:
@@ -320,6 +322,7 @@ class ClippedGradients:
                 "a batch failed or was refused here before, and model, loss or augment may have kept something of it; "
                 "correct what went wrong, and make a new trainer, which can continue from the state_dict() of this one"
             )
+        refuse_modes_of_users()  # which the model may have entered while it was traced
         try:
             return self._found(arguments, targets, fast)
         except BaseException:

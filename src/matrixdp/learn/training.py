@@ -27,6 +27,7 @@ from matrixdp.learn.correlated_noise import CorrelatedNoise
 from matrixdp.learn.cuda_graphs import CapturedGradients
 from matrixdp.learn.gradients import ClippedGradients
 from matrixdp.learn.optimizers import check_optimizer
+from matrixdp.learn.record_independence.modes import refuse_modes_of_users
 from matrixdp.learn.released_steps import content_of
 from matrixdp.learn.sampling import Collate, PoissonBatch, Turn, check_batch, count_records, example, split
 from matrixdp.learn.step_costs import StepCosts, planned_steps
@@ -307,6 +308,7 @@ class PrivateSGD:
                 f"all {self.affordable} steps planned for the budget ({self.budget}) are taken; this one was refused"
             )
         self._source.check_turn(turn)
+        refuse_modes_of_users()
         check_optimizer(self.optimizer, self.model)
 
     def take(self, turn: Turn, add_gradients: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -49,10 +49,10 @@ class TrainableModel:
         refuse_batch_statistics(self.model)
 
 
-def trained_layers(model: nn.Module) -> list[Layer] | None:
-    """The layers that hold trainable parameters; None if one of them has no rule for gradients per record."""
+def trained_layers(model: nn.Module, trained: Container[nn.Parameter]) -> list[Layer] | None:
+    """The layers that hold trained parameters; None if one of them has no rule for gradients per record."""
     layers = [
-        Layer(name, module, {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad})
+        Layer(name, module, {key: p for key, p in module._parameters.items() if p is not None and p in trained})
         for name, module in model.named_modules()
     ]
     holding = [layer for layer in layers if layer.parameters]

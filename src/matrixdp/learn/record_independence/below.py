@@ -189,6 +189,13 @@ def argument(place: tuple[int, str], args: Any, kwargs: dict[str, Any] | None) -
     return args[place[0]] if place[0] < len(args) else (kwargs or {}).get(place[1])
 
 
+def without_class(value: int | float | str) -> int | float | str:
+    """A number or text without the methods of its class."""
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else str.__str__(value)
+
+
 def _masked(indices: Any) -> bool:
     """Whether an index is a mask, and not a list of positions."""
     return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)

@@ -14,10 +14,11 @@ another, and each is closed:
    Printing a tensor would show it, and the size of some results (`torch.bincount`, packed sequences) depends on
    values: both are refused here. The text of an error may contain the size of the batch: a pass in which an operation
    raised is refused, even if the model caught the error.
-3. Code that bypasses vmap: an autograd function with its own `vmap` rule, custom operations, `torch.ops`, dispatch
-   modes and TorchScript would get the whole batch, and are refused. So is a tensor of the whole batch, wherever the
-   model found it. Functions of PyTorch disable the watch while they run, and may call code of their arguments: so these
-   are plain values, or functions, which are watched; objects of other classes, and tensor subclasses, are refused.
+3. Code that bypasses vmap: an autograd function with its own `vmap` rule, custom operations, `torch.ops`, modes of
+   users, TorchScript and `torch.func.debug_unwrap` would get the whole batch, and are refused. So is a tensor of the
+   whole batch, wherever the model found it. Functions of PyTorch disable the watch while they run, and may call code of
+   their arguments: so these are plain values, or functions, which are watched; objects of other classes, and tensor
+   subclasses, are refused. Functions of others that take part in PyTorch's protocol for overrides are refused too.
 4. Operations whose vmap rules access other records: an embedding whose table depends on the record, `index_fill` whose
    index does, `resize_`, `unsafe=True`, offsets of `embedding_bag` and quantized tensors are refused. Uninitialized
    memory (`torch.empty`) may hold values of other records, and is set to zero. Random numbers of a record depend on its
@@ -26,8 +27,8 @@ another, and each is closed:
 
 Assumed: model and loss do not inspect Python's frames, the state of random generators (how far it has advanced shows
 the size of the batch), storages, memory that is not PyTorch's, or tensors through private parts of PyTorch, from other
-threads, or in code that the garbage collector calls. Nor do they count in a global variable how often they run: an
-empty batch takes no pass, a large one several. Such code is not detected.
+threads, or in code that the garbage collector or a warning calls. Nor do they count in a global variable how often they
+run: an empty batch takes no pass, a large one several. Such code is not detected.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from matrixdp.errors import InvalidInput
-from matrixdp.learn.record_independence.below import PLAIN, Below, argument, own, tensors_in
+from matrixdp.learn.record_independence.below import PLAIN, Below, argument, own, tensors_in, without_class
+from matrixdp.learn.record_independence.modes import is_of_torch, refuse_modes_of_users
 from matrixdp.learn.record_independence.rebuilt import rebuilt
 
 # A node of the autograd graph gives access to the tensors that it has saved.
@@ -76,7 +77,7 @@ _OF_USERS = ("forward", "setup_context", "backward", "jvp")
 _SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 # Types of arguments that have no code of users, and types of the classes among them.
 _DATA = frozenset(
-    {*PLAIN, complex, bytes, bytearray, range, dict, type(...), torch.Size, torch.dtype, torch.device,
+    {*PLAIN, complex, bytes, bytearray, range, type(...), torch.Size, torch.dtype, torch.device,
      torch.layout, torch.memory_format, torch.Generator, np.ndarray, *np.sctypeDict.values()}
 )  # fmt: skip
 _CLASSES = (type, type(Tensor), type(torch.FloatTensor), type(torch.autograd.Function))
@@ -178,6 +179,7 @@ def each_record(function: Callable[[Any], Any], records: Any) -> Any:
 
 
 def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
+    refuse_modes_of_users()
     # other kernels of attention have no rule for vmap, so PyTorch would loop over the records
     attention = sdpa_kernel(SDPBackend.MATH)
     quiet = torch.autograd.set_detect_anomaly(False)  # which raises where the gradient of a record is not finite
@@ -201,6 +203,7 @@ def _watched(function: Callable[[Any], Any], records: Any, below: Below) -> Any:
                 "record into Python, write into a buffer, or use an operation that vmap does not know. Use layers such "
                 "as nn.GroupNorm that keep nothing, and torch.where in place of conditions"
             ) from (error if isinstance(error, RuntimeError) and not below.raised else None)
+    refuse_modes_of_users()  # which the function has entered and not left
     found = trees.tree_map_only(Tensor, own, found)
     if watch.raised or below.raised:
         raise InvalidInput(
@@ -236,16 +239,22 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            return self._checked(function, args, kwargs or {})
+            with self:  # arguments of classes of users may run code as soon as they are compared
+                args, kwargs = self._checked(function, args, kwargs or {})
+            return function(*args, **kwargs)
         except BaseException:
             self.raised = True
             raise
 
-    def _checked(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _checked(self, function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with which a function may run; RuntimeError if there are none."""
+        if function is not custom_function_call and not is_of_torch(function):
+            raise RuntimeError("a function that is not PyTorch's, or one of torch.ops, would get the whole batch")
         if function == _NODE and _is_wrapped(args[0]):
             raise RuntimeError("grad_fn of a tensor, which holds a record, is used")
-        if _behind(function, args) or torch._C._len_torch_dispatch_stack() > self._modes:
-            raise RuntimeError("torch.ops, or a custom operation or dispatch mode, would get the whole batch")
+        own_rule = function is custom_function_call and args[0].vmap is not torch.autograd.Function.vmap
+        if own_rule or torch._C._len_torch_dispatch_stack() > self._modes:
+            raise RuntimeError("the vmap rule of an autograd function, or a dispatch mode, would get the whole batch")
         offsets = argument((2, "offsets"), args, kwargs) if function in _OFFSETS else None
         if kwargs.get("unsafe") or offsets is not None:
             raise RuntimeError("unsafe=True and offsets of embedding_bag are not checked: give a matrix of indices")
@@ -256,8 +265,8 @@ class _Watch(TorchFunctionMode):
                 f"{function.__name__} with a table or an index of the record's own does not keep to the record; use "
                 "table[index], torch.gather or torch.scatter"
             )
-        args, kwargs = [self._again(value) for value in args], {name: self._again(kwargs[name]) for name in kwargs}
-        return function(*args, **kwargs)
+        named = {str.__str__(name): self._again(value) for name, value in kwargs.items()}
+        return [self._again(value) for value in args], named
 
     def _again(self, value: Any) -> Any:
         """An argument that runs no unwatched code of users, as functions of PyTorch call some of their arguments.
@@ -267,13 +276,14 @@ class _Watch(TorchFunctionMode):
         """
         kind = type(value)
         if kind in (Tensor, nn.Parameter):
-            if not _is_wrapped(value) and self._below.holds_records(value):
-                raise RuntimeError("a tensor of the whole batch is used, from outside of vmap")
+            with torch._C.DisableTorchFunction():
+                if not _is_wrapped(value) and self._below.holds_records(value):
+                    raise RuntimeError("a tensor of the whole batch is used, from outside of vmap")
             return value
-        if kind in _DATA:
+        if kind in _DATA or (kind is dict and all(type(key) in PLAIN for key in value)):
             return value
         if isinstance(value, (int, float, str)):
-            return _plain(value)
+            return without_class(value)
         if isinstance(value, (list, tuple)):
             base: Any = list if isinstance(value, list) else tuple
             return base(self._again(part) for part in base.__iter__(value))
@@ -282,8 +292,9 @@ class _Watch(TorchFunctionMode):
         if isinstance(value, type) and kind in _CLASSES:
             if not issubclass(value, torch.autograd.Function):
                 return value
-            own = {name: staticmethod(self._again(getattr(value, name))) for name in _OF_USERS}
-            return type(value.__name__, (value,), own)
+            own: dict[str, Any] = {name: staticmethod(self._again(getattr(value, name))) for name in _OF_USERS}
+            own["generate_vmap_rule"] = bool(value.generate_vmap_rule)
+            return type(value.__name__, (torch.autograd.Function,), own)  # so that nothing else of the class is called
         if isinstance(value, (type, Tensor)) or not callable(value):
             raise RuntimeError(f"an argument is of the type {kind.__name__}, whose code would get the whole batch")
 
@@ -307,46 +318,27 @@ def _no_autocast_cache() -> Iterator[None]:
 
 @contextmanager
 def _nothing_behind() -> Iterator[None]:
-    """Makes TorchScript, which no mode sees, and printing a tensor of records raise."""
+    """Makes TorchScript, which no mode sees, `torch.func.debug_unwrap` and printing a tensor of records raise."""
 
     def refused(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("TorchScript would get the whole batch")
+        raise RuntimeError("TorchScript, or a function that unwraps tensors, would get the whole batch")
 
     def printed(tensor: Any, *, tensor_contents: Any = None) -> Any:
         if _is_wrapped(tensor):
             raise RuntimeError("a tensor, which holds a record, is printed")
         return show(tensor, tensor_contents=tensor_contents)  # type: ignore[no-untyped-call]
 
-    show, calls = _tensor_str._str, [(kind, kind.__call__) for kind in _SCRIPTED]
-    _tensor_str._str = printed
+    unwrapping = torch.func.debug_unwrap.__globals__
+    unwrap, show, calls = unwrapping["get_unwrapped"], _tensor_str._str, [(kind, kind.__call__) for kind in _SCRIPTED]
+    unwrapping["get_unwrapped"], _tensor_str._str = refused, printed
     for kind in _SCRIPTED:
         kind.__call__ = refused
     try:
         yield
     finally:
-        _tensor_str._str = show
+        unwrapping["get_unwrapped"], _tensor_str._str = unwrap, show
         for kind, call in calls:
             kind.__call__ = call
-
-
-def _plain(value: int | float | str) -> int | float | str:
-    """A number or text without the methods of its class."""
-    if isinstance(value, int):
-        return int.__int__(value)
-    return float.__float__(value) if isinstance(value, float) else str.__str__(value)
-
-
-def _behind(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a function has code for a whole batch: a custom operation, or its own `vmap` rule.
-
-    So do torch functions that are not PyTorch's own, as they run unwatched. Functions in `torch.ops` do not check their
-    arguments as the public functions of PyTorch do, so they may read outside of a record.
-    """
-    if function is custom_function_call:
-        return args[0].vmap is not torch.autograd.Function.vmap
-    if isinstance(function, (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)):
-        return True
-    return isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
 
 
 def _batched(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

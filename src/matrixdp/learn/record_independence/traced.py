@@ -12,6 +12,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _pytree as trees
 
 from matrixdp.learn.record_independence import module_rules  # noqa: F401  fills MODULES
-from matrixdp.learn.record_independence.below import PLAIN
+from matrixdp.learn.record_independence.below import PLAIN, without_class
 from matrixdp.learn.record_independence.rebuilt import rebuilt
 from matrixdp.learn.record_independence.rules import (
     FUNCTIONS,
@@ -40,6 +41,9 @@ from matrixdp.learn.record_independence.rules import (
 _SIZE = 1_000_003
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = [f"_global{name}" for name in _HOOKS]
+# Types of the functions that a graph may call, and of arguments besides numbers and texts.
+_KINDS = {FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType}
+_OF_TORCH = {torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), range}
 # What a model may ask of a batched tensor without seeing its numbers.
 _PUBLIC = {"dtype", "device", "ndim", "requires_grad", "is_cuda", "layout"}
 
@@ -69,7 +73,7 @@ class TracedModel:
         whole = _Whole(_shared_copy(model), _shared_copy(loss) if isinstance(loss, nn.Module) else loss, structure)
         try:
             with torch.enable_grad():
-                graph = _Tracer().trace(whole)
+                graph = _anew(_Tracer().trace(whole))
         except NoRule:
             raise
         except Exception as error:  # whatever a model raises when it is given a proxy in place of a tensor
@@ -161,6 +165,34 @@ def _shared_copy(module: nn.Module) -> nn.Module:
     return whole
 
 
+def _anew(traced: fx.Graph) -> fx.Graph:
+    """The same graph, of plain values alone.
+
+    It will be written as code, with the texts of its arguments: those of a class of its own could be any code.
+    """
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in traced.nodes:
+        kind, target = _plain(node.op), node.target
+        target = target if kind == "call_function" else _plain(target)
+        require(kind != "call_function" or type(target) in _KINDS, "it calls an object that is no function")
+        made[node] = graph.create_node(kind, target, _argument(node.args, made), _argument(node.kwargs, made))
+    return graph
+
+
+def _argument(value: Any, made: dict[fx.Node, fx.Node]) -> Any:
+    """An argument of a node in the new graph."""
+    if type(value) is fx.Node:
+        return made[value]
+    if isinstance(value, (tuple, list)):
+        base: Any = list if isinstance(value, list) else tuple
+        return base(_argument(part, made) for part in base.__iter__(value))
+    if isinstance(value, dict):
+        return {_plain(key): _argument(part, made) for key, part in dict.items(value)}
+    if type(value) is slice:
+        return slice(*(_argument(part, made) for part in (value.start, value.stop, value.step)))
+    return value if type(value) in _OF_TORCH else _plain(value)
+
+
 def _parts(graph: fx.Graph, whole: _Whole, trained: set[int]) -> dict[str, Any]:
     """The layers and constants of a graph, by name."""
     known = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
@@ -204,11 +236,13 @@ def _fresh(layer: nn.Module) -> nn.Module:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
-        return value.item()
+        return _plain(value.item())
     if type(value) in (tuple, list, torch.Size):
         return type(value)(_plain(part) for part in value)
-    require(type(value) in PLAIN, "has an attribute that is neither number nor text")
-    return value
+    if type(value) in PLAIN:
+        return value
+    require(isinstance(value, (int, float, str)), "has an attribute or argument that is neither number nor text")
+    return without_class(value)
 
 
 @contextmanager
