@@ -36,6 +36,8 @@ def forged(ledger, certificate=None, documents=(), **record):
 CHARGED = {"planned": 1, "charged_mu": 0.3, "charged_delta": 0.0}
 FORGED = {
     "more of a series than was planned": (guarantee(0.1), {"series": "s", "count": 100, "planned": 3}),
+    "more releases than were charged": (guarantee(0.3), {**CHARGED, "count": 100}),
+    "more releases than are used of a reservation": (guarantee(0.1), {**CHARGED, "reservation": "held", "count": 100}),
     "another release of a series": (guarantee(0.2), {"series": "s", "planned": 3}),
     "another adjacency": (guarantee(0.3, "replace"), CHARGED),
     "as if fixed beforehand": (guarantee(0.3), {}),
