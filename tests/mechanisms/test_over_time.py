@@ -123,6 +123,14 @@ def test_banded_against_a_general_solver(sensitivity, name):
         assert other.value >= optimum * (1 - 1e-4)
 
 
+@pytest.mark.parametrize("seed", [0, 31, 36])
+def test_a_search_that_tries_shares_far_from_the_best_goes_on(seed):
+    """A first step so large that all shares but one are 0 in floats would leave columns without any norm."""
+    task = np.tril(np.random.default_rng(seed).uniform(0.2, 1.0, (5, 5)))
+    found = over_time.banded(Participation(1.0, times=4), task, 1)
+    assert found.gap < 0.03
+
+
 def test_numbers_of_bands_without_a_known_worst_pattern_are_left_out(monkeypatch):
     """Over many steps, only those up to the separation have one for coefficients that do not fall."""
     monkeypatch.setattr(suprema, "MOST_STEPS", 20)
