@@ -7,6 +7,7 @@ import pytest
 
 from ledgers import BUDGET, guarantee
 from matrixdp import Ledger
+from matrixdp.accounting.filter import Charge, is_enough
 from matrixdp.accounting.ledger.chain import canonical, hashed, link, sha256
 from matrixdp.accounting.ledger.exports import verify_export
 from matrixdp.accounting.ledger.spends import spend_fields
@@ -36,6 +37,8 @@ def forged(ledger, certificate=None, documents=(), **record):
 CHARGED = {"planned": 1, "charged_mu": 0.3, "charged_delta": 0.0}
 FORGED = {
     "more of a series than was planned": (guarantee(0.1), {"series": "s", "count": 100, "planned": 3}),
+    "more releases than were charged": (guarantee(0.3), {**CHARGED, "count": 100}),
+    "more releases than are used of a reservation": (guarantee(0.1), {**CHARGED, "reservation": "held", "count": 100}),
     "another release of a series": (guarantee(0.2), {"series": "s", "planned": 3}),
     "another adjacency": (guarantee(0.3, "replace"), CHARGED),
     "as if fixed beforehand": (guarantee(0.3), {}),
@@ -74,6 +77,17 @@ def test_what_an_honest_writer_inserts_is_read(new):
     forged(ledger, guarantee(0.3), **CHARGED)
     forged(ledger, PURE, **CHARGED)
     assert len(new().history()) == 2
+
+
+def test_a_release_that_hardly_any_record_takes_part_in_is_charged_by_delta_alone(new):
+    """At so small a rate even epsilon 0 holds, at a delta within what may be revealed; so its mu is 0."""
+    ledger = new(BUDGET)
+    entry = ledger.spend(guarantee(0.3), sampling_rate=1e-12)
+    held = ledger.reserve("held", guarantee(0.3), sampling_rate=1e-12, count=2)
+    assert entry.charged_mu == held.charge.mu == 0.0 < min(entry.charged_delta, held.charge.delta)
+    assert len(new().history()) == 1
+    assert verify_export(ledger.export())
+    assert not is_enough({entry.use: 1}, Charge(0.0, 0.0))
 
 
 def test_a_document_that_no_entry_names_stops_nobody(server):

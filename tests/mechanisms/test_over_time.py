@@ -10,9 +10,10 @@ from scipy.optimize import linprog
 from matrixdp import Budget, Participation, calibrate, certify, compare, release
 from matrixdp.distributions import Gaussian, time_workloads
 from matrixdp.distributions.covariance import Dense, Diagonal, Isotropic, Kronecker, OverTime
-from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
 from matrixdp.mechanisms.solvers import over_time, workload_error
 from matrixdp.mechanisms.solvers.workload_error import error_of
+from matrixdp.privacy import suprema
 from matrixdp.sensitivity import Counts
 
 BUDGET = Budget(1.0, 1e-6)
@@ -120,6 +121,24 @@ def test_banded_against_a_general_solver(sensitivity, name):
         other = over_time._with_bound(sensitivity, columns, error_of(task))
         assert other.lower_bound <= optimum * (1 + 1e-4)
         assert other.value >= optimum * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 31, 36])
+def test_a_search_that_tries_shares_far_from_the_best_goes_on(seed):
+    """A first step so large that all shares but one are 0 in floats would leave columns without any norm."""
+    task = np.tril(np.random.default_rng(seed).uniform(0.2, 1.0, (5, 5)))
+    found = over_time.banded(Participation(1.0, times=4), task, 1)
+    assert found.gap < 0.03
+
+
+def test_numbers_of_bands_without_a_known_worst_pattern_are_left_out(monkeypatch):
+    """Over many steps, only those up to the separation have one for coefficients that do not fall."""
+    monkeypatch.setattr(suprema, "MOST_STEPS", 20)
+    few = Participation(1.0, separation=4, times=3)
+    law = calibrate("toeplitz", shape=(24, 1), sensitivity=few, budget=BUDGET, workload="window:5")
+    assert law.covariance.bands <= 4
+    with pytest.raises(NotCertifiable, match="worst pattern"):
+        calibrate("toeplitz", shape=(24, 1), sensitivity=few, budget=BUDGET, workload="window:5", bands=12)
 
 
 def test_once_is_solved_to_the_gap():

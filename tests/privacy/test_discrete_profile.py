@@ -261,6 +261,26 @@ def test_epsilon_undoes_delta(profile):
     assert profile.epsilon(0.999) == 0.0
 
 
+@pytest.mark.parametrize("less", [1e-5, 1e-8, 1e-11, 1e-13, 3e-16])
+@pytest.mark.parametrize(
+    "profile",
+    [DiscreteProfile(2.0, 3.0), DiscreteProfile(1.0, 10.0, 1, 3), DiscreteProfile(1.99, 1.0, 1, 5)],
+)
+def test_a_delta_just_below_that_at_epsilon_0(monkeypatch, profile, less):
+    """The root is closer to 0 than searches look, and the rough delta at 0 may even be below the exact one."""
+    calls, delta_of = itertools.count(), discrete.delta_of
+
+    def counted(*arguments):
+        assert next(calls) < 200
+        return delta_of(*arguments)
+
+    monkeypatch.setattr(discrete, "delta_of", counted)
+    delta = profile.delta(0.0) * (1 - less)
+    epsilon = profile.epsilon(delta)
+    assert epsilon < 40 * less + 1e-11
+    assert profile.delta(epsilon) <= delta * (1 + 2**-52)
+
+
 def test_pure_epsilon():
     profile = DiscreteProfile(1.0, 7.0, 2, 3, ((1, 1),))
     assert 1.0 <= profile.pure_epsilon < 1 + 1e-14

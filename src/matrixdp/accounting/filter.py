@@ -284,11 +284,14 @@ def charge(block: Block, k: float, adjacency: str) -> Charge:
 def is_enough(block: Block, charged: Charge) -> bool:
     """Whether a charge that was read is large enough; for blocks that are not Gaussian, mu need only be above 0.
 
-    Recomputing their mu takes long; `ledger.exports` does so.
+    It may be 0 if the block may reveal more than its samplers do. Recomputing takes long; `ledger.exports` does so.
     """
     least = charge(block, 0.0, "")
     revealed = charged.delta >= least.delta * (1.0 - 1e-9)
-    enough = charged.mu >= least.mu * (1.0 - 1e-9) if _is_gaussian(block) else charged.mu > 0.0
+    if _is_gaussian(block):
+        enough = charged.mu >= least.mu * (1.0 - 1e-9)
+    else:
+        enough = charged.mu > 0.0 or (charged.mu == 0.0 and charged.delta > least.delta)
     return (enough and revealed) or charged.mu == math.inf  # which no budget allows
 
 

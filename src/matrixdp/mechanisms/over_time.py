@@ -16,7 +16,7 @@ from matrixdp.budget import Budget
 from matrixdp.distributions import Gaussian, time_workloads
 from matrixdp.distributions.covariance import OverTime
 from matrixdp.distributions.covariance.over_time import MOST_STEPS
-from matrixdp.errors import InvalidInput, NotApplicable
+from matrixdp.errors import InvalidInput, NotApplicable, NotCertifiable
 from matrixdp.mechanisms.base import recipe, sized
 from matrixdp.mechanisms.solvers import over_time
 from matrixdp.sensitivity import Participation, Sensitivity
@@ -154,8 +154,18 @@ def _widths(shape: Shape, room: int, task: Array) -> list[int]:
 
 
 def _best(strategies: dict[int, OverTime], sensitivity: Participation, budget: Budget, task: Array) -> Gaussian:
-    """The law of the strategy with the least error, of several by their number of bands."""
-    laws = [sized(strategy, sensitivity, budget, _counted(bands)) for bands, strategy in strategies.items()]
+    """The law of the strategy with the least error, of several by their number of bands.
+
+    Those are left out whose worst pattern is not known, as with more bands than the separation over many steps.
+    """
+    laws, reasons = [], []
+    for bands, strategy in strategies.items():
+        try:
+            laws.append(sized(strategy, sensitivity, budget, _counted(bands)))
+        except NotCertifiable as reason:
+            reasons.append(reason)
+    if not laws:
+        raise reasons[-1]
     return min(laws, key=lambda law: law.expected_squared_error(workload=task))
 
 

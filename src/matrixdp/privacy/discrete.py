@@ -130,16 +130,16 @@ class DiscreteProfile:
         """The least epsilon that holds at this delta, rounded up."""
         if _check.delta(delta) == 0.0:
             return self.pure_epsilon
-        if self.delta(0.0) <= delta:
-            return 0.0
 
         def above(epsilon: float, tolerance: float | None = None) -> float:
             found = delta_of(self.exponent, self.scale_in_steps, self.groups, epsilon, tolerance, 0.01 * delta)
             return math.log(max(found / delta, FAR_BELOW))
 
         def roughly_above(epsilon: float) -> float:
-            return above(epsilon, _ROUGH)
+            return above(epsilon, _ROUGH if epsilon > 0.0 else None)  # at 0 the sign must be the exact one
 
+        if above(0.0) <= 0.0:
+            return 0.0
         high = min(self.pure_epsilon, 2.0**-10)
         while not roughly_above(high) <= 0.0:
             high *= 2.0
@@ -248,7 +248,7 @@ def _log_binomials(cells: int) -> Array:
 def crossing(function: Callable[[float], float], low: float, high: float, tolerance: float = _ROOT) -> float:
     """A point at or just above a root, where the function is at most 0; it is above 0 at `low` but not at `high`."""
     root = float(scipy.optimize.brentq(function, low, high, xtol=tolerance * high, rtol=max(tolerance, 1e-15)))
-    step = tolerance * root
+    step = tolerance * (root or high)
     while root < high and not function(root) <= 0.0:
         root, step = min(root + step, high), 2.0 * step
     return root

@@ -123,6 +123,8 @@ class Total:
             self.undrawn[analyst] = max(month, self.undrawn.get(analyst, month))
         begun = self.begun(entry)
         block = _planned_block(entry)
+        if entry.series is None and block != {entry.use: entry.count}:
+            raise InvalidInput("without a series, as many releases are charged as are made, and of the same kind")
         if begun is None and entry.reservation is not None:
             held = self.reserved(entry.reservation)
             left = held.left - held.takes(block, entry.use, entry.analyst, entry.series is not None)

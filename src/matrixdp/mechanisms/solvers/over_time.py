@@ -94,7 +94,7 @@ def banded(sensitivity: Participation, workload: Array, bands: int, tolerance: f
     def unpacked(flat: Array) -> tuple[Array, Array, Array, Array]:
         free = np.zeros_like(start)
         free[used] = flat[:-count]
-        shares = np.exp(flat[-count:] - np.max(flat[-count:]))
+        shares = np.exp(np.maximum(flat[-count:] - np.max(flat[-count:]), -200.0))  # never 0, however far a step goes
         shares /= np.sum(shares)
         norms = np.sqrt(np.sum(np.square(free), axis=1, keepdims=True))
         return free / norms, norms, shares, np.sqrt(shared @ shares)[:, None]
