@@ -221,7 +221,7 @@ def vertical_discriminant(folder, label=None, **settings):
 
 
 def test_a_discriminant_decides_where_the_top_network_has_learned_nothing(tmp_path):
-    # The middle between the means is off by 0.013 (std) in each feature. The covariance here is noise alone, and its
+    # The middle between the means has an error of 0.013 (std) per feature. The covariance here is noise alone, and its
     # floor of 1e-3 lets at most 16 times as much count, if it is turned so; classes are 2.7 apart: 1e-10 at 6 stds.
     right, network = vertical_discriminant(tmp_path / "a")
     assert right == 1.0

@@ -150,7 +150,7 @@ def _widths(shape: Shape, room: int, task: Array) -> list[int]:
     """The numbers of bands to try: powers of two, and the separation. With a matrix, a search takes longer."""
     searched = SEARCH_ROOM // shape[0] // (shape[0] if task.ndim == 2 else 1)
     most = min(max(USUAL_MOST_BANDS, min(searched, ROWS_ROOM // shape[1])), shape[0])
-    return [2**power for power in range(most.bit_length())] + [room] * (room <= most)
+    return sorted({2**power for power in range(most.bit_length())} | {min(room, most)})
 
 
 def _best(strategies: dict[int, OverTime], sensitivity: Participation, budget: Budget, task: Array) -> Gaussian:
